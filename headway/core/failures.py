@@ -21,6 +21,8 @@ CULPRIT = "culprit"
 """Reason label of an entry whose input has failed alone a short while ago."""
 LIST = "list"
 """Reason label of a request with more inputs than are ever answered in time."""
+BURST = "burst"
+"""Reason label of a request that counts as more than a rate limit ever lets in at once."""
 UNHEARD = "the worker did not report in time"
 """Text for clients about a batch whose lease was lost."""
 
@@ -171,7 +173,7 @@ def never_within(limit: Limit, count: int) -> Failure:
     whose = _WHOSE.get(limit.name, "this credential")
     what = f"{whose} and the model {excerpt(limit.model)!r}" if limit.model else whose
     fit = f"only {max(limit.burst, 1.0):g} fit into the rate limit at once for {what}"
-    return Failure(errors.PAYLOAD_TOO_LARGE, f"{count} inputs count as {count} requests, and {fit}", None, "burst")
+    return Failure(errors.PAYLOAD_TOO_LARGE, f"{count} inputs count as {count} requests, and {fit}", None, BURST)
 
 
 def over_polls(found: Over) -> Failure:

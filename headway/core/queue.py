@@ -141,6 +141,18 @@ class ModelQueue:
         self.whole_slots = min(slots, whole) or self.whole_slots
         self._judge_anew()
 
+    def bound(self, limits: QueueLimits) -> None:
+        """Bound batches by weight from now on, or no longer; in nothing else may the bounds be others than before.
+
+        What waits weighs what its entries say, as it does from the beginning.
+        """
+        self._take_in()
+        self.limits = limits
+        self._weighs = limits.max_weight > 0
+        self._past = None if self._weighs else Past()
+        self._owed, self._rule_at = 0.0, -math.inf
+        self._judge_anew()
+
     def offer(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
         """Admit an entry, or refuse it."""
         self._take_in()

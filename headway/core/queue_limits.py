@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.core.fair_queue import BATCH_ROUNDS, LOOKED_AT
 from headway.model import Entry
@@ -40,6 +40,13 @@ class QueueLimits:
             rounds = min(self.max_batch, BATCH_ROUNDS)
             object.__setattr__(self, "round_weight", self.max_weight / rounds)
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
+
+    def counting_rows(self) -> QueueLimits:
+        """Bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
+
+        Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`.
+        """
+        return self if self.max_weight else replace(self, max_weight=self.max_batch)
 
     def shed(self, tier: int, depth: int) -> int:
         """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -33,6 +34,12 @@ def part(limit: Limit, of: int) -> Limit:
 def counting_as(limit: Limit, count: int) -> Limit:
     """Limit under which one request is charged as `count` requests to the same debt; the burst must have room for them."""
     return Limit(limit.id, limit.name, limit.rate / count, limit.burst / count, limit.model, count)
+
+
+@lru_cache(maxsize=1024)
+def all_counting_as(limits: tuple[Limit, ...], count: int) -> tuple[Limit, ...]:
+    """Limits under which one request is charged as `count` requests; see `counting_as`."""
+    return tuple(counting_as(limit, count) for limit in limits)
 
 
 def interval(limit: Limit) -> float:

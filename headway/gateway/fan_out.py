@@ -103,8 +103,8 @@ class FanOut:
         self._is_wrong = self._gateway.absence(self._principal, self._model) is not None
         if self._is_wrong:
             self._submit()
-        elif least is not None and count > max(least.burst, 1.0):
-            self._turn_away(failures.never_within(least, count))
+        elif least is not None and (counted := self._counted()) > max(least.burst, 1.0):
+            self._turn_away(failures.never_within(least, counted))
         elif count > 1 and (message := self._too_large()):
             self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message))
         elif count <= FEW:
@@ -241,11 +241,14 @@ class FanOut:
     def _payer(self, position: int) -> Principal:
         """Principal of a part. The first one's limits are such that one request counts as all."""
         limits = self._principal.limits
-        count = self._count
-        if not limits or count == 1 or self._is_wrong:
+        if not limits or self._is_wrong or (counted := 0 if position else self._counted()) == 1:
             return self._principal
-        charged = () if position else tuple(ratelimit.counting_as(limit, count) for limit in limits)
+        charged = () if position else ratelimit.all_counting_as(limits, counted)
         return msgspec.structs.replace(self._principal, limits=charged)
+
+    def _counted(self) -> int:
+        """Requests as which this one counts towards a limit."""
+        return self._gateway.served[self._model].counted(self._several.inputs)
 
     def _options_of(self, position: int) -> RequestOptions:
         options = self._options

@@ -473,8 +473,11 @@ class Gateway:
             return over
         if (wrong := self.absence(principal, model)) is not None:
             return wrong
-        if model not in self._unchecked and (wrong := self.served.check(model, entry.input, principal.models)):
-            return wrong
+        if model not in self._unchecked:
+            if wrong := self.served.check(model, entry.input, principal.models):
+                return wrong
+            if entry.limits and (wrong := self.limiter.never(principal.limits, entry.limits[0].counting)):
+                return wrong
         if (wrong := self._check_here(model, options)) is not None:
             return wrong
         if self.served.failed and session is self._shared and (wrong := self.served.not_loaded(entry)):
@@ -510,7 +513,7 @@ class Gateway:
         several: SeveralInputs | None,
         ending: Ending = Ending.TURNED_AWAY,
     ) -> None:
-        if failure.code in CHARGED and ending is Ending.TURNED_AWAY:
+        if (failure.code in CHARGED or failure.reason == failures.BURST) and ending is Ending.TURNED_AWAY:
             self.limiter.charge(entry.limits, entry.limits[0].counting if entry.limits else 1)
         reply = self._note_refusal(principal, entry, failure, several, ending)
         asyncio.get_running_loop().call_soon(sink.answer, reply)

@@ -84,6 +84,12 @@ class Limiter:
                 return failures.over(Over(limit, wait))
         return None
 
+    def never(self, limits: tuple[Limit, ...], counted: int) -> Failure | None:
+        """Refusal of one request that counts as so many, more than these limits ever let in at once."""
+        least = min(limits, key=lambda limit: limit.burst)
+        several = least.counting > 1  # Then it is one of a list, which was compared as a whole.
+        return None if several or counted <= max(least.burst, 1.0) else failures.never_within(least, counted)
+
     def charge(self, limits: tuple[Limit, ...], counting: int = 1) -> None:
         """Charge a request that is answered here, because it is wrong.
 

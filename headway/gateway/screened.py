@@ -99,7 +99,8 @@ class ScreenedGateway(Gateway):
             first = waited[0]
             self.limiter.forgo(first.entry.model, first.entry.tenant, first.entry.tier, len(waited))
             if failure.code in CHARGED:
-                self.limiter.charge(first.entry.limits, first.several.count if first.several is not None else 1)
+                limits = first.entry.limits
+                self.limiter.charge(limits, limits[0].counting if limits else 1)
             self._answer(first, failure, Ending.REFUSED)
 
     def _hand_on(self, pending: PendingRequest) -> None:

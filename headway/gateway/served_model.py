@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from headway.config import CHARS, Settings
+from headway.core import ratelimit, rows
 from headway.core.dedup import dedup_keys_of, digest
+from headway.core.tensors import rows_of
 from headway.core.versions import read_weights
 from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
 from headway.gateway.request_traces import RequestTraces
@@ -34,6 +36,9 @@ class ServedModel:
     runs in the workers, which report by which line its result follows from the length of an input. So an input is weighed here
     without a call of user code, and without a look at more than its length.
 
+    Where workers take tensors, an input weighs its rows, or more if batches are bounded by weight and a function of the target
+    counts more. A request counts towards rate limits as many times as it has rows.
+
     Arguments:
         settings: settings of the model.
         alone: whether the process serves no other model.
@@ -56,7 +61,7 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "_line", "_rows", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
         "sharing", "takes", "traces", "versions", "weigh",
     )  # fmt: skip
 
@@ -82,10 +87,7 @@ class ServedModel:
         self.sharing = settings.cache or settings.collapse
         self.queue_timeout = settings.queue_timeout_ms / 1000
         self._line = UNKNOWN
-        self._weighs = settings.max_batch_weight > 0
-        self.weigh: Callable[[Value], int] = _one
-        if self._weighs:
-            self.weigh = _characters if settings.weight == CHARS else self._estimate
+        self._set_weigh()
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what the model's workers report. Without a healthy one what was known stays."""
@@ -94,6 +96,7 @@ class ServedModel:
         if not healthy:
             return
         self.takes, self.gives = _largest(one.takes for one in healthy), _largest(one.gives for one in healthy)
+        self._set_weigh()
         self.example = next((one.example for one in healthy if one.example), "")
         self.inputs = next((one.inputs for one in healthy if one.inputs), ())
         self.outputs = next((one.outputs for one in healthy if one.outputs), ())
@@ -104,6 +107,22 @@ class ServedModel:
         """Know what was known of the model while it had other settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
+        self._set_weigh()
+
+    def _set_weigh(self) -> None:
+        """Have inputs weigh what they should, by what is known of the model."""
+        settings = self.settings
+        self._rows = self.takes is ValueKind.TENSORS
+        self._weighs = self._rows or settings.max_batch_weight > 0
+        self.weigh: Callable[[Value], int] = _one
+        if self._rows:
+            self.weigh = self._weight_of_rows
+        elif self._weighs:
+            self.weigh = _characters if settings.weight == CHARS else self._estimate
+
+    def counted(self, inputs: Sequence[Value]) -> int:
+        """Requests as which a request with these inputs counts towards a rate limit."""
+        return sum(map(rows_of, inputs)) if self._rows else len(inputs)
 
     @property
     def is_plain(self) -> bool:
@@ -150,7 +169,9 @@ class ServedModel:
             nonce >= traces.sampler.due or options.trace is not options.replays or several is not None
         ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
             trace = traces.begin(options, several, nonce)
-        payer, count = 0, 1
+        payer, count, weight = 0, 1, 1
+        if self._weighs:
+            weight, limits = self._weighed(request.input, limits, several)
         if several is not None:
             if not several.payer:
                 several.payer, count = nonce, several.count
@@ -158,9 +179,23 @@ class ServedModel:
         return Entry(
             request.id, request.model, request.input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, request.parameters, nonce,
-            principal.user if origin is None else origin, self.weigh(request.input) if self._weighs else 1,
+            principal.user if origin is None else origin, weight,
             version, bool(options.version), dedup_keys, trace, limits, known, payer, count, options.task and options.chosen,
         )  # fmt: skip
+
+    def _weighed(
+        self, input: Value, limits: tuple[Limit, ...], several: SeveralInputs | None
+    ) -> tuple[int, tuple[Limit, ...]]:
+        """Weight of an input, and the limits that it counts towards, in which its rows count. Those of a list do already."""
+        if self._rows and limits and several is None and (counted := rows_of(input)) > 1:
+            limits = ratelimit.all_counting_as(limits, counted)
+        return self.weigh(input), limits
+
+    def _weight_of_rows(self, input: Value) -> int:
+        settings = self.settings
+        weight = rows.weight(input, settings.max_batch_size, settings.max_batch_weight)
+        by_function = settings.max_batch_weight > 0 and settings.weight != CHARS
+        return max(weight, self._estimate(input)) if by_function else weight
 
     def _estimate(self, input: Value) -> int:
         return estimated(self._line, input)

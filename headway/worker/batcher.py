@@ -25,6 +25,8 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import HEARTBEAT_EVERY, REST_AFTER, REST_EVERY
@@ -50,6 +52,7 @@ from headway.model import (
     NoWork,
     Signature,
     Slot,
+    ValueKind,
     WorkerStatus,
 )
 from headway.model.board import GIVEN_BACK
@@ -132,6 +135,7 @@ class Batcher:
         traces: BatchTraces | None = None,
     ) -> None:
         self.slot = slot
+        self._max_weight = slot.max_weight
         self._started = started
         self.starting = StartState()
         self._failure_log = failure_log or FailureLog(limits.gpu_timeout)
@@ -175,6 +179,7 @@ class Batcher:
         await self._become(WorkerStatus.STARTING)
         fresh, self._fresh = self._fresh, None
         self._backend = fresh or await self._started_backend(fresh=self._restarts < 0)
+        self.slot = self.claims.slot = self._bounded(self._backend.signature)
         self._restarts += 1
         self._counters.worker_restarts[self.slot.worker] = self._restarts
         self.figures.pace.warmed(self._backend.warm_up)
@@ -459,6 +464,11 @@ class Batcher:
         finally:
             starting.since = None
         return backend
+
+    def _bounded(self, signature: Signature) -> Slot:
+        """Slot as its target's batches are bounded: by their rows where it takes tensors, unless by weight anyway."""
+        rows = self.slot.max_batch if signature.takes is ValueKind.TENSORS else 0
+        return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows)
 
     async def _swap(self) -> None:
         """Stop the present backend. A fresh one takes its place if one is ready."""

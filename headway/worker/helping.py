@@ -44,6 +44,9 @@ class Claims:
         policy: departure policy.
         clock: monotonic seconds.
         traces: recorder of the spans of batches; None where none are recorded.
+
+    Attributes:
+        slot: the slot, as its broker knows it.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Claims:
         clock: Callable[[], float] = monotonic,
         traces: BatchTraces | None = None,
     ) -> None:
-        self._slot, self._broker, self._policy = slot, broker, policy
+        self.slot, self._broker, self._policy = slot, broker, policy
         self._clock, self._traces = clock, traces
         self._asked_at = 0.0
         """Instant at which the last claim began."""
@@ -64,7 +67,7 @@ class Claims:
 
     def help(self, versions: Iterable[str]) -> None:
         """Help where entries wait for these versions, until none is left."""
-        self._strays = [replace(self._slot, version=version, helps=True) for version in versions]
+        self._strays = [replace(self.slot, version=version, helps=True) for version in versions]
         if self._strays and self._waiting is not None:
             self._waiting.cancel()
 
@@ -84,7 +87,7 @@ class Claims:
                 if isinstance(claimed, Lease) or claimed is NOT_ITS_TURN:
                     return claimed
             self._strays = ()
-        claimed = await self._broker.claim(self._slot, self._policy)
+        claimed = await self._broker.claim(self.slot, self._policy)
         if claimed is not NOT_ITS_TURN:
             self._helped = False
         return claimed
@@ -97,10 +100,10 @@ class Claims:
 
     async def wait(self, until: float | None) -> None:
         """Return when a claim is worth trying again; see `WorkSource.wait_for_work`."""
-        if not self._slot.version:  # It has no versions to help.
-            await self._broker.wait_for_work(self._slot, until)
+        if not self.slot.version:  # It has no versions to help.
+            await self._broker.wait_for_work(self.slot, until)
             return
-        self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self._slot, until))
+        self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self.slot, until))
         try:
             if self._strays and not self._barred:  # It claims there next; its own queue is to wait for it no longer.
                 await asyncio.sleep(0)

@@ -12,6 +12,7 @@ import msgspec
 
 from headway import errors
 from headway.core import ratelimit
+from headway.core.queue_limits import QueueLimits
 from headway.model import Entry, EntryState, Failure, Lease, QueueName, Reply, Submission, TierDepth
 from tests.contracts.brokers import MOST_ATTEMPTS, QUEUES, output
 from tests.contracts.culprits import Culprits
@@ -57,6 +58,7 @@ class BrokerModel:
     """What is known of a broker. Instants are on the broker's clock.
 
     Attributes:
+        bounds: bounds of the queues of each model.
         latest: ids are used again: the last submission under each.
         leases: those that have not ended for all that is known; their owner takes them out.
         several: parts of the requests with several inputs, the first of which pays for all.
@@ -64,6 +66,7 @@ class BrokerModel:
     """
 
     def __init__(self) -> None:
+        self.bounds: Mapping[str, QueueLimits] = QUEUES
         self.let_in: dict[Submission, Waiting] = {}
         self.latest: dict[tuple[str, str], Submission] = {}
         self.outcomes: dict[Submission, Reply] = {}
@@ -124,7 +127,7 @@ class BrokerModel:
         """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
         assert 1 <= len(lease.entries) <= limit
         weight = sum(entry.weight for entry in lease.entries)
-        assert weight <= limit * QUEUES[model.partition("@")[0]].unit or len(lease.entries) == 1
+        assert weight <= limit * self.bounds[model.partition("@")[0]].unit or len(lease.entries) == 1
         assert lease.fence > self._last_fence.get((model, zone), 0)
         self._last_fence[model, zone] = lease.fence
         keys = tuple(map(key, lease.entries))

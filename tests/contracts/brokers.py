@@ -31,6 +31,7 @@ from headway.core.fair_queue import GONE
 from headway.core.memory_room import QUEUE_BYTES
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
+from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.model import (
     BatchFailure,
     Cause,
@@ -45,6 +46,7 @@ from headway.model import (
     QueueName,
     Reply,
     Slot,
+    Tensors,
     Value,
     WorkerInfo,
     WorkerStatus,
@@ -379,10 +381,20 @@ async def leave(broker: Broker, *entries: Entry) -> None:
 
 
 def output(input: Value) -> Value:
-    """Output of the black box for an input."""
+    """Output of the black box for an input; for tensors as many rows."""
+    if isinstance(input, Tensors):
+        return pack(
+            [Tensor(TensorHead("y", one.head.datatype, one.head.shape), bytes(one.data)[::-1]) for one in unpack(input)]
+        )
     if isinstance(input, Octets):
         return Octets(b"[" + input.content + b"]")
     return f"<{input}>" if isinstance(input, str) else b"[" + input + b"]"
+
+
+def tensors(rows: int = 1, content: bytes = b"\1\2", name: str = "x") -> Tensors:
+    """Tensors with so many rows, each of this content and its number."""
+    data = b"".join(content + bytes([row % 256]) for row in range(rows))
+    return pack([Tensor(TensorHead(name, "UINT8", (rows, len(content) + 1)), data)])
 
 
 def queue(text: str) -> QueueName:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ from headway.model import (
     Reply,
     Submission,
     TierDepth,
+    ValueKind,
     WorkerInfo,
     WorkerStatus,
 )
@@ -60,6 +62,7 @@ from tests.contracts.brokers import (
     failed,
     output,
     slot,
+    tensors,
 )
 from tests.servers.redis import SharedServers
 
@@ -500,6 +503,33 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             return False
         self.answer(self.leases.pop())
         return True
+
+
+class RowsLaws(BrokerLaws):
+    """Both models take tensors, so that an entry weighs its rows; of those of the other also batches are bounded by weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bounds = {model: limits.counting_rows() for model, limits in QUEUES.items()}
+        for model in QUEUES:
+            of_tensors = WorkerInfo(
+                worker_id=f"of {model}", model=model, status=WorkerStatus.HEALTHY, takes=ValueKind.TENSORS.value
+            )
+            self.do(self.broker.heartbeat(of_tensors))
+        self.do(self.harness.peer().workers())
+
+    def ask(self, *what: Any, weight: int = 1, **how: Any) -> Entry:
+        """Make an entry of as many rows as it would weigh, up to those of a batch."""
+        entry, rows = ask(*what, **how), min(weight, MAX_BATCH)
+        of_rows = self.bounds[entry.model]
+        value = tensors(rows, str(entry.input).encode())
+        return msgspec.structs.replace(entry, input=value, weight=int(rows * of_rows.unit))
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_the_laws_hold_of_rows(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    run_state_machine_as_test(type("Laws", (RowsLaws,), {"made": made}), settings=EXPLORE_ALIKE)
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire
 from headway.model import DedupKind, Entry, ItemResult, Octets, Reply, TokenCount, Value
-from tests.contracts.brokers import Harness, ask, drained, failed, output, story
+from tests.contracts.brokers import EXAMPLES, Harness, ask, drained, failed, output, story, tensors
 from tests.contracts.dedup_keys import TTL, admit, came_by, key, poll, task
 from tests.core.test_values import TREES
 
 OCTETS = Octets(bytes(range(256)))
+TENSORS = tensors(3)
 ASKED = '{"a":[1,"é",null]}'.encode()
 
 
+@pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
 @story
 async def test_a_json_value_goes_to_the_worker_and_its_answer_back(harness: Harness) -> None:
-    inputs: list[Value] = [ASKED, b"null", b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000, OCTETS]
+    inputs: list[Value] = [ASKED, b"[]", "text", '"quoted"', b'"quoted"', b"x" * 100_000, OCTETS, TENSORS]
     entries = [ask(value, id=f"id-{place}") for place, value in enumerate(inputs)]
     assert list(await harness.broker.enqueue(entries)) == [None] * len(entries)
     lease = await harness.claim()
@@ -61,23 +64,25 @@ async def test_a_json_input_that_fails_alone_is_a_dead_letter_and_known(harness:
     assert [failure is not None for failure in known] == [True, False, False]
 
 
+@pytest.mark.parametrize("harness", (*EXAMPLES, "apart"), indirect=True)
+@pytest.mark.parametrize("value", [OCTETS, TENSORS, tensors(5, bytes(2_000))], ids=["octets", "tensors", "large"])
 @story
-async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Harness) -> None:
-    first = ask(OCTETS, id="first", dedup_keys=(task("first"), key()))
-    await admit(harness, first, ask(OCTETS, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
+async def test_octets_are_kept_shared_and_a_dead_letter_as_they_are(harness: Harness, value: Octets) -> None:
+    first = ask(value, id="first", dedup_keys=(task("first"), key()))
+    await admit(harness, first, ask(value, id="follower", dedup_keys=(key(),)), poll("poll", "first"))
     await harness.answer(await harness.claim())
     replies = await drained(harness)
-    assert {id: replies[id].output for id in ("first", "follower", "poll")} == dict.fromkeys(replies, output(OCTETS))
+    assert {id: replies[id].output for id in ("first", "follower", "poll")} == dict.fromkeys(replies, output(value))
     kept = await harness.broker.outcome("t", "first")
     assert isinstance(kept, Reply)
-    assert kept.output == output(OCTETS)
-    await harness.broker.enqueue([ask(OCTETS, id="bad", caller="ada")])
+    assert kept.output == output(value)
+    await harness.broker.enqueue([ask(value, id="bad", caller="ada")])
     for _ in range(2):
         await harness.broker.release(await harness.claim(), failed())
         await harness.advance(1.0)
     [letter] = await harness.dead.find("bad")
-    assert letter.entry.input == OCTETS
-    assert [failure is not None for failure in await harness.broker.enqueue([ask(OCTETS, caller="ada")])] == [True]
+    assert (letter.entry.input, type(letter.entry.input)) == (value, type(value))
+    assert [failure is not None for failure in await harness.broker.enqueue([ask(value, caller="ada")])] == [True]
 
 
 @story

@@ -19,7 +19,7 @@ import msgspec
 from headway.brokers.memory.outcomes import Mailbox, Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.queues import TIMER_GRAIN, Queues
 from headway.brokers.reap_timer import ReapTimer
-from headway.core import failures
+from headway.core import failures, rows
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.dedup import Consequences, Dedup, task_followed
@@ -415,6 +415,7 @@ class MemoryBroker:
         """See Broker."""
         now, before = self._clock(), self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
+        self._queues.count_rows(rows.counted(self._workers.values()))
         if self._queues.has(worker.queue):
             if before is not None and before.backend != worker.backend:
                 self._queues[worker.queue].culprits.renew()

@@ -67,6 +67,7 @@ class Queues(dict[QueueName, ModelQueue]):
         limits: bounds of the queues of each model that is known.
         wakeups: wake-ups at each queue.
         for_any: queue for any version of each model, and its wake-ups.
+        rows: models whose entries weigh their rows.
     """
 
     def __init__(self, models: Mapping[str, QueueLimits]) -> None:
@@ -74,6 +75,7 @@ class Queues(dict[QueueName, ModelQueue]):
         self.limits: dict[str, QueueLimits] = {}
         self.wakeups: dict[QueueName, Wakeups] = {}
         self.for_any: dict[str, tuple[ModelQueue, Wakeups]] = {}
+        self.rows: set[str] = set()
         self.know(models)
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
@@ -82,13 +84,26 @@ class Queues(dict[QueueName, ModelQueue]):
             self.limits[model] = models[model]
             self.for_any[model] = self._add(QueueName(model), models[model])
 
+    def count_rows(self, counted: Mapping[str, bool]) -> None:
+        """Have the entries of these models weigh their rows, or no longer. Models that are not known are left out."""
+        for model, counts in counted.items():
+            if model in self.limits and counts is not (model in self.rows):
+                (self.rows.add if counts else self.rows.discard)(model)
+                for name, queue in self.items():
+                    if name.model == model:
+                        queue.bound(self._bounds(model))
+
+    def _bounds(self, model: str) -> QueueLimits:
+        limits = self.limits[model]
+        return limits.counting_rows() if model in self.rows else limits
+
     def has(self, name: QueueName) -> bool:
         """Whether there is a queue of a name. That of a version of a model that is known is made."""
         if name in self:
             return True
         limits = self.limits.get(name.model)
         if limits is not None:
-            self._add(name, limits)
+            self._add(name, self._bounds(name.model))
         return limits is not None
 
     def _add(self, name: QueueName, limits: QueueLimits) -> tuple[ModelQueue, Wakeups]:

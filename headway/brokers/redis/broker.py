@@ -33,7 +33,7 @@ from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Granted, Look, Q
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.task_ids import TaskIds
 from headway.brokers.redis.together import all_of
-from headway.core import failures, zones
+from headway.core import failures, rows, zones
 from headway.core import shards as sharding
 from headway.core.dedup import task_followed
 from headway.core.departure import Load, Policy
@@ -381,6 +381,8 @@ class RedisBroker:
         await self._router.count(wait=True)
         if self._zone:
             worker = replace(worker, zone=self._zone)
+        if rows.counted([worker]).get(worker.model):
+            self._queues.count_rows({worker.model: True})
         if not self._queues.has(worker.queue):
             await self._registry.record(worker)
             return

@@ -41,6 +41,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         zone: zone of the process.
         zones: whether there is a queue in a zone.
         losses: number of times that the server has lost a queue.
+        rows: models whose entries weigh their rows.
         untold: until when something may be known in the queues of each model, of which the fleet is still to be told.
     """
 
@@ -51,6 +52,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self.added: Callable[[Sequence[Queue]], None] = lambda queues: None
         self.zone = zone
         self.zones = bool(zone)
+        self.rows: set[str] = set()
         self._strangers = False
         self.untold: dict[str, float] = {}
         self._make, self._shards = make, shards
@@ -78,9 +80,24 @@ class QueueTable(dict[QueueName, list[Queue]]):
         for model, limits in models.items():
             self.limits[model] = limits
             self.has(QueueName(model))
-            for queue in self.every:
-                if queue.name.model == model:
-                    queue.limits = limits
+            self._bound(model)
+
+    def count_rows(self, counted: Mapping[str, bool]) -> None:
+        """Have the entries of these models weigh their rows, or no longer."""
+        for model, counts in counted.items():
+            if counts is not (model in self.rows):
+                (self.rows.add if counts else self.rows.discard)(model)
+                self._bound(model)
+
+    def _bound(self, model: str) -> None:
+        """Set the bounds of the queues of a model, as far as it is known."""
+        for queue in self.every:
+            if queue.name.model == model:
+                queue.limits = self._bounds(model)
+
+    def _bounds(self, model: str) -> QueueLimits:
+        limits = self.limits[model]
+        return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
         """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""
@@ -151,6 +168,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             del self._signs[name]
             if name == QueueName(name.model):
                 del self.limits[name.model], self._looked[name.model]
+                self.rows.discard(name.model)
         if gone:
             self.every[:] = [queue for queues in self.values() for queue in queues]
             self.zones = bool(self.zone) or any(queue.name.zone for queue in self.every)
@@ -186,8 +204,8 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return self[name][queue.shard]
 
     def _add(self, name: QueueName) -> None:
-        limits = self.limits.get(name.model)
-        if limits is not None:
+        if name.model in self.limits:
+            limits = self._bounds(name.model)
             self[name] = made = [self._make(name, shard, limits) for shard in range(self._shards)]
             self.every += made
             self.zones = self.zones or bool(name.zone)

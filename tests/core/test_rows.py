@@ -1,0 +1,191 @@
+"""Rows of tensors: an entry of k rows counts as k of a batch, in whatever is reckoned with batches."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import rows
+from headway.core.admission import Refused
+from headway.core.batch import Departure
+from headway.core.departure import Rule
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import QueueLimits
+from headway.core.ratelimit import all_counting_as, charge
+from headway.core.tensors import Tensor, TensorHead, pack
+from headway.model import Limit, Tensors, ValueKind, WorkerInfo, WorkerStatus
+from tests.core.entries import entry
+from tests.core.test_queue import Fixed, ids, leave
+
+B = 8
+
+
+def tensors(count: int) -> Tensors:
+    return pack([Tensor(TensorHead("x", "UINT8", (count, 2)), bytes(2 * count))])
+
+
+def worker(takes: str, model: str = "m", status: WorkerStatus = WorkerStatus.HEALTHY) -> WorkerInfo:
+    return WorkerInfo(worker_id=f"{model}-{takes}-{status}", model=model, status=status, takes=takes)
+
+
+def make(tiers: int = 3, reserved_share: float = 0.25, slots: int = 1) -> ModelQueue:
+    """Queue of a model of which is heard, when there is one already, that it takes tensors."""
+    queue = ModelQueue(QueueLimits(tiers, B, reserved_share))
+    queue.set_slots(slots)
+    queue.bound(queue.limits.counting_rows())
+    return queue
+
+
+def offer(queue: ModelQueue, *counts: int, tenant: str = "t", tier: int = 0, now: float = 0.0) -> list[bool]:
+    entries = [entry(f"{count}", weight=count, tenant=tenant, tier=tier) for count in counts]
+    return [not isinstance(queue.offer(one, now), Refused) for one in entries]
+
+
+def run(queue: ModelQueue, seconds: float, now: float) -> tuple[Departure, float]:
+    """Run a batch. Returns it, and the instant at which it ends."""
+    departure = leave(queue, now=now)
+    queue.finish(departure, now + seconds)
+    return departure, now + seconds
+
+
+class TestModels:
+    def test_rows_count_while_any_healthy_worker_takes_tensors(self) -> None:
+        text, arrays = ValueKind.TEXT.value, ValueKind.TENSORS.value
+        assert rows.counted([worker(arrays), worker(text), worker(text, "n")]) == {"m": True, "n": False}
+        assert rows.counted([worker(text)]) == {"m": False}
+
+    def test_a_worker_that_tells_nothing_or_is_not_there_decides_nothing(self) -> None:
+        arrays = ValueKind.TENSORS.value
+        gone = [worker(arrays, status=status) for status in WorkerStatus if status is not WorkerStatus.HEALTHY]
+        assert rows.counted([worker(""), *gone]) == {}
+
+    def test_a_text_is_one_row_and_tensors_are_theirs(self) -> None:
+        assert [rows.weight(value, B, 0) for value in ("a" * 99, b"[1,2]", tensors(1), tensors(5))] == [1, 1, 1, 5]
+
+    def test_more_rows_than_a_batch_weigh_as_much_as_one(self) -> None:
+        assert rows.weight(tensors(99), B, 0) == B
+        assert rows.weight(tensors(99), B, 100) == 100
+
+    @given(st.lists(st.integers(1, 99), max_size=9), st.integers(1, 40), st.integers(1, 400))
+    def test_what_a_batch_may_weigh_has_no_more_rows_than_it_may(
+        self, counts: list[int], most: int, heaviest: int
+    ) -> None:
+        fits = [min(count, most) for count in counts]
+        weight = sum(rows.weight(tensors(count), most, heaviest) for count in fits)
+        assert weight > heaviest or sum(fits) <= most
+
+    def test_bounds_by_weight_stay_as_they_are(self) -> None:
+        by_weight = QueueLimits(3, B, max_weight=100)
+        assert by_weight.counting_rows() is by_weight
+        limits = QueueLimits(3, B, 0.25, 99, (1, 2)).counting_rows()
+        assert (limits.max_weight, limits.unit, limits.reserved_share, limits.shed_at) == (B, 1.0, 0.25, (1, 2))
+
+
+class TestBatches:
+    def test_a_batch_has_as_many_rows_as_it_may_have_inputs(self) -> None:
+        queue = make()
+        offer(queue, 3, 3, 2, 1)
+        departure = leave(queue)
+        assert ids(departure) == ["3", "3", "2"]
+        assert departure.size == B
+
+    def test_a_request_is_never_torn_apart(self) -> None:
+        queue = make()
+        offer(queue, 5, 5)
+        assert [ids(leave(queue)) for _ in range(2)] == [["5"], ["5"]]
+
+    def test_one_with_more_rows_than_any_batch_runs_alone(self) -> None:
+        queue = make()
+        offer(queue, 1, 3 * B, 1)
+        assert [ids(leave(queue)) for _ in range(3)] == [["1"], ["24"], ["1"]]
+
+    def test_a_batch_is_full_by_its_rows(self) -> None:
+        queue = make()
+        full = Fixed(Rule(size=B, headway=math.inf))
+        offer(queue, 4)
+        assert not isinstance(queue.depart("gpu-0", B, full, 0.0), Departure)
+        offer(queue, 4)
+        assert isinstance(queue.depart("gpu-0", B, full, 0.0), Departure)
+
+    def test_what_waited_before_rides_with_what_comes(self) -> None:
+        queue = ModelQueue(QueueLimits(1, B))
+        queue.set_slots(1)
+        queue.offer(entry("small 0"), 0.0)
+        for number in (1, 2):
+            assert queue.offer_small(entry(f"small {number}"), 0.0) is not None
+        queue.bound(queue.limits.counting_rows())
+        offer(queue, 6, 5)
+        assert queue.offer_small(entry("sure"), 0.0) is None
+        assert [ids(leave(queue)) for _ in range(2)] == [["small 0", "small 1", "small 2"], ["6"]]
+        assert ids(leave(queue)) == ["5"]
+
+    def test_tenants_share_rows_and_not_requests(self) -> None:
+        queue, rode = make(reserved_share=0.0), Counter[str]()
+        offer(queue, *[8] * 40, tenant="many rows")
+        offer(queue, *[1] * 320, tenant="one row")
+        for _ in range(40):
+            for member in leave(queue).members:
+                rode[member.entry.tenant] += member.entry.weight
+        assert abs(rode["many rows"] - rode["one row"]) <= 2 * B
+
+    @given(
+        st.lists(st.tuples(st.integers(1, 2 * B), st.integers(0, 2), st.sampled_from("ab")), max_size=40),
+        st.lists(st.booleans(), max_size=6),
+    )
+    def test_each_rides_once_however_often_the_kind_changes(
+        self, asked: list[tuple[int, int, str]], changes: list[bool]
+    ) -> None:
+        plain = QueueLimits(3, B, 0.25)
+        queue, rode = ModelQueue(plain), Counter[str]()
+        queue.set_slots(1)
+        for number, (count, tier, tenant) in enumerate(asked):
+            queue.offer(entry(str(number), weight=count, tier=tier, tenant=tenant), 0.0)
+            if number % 7 == 6 and changes:
+                queue.bound(plain.counting_rows() if changes.pop() else plain)
+            if number % 5 == 4:
+                rode.update(ids(leave(queue)))
+        queue.bound(plain.counting_rows())
+        while queue.depth:
+            departure = leave(queue)
+            together = sum(member.entry.weight for member in departure.members)
+            assert together <= B or len(departure.members) == 1
+            rode.update(ids(departure))
+        assert rode == Counter(map(str, range(len(asked))))
+        assert all(tier_queue.weight == 0 for tier_queue in queue._tier_queues)
+
+
+class TestReckoning:
+    @pytest.mark.parametrize("counts", [[1], [B], [1, 4, 3], [2, 7]])
+    def test_run_times_go_by_rows(self, counts: list[int]) -> None:
+        """A batch takes 10 ms and 1 ms a row, whatever requests the rows came in."""
+        queue, now = make(), 0.0
+        for turn in range(60):
+            offer(queue, *counts if turn % 2 else counts[:1], now=now)
+            while queue.depth:
+                size = min(sum(map(int, ids(departure := leave(queue, now=now)))), B)
+                now += 0.010 + 0.001 * size
+                queue.finish(departure, now)
+        for size in {1, B} & {counts[0], sum(counts)}:
+            assert queue.service.seconds(size) == pytest.approx(0.010 + 0.001 * size, rel=0.02)
+
+    def test_a_request_of_many_rows_is_admitted_as_they_all_are(self) -> None:
+        """At 80 rows a second and 4 s of patience as many rows wait, in requests of 8 or of 1."""
+        admitted = {}
+        for count in (1, 8):
+            queue, now = make(), 0.0
+            for _ in range(20):
+                offer(queue, *[count] * (B // count), now=now)
+                _, now = run(queue, 0.1, now)
+            admitted[count] = count * sum(offer(queue, *[count] * (1000 // count), now=now))
+        assert admitted[1] == pytest.approx(admitted[8], abs=B)
+
+    def test_a_limit_is_charged_with_each_row(self) -> None:
+        limit, tats = Limit("k", "key", 60.0, 8.0), dict[str, float]()
+        for number in range(4):
+            [tats["k"]] = charge(all_counting_as((limit,), 2), tats, 0.0)  # type: ignore[misc]
+            assert tats["k"] == pytest.approx(2.0 * (number + 1))
+        assert not isinstance(charge((limit,), tats, 0.0), list)

@@ -1,0 +1,192 @@
+"""Requests with several rows, from the gateway to the slot: each row counts as an input does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from headway import errors
+from headway.config import Settings
+from headway.core.tensors import header_of, rows_of
+from headway.gateway.fan_out import FanOut
+from headway.gateway.pending import FutureSink
+from headway.gateway.served_models import ServedModels
+from headway.model import (
+    InferenceRequest,
+    Limit,
+    Principal,
+    Reply,
+    RequestOptions,
+    Signature,
+    Tensors,
+    Value,
+    ValueKind,
+    WeightLine,
+    WorkerInfo,
+    WorkerStatus,
+)
+from headway.runtime.request_id import new_id
+from tests.contracts.brokers import tensors
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
+from tests.virtual_time import Clock
+
+PLAIN = RequestOptions(4.0, 1)
+B = 8
+
+
+class TensorsBackend(FakeBackend):
+    """A backend whose target takes tensors, and gives them back; it notes the rows of each batch."""
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(ValueKind.TENSORS, ValueKind.TENSORS)
+
+
+class RowsStand(Stand):
+    """A stand whose gateway has heard of its workers."""
+
+    async def __aenter__(self) -> RowsStand:
+        await super().__aenter__()
+        self.gateway.served.learn(await self.broker.workers())
+        self.gateway.learn()
+        return self
+
+    async def infer(self, *rows: int, caller: Principal | None = None) -> list[Reply]:
+        """Replies to requests sent at once, each with so many rows."""
+        asked = [self.send(tensors(count, number.to_bytes(2, "big")), caller) for number, count in enumerate(rows)]
+        return [reply for [reply] in await asyncio.gather(*(one.replies for one in asked))]
+
+    def send(self, value: Value, caller: Principal | None = None) -> FutureSink:
+        sink = FutureSink()
+        caller = caller or Principal("u", "t", 1)
+        self.gateway.submit(sink, InferenceRequest(caller, new_id(), PLAIN, "m", value, b""))
+        return sink
+
+    async def infer_list(self, inputs: Sequence[Value], caller: Principal) -> Sequence[Reply]:
+        """Replies to one request with several inputs."""
+        ended = asyncio.get_running_loop().create_future()
+        FanOut(self.gateway, InferenceRequest(caller, new_id(), PLAIN, "m", "", b""), inputs, ended.set_result).start()
+        return await ended  # type: ignore[no-any-return]
+
+
+def heads(batch: Sequence[str]) -> int:
+    """Rows of a batch, as it was shown."""
+    return sum(int(shown.rpartition("[")[2].partition(",")[0]) for shown in batch)
+
+
+def served(takes: ValueKind, **settings: object) -> ServedModels:
+    """Models of a gateway that has heard what they take."""
+    made = ServedModels(["m"], Settings(model="m", max_batch_size=B, **settings))  # type: ignore[arg-type]
+    line = WeightLine(0.0, 10.0)
+    made.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=takes.value, weight=line)])
+    return made
+
+
+async def test_batches_are_full_by_rows_and_each_gets_the_answer_to_its_own(clock: Clock) -> None:
+    backend = TensorsBackend(0.1)
+    async with RowsStand(clock, backend) as stand:
+        asked = [3, 5, 8, 1, 1, 1, 4, 1, 7, 2, 6]
+        replies = await stand.infer(*asked)
+        for number, (count, reply) in enumerate(zip(asked, replies, strict=True)):
+            assert reply.output == tensors(count, number.to_bytes(2, "big"))
+        batches = [heads(batch) for batch in backend.batches]
+        assert sum(batches) == sum(asked)
+        assert max(batches) == B
+        assert stand.counters.batch_fill["m"].sum == pytest.approx(sum(asked) / B)
+
+
+async def test_the_figures_of_a_slot_tell_requests_of_the_mean_size(clock: Clock) -> None:
+    """It does 8 rows in 0.1 s: 80 requests of one row each second, or 20 of four."""
+    for count, pace in ((1, 80.0), (4, 20.0), (8, 10.0)):
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            for _ in range(20):
+                await stand.infer(*[count] * (2 * B // count))
+            [batcher] = stand.pool.batchers
+            assert batcher.figures.items_per_second == pytest.approx(pace, rel=0.01)
+
+
+async def test_a_target_of_texts_has_a_slot_without_a_weight(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(0.1)) as stand:
+        [batcher] = stand.pool.batchers
+        assert batcher.slot.max_weight == 0
+        assert stand.gateway.served["m"].is_plain
+
+
+async def test_where_the_settings_bound_the_weight_that_stays(clock: Clock) -> None:
+    async with RowsStand(clock, TensorsBackend(0.1), max_batch_weight=80) as stand:
+        [batcher] = stand.pool.batchers
+        assert (batcher.slot.max_weight, batcher.claims.slot.max_weight) == (80, 80)
+        await stand.infer(4, 4, 4)
+        assert [heads(batch) for batch in stand.backends[0].batches] == [8, 4]
+
+
+def test_an_input_weighs_its_rows_or_what_a_function_of_the_target_counts_if_that_is_more() -> None:
+    value = tensors(4)
+    assert served(ValueKind.TENSORS)["m"].weigh(value) == 4
+    assert served(ValueKind.TENSORS, max_batch_weight=80)["m"].weigh(value) == 40
+    assert served(ValueKind.TENSORS, max_batch_weight=80, weight="cost")["m"].weigh(value) == 10 * len(value)
+    assert served(ValueKind.TENSORS, max_batch_weight=8000, weight="cost")["m"].weigh(value) == 4000
+
+
+def test_a_model_whose_workers_come_to_take_texts_again_has_no_rows() -> None:
+    models = served(ValueKind.TENSORS)
+    assert (models["m"].is_plain, models["m"].counted([tensors(4), tensors(1)])) == (False, 5)
+    models.learn([WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="text")])
+    known = models["m"]
+    assert (known.is_plain, known.weigh(tensors(4)), known.counted(["a", "b"])) == (True, 1, 2)
+
+
+def test_other_settings_of_a_model_leave_its_rows_counted() -> None:
+    models = served(ValueKind.TENSORS)
+    models.serve({"m": Settings(model="m", max_batch_size=4)})
+    assert models["m"].weigh(tensors(9)) == 4
+
+
+class TestLimits:
+    LIMITED = Principal("u", "t", 1, (Limit("user:u", "user", 60.0, 8.0),))
+
+    async def test_a_request_of_rows_counts_as_a_list_of_them(self, clock: Clock) -> None:
+        """A limit of 8 at once: three requests of 3 rows are one too many, as three lists of 3 inputs are."""
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            by_rows = await stand.infer(3, 3, 3, caller=self.LIMITED)
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            lists = [await stand.infer_list([tensors(1)] * 3, self.LIMITED) for _ in range(3)]
+        for *let_in, refused in (by_rows, [replies[0] for replies in lists]):
+            assert all(reply.failure is None for reply in let_in)
+            assert refused.failure is not None
+            assert (refused.failure.code, refused.failure.reason) == (errors.RATE_LIMITED, "rate")
+            assert "3 inputs count as 3 requests" in refused.failure.message
+
+    async def test_a_list_of_several_rows_each_counts_all_of_them(self, clock: Clock) -> None:
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            assert all(reply.failure is None for reply in await stand.infer_list([tensors(4)] * 2, self.LIMITED))
+            [refused] = await stand.infer(1, caller=self.LIMITED)
+            assert refused.failure is not None
+
+    @pytest.mark.parametrize("listed", [False, True])
+    async def test_more_rows_than_the_limit_lets_in_at_once_are_refused_for_good(
+        self, listed: bool, clock: Clock
+    ) -> None:
+        limited = Principal("u", "t", 1, (Limit("user:u", "user", 60.0, 4.0),))
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            value = tensors(5)
+            [reply] = await (stand.infer_list([value], limited) if listed else stand.send(value, limited).replies)
+            assert reply.failure is not None
+            assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, "burst")
+            assert not stand.backends[0].batches
+            assert stand.gateway.limiter.debts, "it counts as one wrong request"
+
+    async def test_one_row_counts_as_one(self, clock: Clock) -> None:
+        async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+            replies = await stand.infer(*[1] * 9, caller=self.LIMITED)
+            assert [reply.failure is None for reply in replies] == [True] * 8 + [False]
+
+
+async def test_an_output_keeps_the_rows_of_its_input(clock: Clock) -> None:
+    async with RowsStand(clock, TensorsBackend(0.1)) as stand:
+        for reply in await stand.infer(2, 6):
+            assert isinstance(reply.output, Tensors)
+            assert rows_of(reply.output) == header_of(reply.output).rows

@@ -49,14 +49,16 @@ _RANGES = {
     if "INT" in name
 }
 _LARGEST = {
-    "FP16": 65504.0,
-    "BF16": 3.3895313892515355e38,
-    "FP32": 3.4028234663852886e38,
+    "FP16": math.nextafter(65520.0, 0),
+    "BF16": 2.0**128 - 2.0**119 - 2.0**104,
+    "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
 }
-"""Largest number of each datatype with a fraction."""
+"""Largest number that is rounded to a finite one of each datatype with a fraction."""
 _HALVES = ("FP16", "BF16")
 """Datatypes of two bytes with a fraction."""
+_MOST_DIGITS = 40
+"""Most characters of a wrong element that a message shows."""
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
@@ -309,7 +311,7 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
         except OverflowError:
             wrong = next(at for at, one in enumerate(numbers) if not _in_range(one, datatype))
             raise NoTensors(
-                f"element {place + wrong} of the input {quoted(name)} is {numbers[wrong]}, which is out of the range of {datatype}"
+                f"element {place + wrong} of the input {quoted(name)} is {_beginning(numbers[wrong])}, which is out of the range of {datatype}"
             ) from None
         place += len(numbers)
 
@@ -358,6 +360,12 @@ def _brain(number: float) -> bytes:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF).to_bytes(2, "little")
 
 
+def _beginning(element: object) -> str:
+    """JSON text of an element, or its beginning where it is long."""
+    text = _encode(element).decode()
+    return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
+
+
 def _in_range(number: float, datatype: str) -> bool:
     least, most = _RANGES.get(datatype) or (-_LARGEST[datatype], _LARGEST[datatype])
     return least <= number <= most
@@ -379,8 +387,8 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
         raise NoTensors(
             f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
         )
-    if wrong := next((one for one in layer if not isinstance(one, str)), None):
-        raise NoTensors(f"the data of the input {quoted(name)} hold {str(wrong)[:40]}; expected texts")
+    if wrong := next(((place, one) for place, one in enumerate(layer) if not isinstance(one, str)), None):
+        raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a text")
     return join_elements(one.encode() for one in layer)
 
 

@@ -84,6 +84,34 @@ def test_what_is_no_array_of_that_shape_and_datatype_is_told(text: bytes) -> Non
             tensor_json.read(text, "x", "UINT8", shape)
 
 
+@pytest.mark.parametrize("text", [b"[null]", b"[0]", b"[false]", b"[{}]", b"[[]]", b'["a",null]', b'["a",[]]', b'[["a"],"b"]', b'["\\ud800"]'])  # fmt: skip
+def test_what_is_no_array_of_texts_is_told(text: bytes) -> None:
+    for shape in ((1,), (2,), (2, 1), (1, 1)):
+        with pytest.raises(NoTensors) as caught:
+            tensor_json.read(text, "x", "BYTES", shape)
+        assert len(str(caught.value)) < 300
+
+
+def test_a_number_out_of_range_is_cut_short_where_it_is_told() -> None:
+    with pytest.raises(NoTensors, match="out of the range of INT64") as caught:
+        tensor_json.read(b"[1%b]" % (b"0" * 4000), "x", "INT64", (1,))
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("datatype", "good", "bad", "largest"),
+    [
+        ("FP16", "65519.99", "65520", b"\xff\x7b"),
+        ("BF16", "3.3895314e38", "3.3962e38", b"\x7f\x7f"),
+        ("FP32", "3.4028235e38", "3.4028236e38", b"\xff\xff\x7f\x7f"),
+    ],
+)
+def test_what_rounds_to_the_largest_number_is_no_overflow(datatype: str, good: str, bad: str, largest: bytes) -> None:
+    assert tensor_json.read(f"[{good},-{good}]".encode(), "x", datatype, (2,))[: len(largest)] == largest
+    with pytest.raises(NoTensors, match=f"element 1 of the input `x` is .* out of the range of {datatype}"):
+        tensor_json.read(f"[{good},{bad}]".encode(), "x", datatype, (2,))
+
+
 def test_a_digit_cannot_hide_behind_a_bracket() -> None:
     with pytest.raises(NoTensors, match="no UINT8"):
         tensor_json.read(b"[[1]2,[3]]", "x", "UINT8", (2, 1))

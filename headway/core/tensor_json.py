@@ -383,7 +383,8 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
             raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of several lengths")
         found.append(len(layer[0]))
         layer = [two for one in layer for two in one]
-    if tuple(found) not in (tuple(shape), (count_of(shape),)):
+    shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # Nothing shows the axes of an empty one.
+    if tuple(found) not in (shown, (count_of(shape),)):
         raise NoTensors(
             f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
         )

@@ -84,6 +84,13 @@ def test_what_is_no_array_of_that_shape_and_datatype_is_told(text: bytes) -> Non
             tensor_json.read(text, "x", "UINT8", shape)
 
 
+@pytest.mark.parametrize("datatype", ["BYTES", "FP32"])
+@pytest.mark.parametrize("shape", [(0,), (0, 2), (2, 0), (1, 0, 0), (2, 0, 3), (2, 3, 0)])
+def test_data_without_elements_are_nested_as_far_as_they_can_be(datatype: str, shape: tuple[int, ...]) -> None:
+    for text in (b"[]", json.dumps(np.zeros(shape).tolist()).encode()):
+        assert tensor_json.read(text, "x", datatype, shape) == b""
+
+
 @pytest.mark.parametrize("text", [b"[null]", b"[0]", b"[false]", b"[{}]", b"[[]]", b'["a",null]', b'["a",[]]', b'[["a"],"b"]', b'["\\ud800"]'])  # fmt: skip
 def test_what_is_no_array_of_texts_is_told(text: bytes) -> None:
     for shape in ((1,), (2,), (2, 1), (1, 1)):

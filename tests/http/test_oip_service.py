@@ -8,6 +8,7 @@ import pytest
 
 from headway import __version__
 from headway.gateway.fan_out import MOST_INPUTS
+from headway.model import TensorSpec, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, on_stand, post
 
 MODEL = "/v2/models/default"
@@ -61,6 +62,33 @@ async def test_metadata_tell_what_works(stand: Stand) -> None:
     assert (config["name"], config["max_batch_size"]) == ("default", MOST_INPUTS)
     assert config["input"] == [{"name": "INPUT", "data_type": "TYPE_STRING", "dims": [1]}]
     assert config["dynamic_batching"] == {}
+
+
+@on_stand(max_batch_size=8)
+async def test_metadata_tell_the_tensors_that_a_model_takes_and_gives(stand: Stand) -> None:
+    inputs = TensorSpec("x", "FP32", (3, -1)), TensorSpec("ids", "INT64")
+    outputs = TensorSpec("y", "BF16", (2,)), TensorSpec("labels", "JSON", (-1,)), TensorSpec("names", "BYTES", (1,))
+    worker = WorkerInfo(
+        worker_id="gpu-0", model="default", status=WorkerStatus.HEALTHY, takes="tensors", gives="tensors", inputs=inputs, outputs=outputs
+    )  # fmt: skip
+    stand.real.served.learn([worker])
+    described = (await stand.ask(get(MODEL))).json
+    assert described["inputs"] == [
+        {"name": "x", "datatype": "FP32", "shape": [-1, 3, -1]},
+        {"name": "ids", "datatype": "INT64", "shape": [-1]},
+    ]
+    assert described["outputs"] == [
+        {"name": "y", "datatype": "BF16", "shape": [-1, 2]},
+        {"name": "labels", "datatype": "BYTES", "shape": [-1, -1]},
+        {"name": "names", "datatype": "BYTES", "shape": [-1, 1]},
+    ]
+    config = (await stand.ask(get(f"{MODEL}/config"))).json
+    assert config["max_batch_size"] == 8
+    assert config["input"] == [
+        {"name": "x", "data_type": "TYPE_FP32", "dims": [3, -1]},
+        {"name": "ids", "data_type": "TYPE_INT64", "dims": []},
+    ]
+    assert [one["data_type"] for one in config["output"]] == ["TYPE_BF16", "TYPE_STRING", "TYPE_STRING"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,343 @@
+"""The Open Inference Protocol over REST, on the wire: models that take or give tensors."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headway.core.tensors import Tensor, TensorHead, join_elements, pack, rows_of, unpack
+from headway.model import Octets, Tensors, TensorSpec, TokenCount, WorkerInfo, WorkerStatus
+from tests.http.stand import Answer, Stand, on_stand, post
+
+PATH = "/v2/models/default/infer"
+LENGTH = "Inference-Header-Content-Length"
+X, IDS, NAMES = TensorSpec("x", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)), TensorSpec("names", "BYTES", ())
+
+
+def learn(stand: Stand, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec] = (), takes: str = "") -> None:
+    """Have the model take and give tensors; or take values of another kind."""
+    worker = WorkerInfo(
+        worker_id="gpu-0",
+        model="default",
+        status=WorkerStatus.HEALTHY,
+        takes=takes or "tensors",
+        gives="tensors",
+        inputs=tuple(inputs),
+        outputs=tuple(outputs or inputs),
+    )
+    stand.gateway.served.learn([worker])
+
+
+def tensor(spec: TensorSpec, shape: Sequence[int], data: Any = None, **more: Any) -> dict[str, Any]:
+    """Input in JSON."""
+    given = {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": data} | more
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def behind(spec: TensorSpec, shape: Sequence[int], size: int) -> dict[str, Any]:
+    """Input whose data follow."""
+    return tensor(spec, shape, parameters={"binary_data_size": size})
+
+
+def infer(*inputs: dict[str, Any], binary: bytes | None = None, length: int = 0, **members: Any) -> bytes:
+    """Request with these inputs, and binary data behind the JSON object."""
+    head = json.dumps({"inputs": inputs, **members}).encode()
+    fields = [] if binary is None else [f"{LENGTH}: {length or len(head)}"]
+    return post(head + (binary or b""), PATH, *fields)
+
+
+def floats(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}f", *numbers)
+
+
+def integers(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}q", *numbers)
+
+
+def told(answer: Answer) -> tuple[dict[str, Any], bytes]:
+    """JSON object of a good answer, and what follows it."""
+    assert answer.status == 200, answer.body
+    length = answer.header.get(LENGTH.lower())
+    kind = "application/json" if length is None else "application/octet-stream"
+    assert answer.header["content-type"] == kind
+    end = len(answer.body) if length is None else int(length)
+    return json.loads(answer.body[:end]), answer.body[end:]
+
+
+@pytest.mark.parametrize("data", [[1, 2.5, -3, 0], [[1, 2.5], [-3, 0]]])
+@on_stand()
+async def test_numbers_in_json_are_one_entry_and_are_answered_flat(stand: Stand, data: Any) -> None:
+    learn(stand, [X])
+    answer, _ = told(await stand.ask(infer(tensor(X, [2, 2], data), id="7", parameters={"heat": 1})))
+    assert answer == {
+        "model_name": "default",
+        "model_version": "1",
+        "outputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1.0, 2.5, -3.0, 0.0]}],
+        "id": "7",
+    }
+    [asked] = stand.gateway.asked
+    assert isinstance(asked.input, Tensors)
+    assert (rows_of(asked.input), asked.parameters) == (2, b'{"heat": 1}')
+
+
+@on_stand()
+async def test_inputs_of_several_datatypes_come_in_json_and_behind_it(stand: Stand) -> None:
+    learn(stand, [X, IDS, NAMES])
+    elements, numbers = join_elements([b"\xff", b""]), integers(1, 2, 3, 4, 5, 6)
+    asked = infer(
+        behind(NAMES, [2], len(elements)),
+        tensor(X, [2, 2], [[1, 2], [3, 4]]),
+        behind(IDS, [2, 3], len(numbers)),
+        binary=elements + numbers,
+        outputs=[{"name": "names", "parameters": {"binary_data": True}}, {"name": "ids"}],
+    )
+    answer, data = told(await stand.ask(asked))
+    assert answer["outputs"] == [
+        {"name": "names", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": len(elements)}},
+        {"name": "ids", "datatype": "INT64", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]},
+    ]
+    assert data == elements
+    [entry] = stand.gateway.asked
+    assert isinstance(entry.input, Tensors)
+    assert [bytes(one.data) for one in unpack(entry.input)] == [elements, floats(1, 2, 3, 4), numbers]
+
+
+@on_stand()
+async def test_all_outputs_are_binary_where_the_request_says_so(stand: Stand) -> None:
+    learn(stand, [X, IDS])
+    asked = infer(tensor(X, [1, 2], [1, 2]), tensor(IDS, [1, 1], [3]), parameters={"binary_data_output": True})
+    answer, data = told(await stand.ask(asked))
+    assert [one["parameters"] for one in answer["outputs"]] == [{"binary_data_size": 8}] * 2
+    assert data == floats(1, 2) + integers(3)
+
+
+@on_stand()
+async def test_the_only_input_may_have_any_name(stand: Stand) -> None:
+    learn(stand, [X])
+    answer, _ = told(await stand.ask(infer(tensor(X, [1, 2], [1, 2], name="input-0"))))
+    assert answer["outputs"][0]["name"] == "x"
+
+
+@on_stand()
+async def test_a_body_of_data_alone_is_the_only_input(stand: Stand) -> None:
+    learn(stand, [X])
+    answer, data = told(await stand.ask(post(floats(1, 2, 3, 4), PATH, f"{LENGTH}: 0")))
+    assert (answer["outputs"][0]["shape"], data) == ([2, 2], floats(1, 2, 3, 4))
+    wrong = await stand.ask(post(b"abc", PATH, f"{LENGTH}: 0"))
+    assert (wrong.status, "the body is 3 bytes of data alone" in wrong.json["error"]) == (400, True)
+
+
+@on_stand()
+async def test_a_model_that_is_not_known_yet_gets_tensors_of_any_kind(stand: Stand) -> None:
+    served = stand.gateway.served["default"]
+    served.takes = served.gives = None
+    for asked in (infer(tensor(X, [1, 2], [1, 2])), infer(tensor(X, [1, 2], [1, 2]), tensor(IDS, [1, 1], [7]))):
+        assert told(await stand.ask(asked))[0]["outputs"][0]["data"] == [1.0, 2.0]
+    assert told(await stand.ask(infer(tensor(NAMES, [1], ["a"]))))[0]["outputs"][0]["data"] == ["A"]
+    assert [type(one.input) for one in stand.gateway.asked] == [Tensors, Tensors, str]
+    raw = await stand.ask(post(b"a text", PATH, f"{LENGTH}: 0"))
+    assert told(raw)[1][4:] == b"A TEXT"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@on_stand()
+async def test_outputs_of_texts_are_joined_to_tensors(stand: Stand, count: int) -> None:
+    embedding = TensorSpec("embedding", "FP32", (2,))
+    learn(stand, (), [embedding], takes="text")
+    stand.gateway.tokens = TokenCount(5)
+    stand.gateway.output = pack(
+        [Tensor(TensorHead("embedding", "FP32", (1, 2)), floats(0.5, 1)), Tensor(TensorHead("n", "INT8", (1,)), b"\7")],
+        single=True,
+    )
+    texts = tensor(NAMES, [count, 1], [[str(number)] for number in range(count)])
+    answer, _ = told(await stand.ask(infer(texts)))
+    assert answer["outputs"] == [
+        {"name": "embedding", "datatype": "FP32", "shape": [count, 2], "data": [0.5, 1] * count},
+        {"name": "n", "datatype": "INT8", "shape": [count], "data": [7] * count},
+    ]
+    assert answer["parameters"] == {"tokens_used": 5 * count}
+    assert len(stand.gateway.asked) == count
+    wanted = [{"name": "embedding", "parameters": {"binary_data": True}}]
+    answer, data = told(await stand.ask(infer(texts, outputs=wanted)))
+    assert ([one["name"] for one in answer["outputs"]], data) == (["embedding"], floats(0.5, 1) * count)
+    wrong = await stand.ask(infer(texts, outputs=[{"name": "OUTPUT"}]))
+    assert "no output `OUTPUT`; the model gives `embedding`" in wrong.json["error"]
+
+
+@on_stand()
+async def test_tensors_are_written_as_such_whatever_is_known_of_the_model(stand: Stand) -> None:
+    stand.gateway.output = pack([Tensor(TensorHead("y", "FP32", (1, 1)), floats(1))])
+    for binary in (False, True):
+        asked = infer(tensor(NAMES, [1], ["a"]), parameters={"binary_data_output": binary})
+        answer, data = told(await stand.ask(asked))
+        assert answer["outputs"][0]["name"] == "y"
+        assert (answer["outputs"][0].get("data"), data) == ((None, floats(1)) if binary else ([1.0], b""))
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@on_stand(max_body_bytes=4_000_000)
+async def test_large_tensors_go_in_and_out(stand: Stand, binary: bool) -> None:
+    spec = TensorSpec("image", "FP32", (-1, 3))
+    learn(stand, [spec])
+    count = 150_000
+    data = floats(*(number / 8 for number in range(count)))
+    asked = infer(
+        behind(spec, [1, count // 3, 3], len(data)),
+        binary=data,
+        outputs=[{"name": "image", "parameters": {"binary_data": binary}}],
+    )
+    answer, packed = told(await stand.ask(asked))
+    if binary:
+        assert packed == data
+    else:
+        assert answer["outputs"][0]["data"] == [number / 8 for number in range(count)]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@on_stand()
+async def test_numbers_that_json_has_not_travel_in_binary_alone(stand: Stand, number: float) -> None:
+    learn(stand, [X])
+    data = floats(1, number)
+    answer = await stand.ask(infer(behind(X, [1, 2], 8), binary=data))
+    assert answer.status == 400
+    assert (
+        "`x` holds NaN or an infinity, which JSON has not; ask for it in binary, with `binary_data`"
+        in answer.json["error"]
+    )
+    asked = infer(behind(X, [1, 2], 8), binary=data, parameters={"binary_data_output": True})
+    assert told(await stand.ask(asked))[1] == data
+
+
+@on_stand()
+async def test_octets_that_are_no_text_travel_in_binary_alone(stand: Stand) -> None:
+    learn(stand, [NAMES])
+    answer = await stand.ask(infer(behind(NAMES, [1], 5), binary=join_elements([b"\xff"])))
+    assert (answer.status, "ask for it in binary, with `binary_data`" in answer.json["error"]) == (400, True)
+
+
+@on_stand()
+async def test_json_values_are_told_as_texts(stand: Stand) -> None:
+    learn(stand, [X], [TensorSpec("labels", "JSON", ())])
+    texts = ['{"a":[1]}', '"b"']
+    stand.gateway.output = pack(
+        [Tensor(TensorHead("labels", "JSON", (2,)), join_elements(one.encode() for one in texts))]
+    )
+    [output] = told(await stand.ask(infer(tensor(X, [1, 2], [1, 2]))))[0]["outputs"]
+    assert (output["datatype"], output["data"]) == ("BYTES", texts)
+
+
+@on_stand()
+async def test_a_damaged_output_is_the_model_s_fault(stand: Stand) -> None:
+    learn(stand, [X])
+    for wrong in (Tensors(b"abc"), Tensors(pack([Tensor(TensorHead("x", "FP32", (1,)), floats(1))]).content[:-5])):
+        stand.gateway.output = wrong
+        answer = await stand.ask(infer(tensor(X, [1, 2], [1, 2])))
+        assert (answer.status, "the model's output is damaged" in answer.json["error"]) == (502, True)
+    stand.gateway.output = Octets(b"abc")
+    assert (await stand.ask(infer(tensor(X, [1, 2], [1, 2])))).status == 200
+
+
+@on_stand()
+async def test_more_rows_than_a_batch_has_are_refused(stand: Stand) -> None:
+    learn(stand, [X])
+    served = stand.gateway.served["default"]
+    most = served.settings.max_batch_size
+    assert (await stand.ask(infer(tensor(X, [most, 2], [0] * 2 * most)))).status == 200
+    answer = await stand.ask(infer(tensor(X, [most + 1, 2], [0] * 2 * (most + 1))))
+    assert answer.status == 413
+    assert f"{most + 1} rows; at most {most} are taken in one request (max_batch_size)" in answer.json["error"]
+
+
+GOOD = tensor(X, [1, 2], [1, 2])
+NUMBERS = tensor(IDS, [1, 3], [1, 2, 3])
+WRONG: list[tuple[Any, str]] = [
+    ([], "the request has 0 inputs"),
+    ([GOOD], "the input `ids` is missing; the model takes `x`, FP32 of shape [-1, 2]; `ids`, INT64 of shape [-1, -1]"),
+    ([GOOD, GOOD], "the input `x` is there 2 times"),
+    ([GOOD, NUMBERS, tensor(X, [1, 2], [1, 2], name="y")], "there is no input `y`"),
+    ([GOOD] * 10_000, "expected 1 to 64"),
+    ([GOOD, NUMBERS | {"datatype": "INT32"}], "the input `ids` is INT32 of shape [1, 3]; the model takes `ids`, INT64"),
+    ([GOOD, NUMBERS | {"datatype": "float"}], "has the datatype `float`; the datatypes are BOOL, "),
+    ([GOOD, NUMBERS | {"datatype": "JSON"}], "has the datatype `JSON`"),
+    ([GOOD, NUMBERS | {"shape": [3]}], "the input `ids` is INT64 of shape [3]; the model takes"),
+    ([GOOD, NUMBERS | {"shape": [2, 3]}], "the input `x` has 1 rows and `ids` has 2"),
+    ([GOOD, NUMBERS | {"shape": [1, 4]}], "the data of the input `ids` are of shape [3]; expected shape [1, 4]"),
+    ([GOOD, NUMBERS | {"shape": []}], "the input `ids` has the shape []"),
+    ([GOOD, NUMBERS | {"shape": [1, -3]}], "has the shape [1, -3]; expected the number of rows"),
+    ([GOOD, NUMBERS | {"shape": [1, 2**62]}], "expected the number of rows"),
+    ([GOOD, NUMBERS | {"shape": [1, 2**63]}], "at `$.inputs[1].shape[1]`"),
+    ([GOOD, NUMBERS | {"shape": ["1"]}], "Expected `int`, got `str` - at `$.inputs[1].shape[0]`"),
+    ([GOOD, NUMBERS | {"shape": [1] * 1000}], "the shape of the input takes"),
+    ([GOOD, NUMBERS | {"shape": [1] * 40}], "the input `ids` has 40 axes; at most 32"),
+    ([GOOD | {"shape": [0, 2]}, NUMBERS | {"shape": [0, 3]}], "the input `x` has no rows"),
+    ([GOOD | {"shape": [1, 3], "data": [1, 2, 3]}, NUMBERS], "is FP32 of shape [1, 3]; the model takes `x`, FP32 of shape [-1, 2]"),
+    ([GOOD, NUMBERS | {"data": [1, 2, 3.5]}], "the data of the input `ids` are no INT64: Expected `int`, got `float`, at element 2"),
+    ([GOOD, NUMBERS | {"data": [1, 2, 2**64]}], "element 2 of the input `ids` is 18446744073709551616, which is out of"),
+    ([GOOD | {"data": [1, 1e39]}, NUMBERS], "element 1 of the input `x` is 1e39, which is out of the range of FP32"),
+    ([GOOD, NUMBERS | {"data": [[1, 2], [3]]}], "expected shape [1, 3]"),
+    ([GOOD, NUMBERS | {"data": "abc"}], "are no array of numbers"),
+    ([GOOD, {name: one for name, one in NUMBERS.items() if name != "data"}], "the input `ids` has no data; expected `data`, or"),
+    ([GOOD, NUMBERS | {"parameters": {"binary_data_size": 24}}], "the input `ids` has both `data` and `binary_data_size`"),
+    ([GOOD, behind(IDS, [1, 3], 24)], f"the input `ids` has `binary_data_size`, and the header field {LENGTH} is missing"),
+    ([GOOD, behind(IDS, [1, 3], 24) | {"parameters": {"shared_memory_region": "x"}}], "shared memory is not served here"),
+    ([{**GOOD, "name": 5}, NUMBERS], "Expected `str`, got `int` - at `$.inputs[0].name`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("inputs", "says"), WRONG, ids=[says for _, says in WRONG])
+@on_stand()
+async def test_a_wrong_input_is_told_which_and_what_was_expected(stand: Stand, inputs: Any, says: str) -> None:
+    learn(stand, [X, IDS])
+    answer = await stand.ask(infer(*inputs))
+    assert (answer.status, list(answer.json)) == (400, ["error"])
+    assert says in answer.json["error"]
+    assert len(answer.body) < 600
+    assert not stand.gateway.asked
+
+
+@pytest.mark.parametrize(
+    ("sizes", "data", "says"),
+    [
+        ((8, 24), bytes(31), "the `binary_data_size` of the input `ids` is 24, and 23 bytes are left behind the JSON object"),
+        ((8, 24), bytes(33), "33 bytes follow the JSON object, and the inputs have a `binary_data_size` of 32 in all"),
+        ((12, 20), bytes(32), "the input `x` has 12 bytes; FP32 of shape [1, 2] takes 8"),
+        ((8, 16), bytes(24), "the input `ids` has 16 bytes; INT64 of shape [1, 3] takes 24"),
+        ((None, 24), bytes(32), "32 bytes follow the JSON object, and the inputs have a `binary_data_size` of 24"),
+        ((None, None), bytes(1), "1 bytes follow the JSON object, and the inputs have a `binary_data_size` of 0"),
+        ((-1, 24), bytes(32), "`int` >= 0 - at `$.inputs[0].parameters.binary_data_size`"),
+    ],
+)  # fmt: skip
+@on_stand()
+async def test_binary_data_that_do_not_fit_are_told(stand: Stand, sizes: Any, data: bytes, says: str) -> None:
+    learn(stand, [X, IDS])
+    x = GOOD if sizes[0] is None else behind(X, [1, 2], sizes[0])
+    ids = NUMBERS if sizes[1] is None else behind(IDS, [1, 3], sizes[1])
+    answer = await stand.ask(infer(x, ids, binary=data))
+    assert (answer.status, says in answer.json["error"]) == (400, True), answer.json
+    assert not stand.gateway.asked
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        ([{"name": "y"}], "there is no output `y`; the model gives `x`, `ids`"),
+        ([{"name": "x"}, {"name": "ids"}, {"name": "x"}], "the output `x` is asked for 2 times; name it once"),
+        ([{"name": "x"}] * 70, "asks for more than 64 outputs"),
+        ([{"name": "x", "parameters": {"classification": 3}}], "`classification` is not served here"),
+        ([{"name": "x", "parameters": {"shared_memory_region": "a"}}], "shared memory is not served here"),
+        ([{}], "missing required field `name` - at `$.outputs[0]`"),
+        ([{"name": "x"}, {"name": 5}], "Expected `str`, got `int` - at `$.outputs[1].name`"),
+        ({}, "Expected `array | null`, got `object` - at `$.outputs`"),
+        ([{"name": "x", "parameters": {"binary_data": 1}}], "Expected `bool | null`, got `int`"),
+    ],
+)
+@on_stand()
+async def test_wrong_outputs_are_told_before_anything_is_queued(stand: Stand, outputs: Any, says: str) -> None:
+    learn(stand, [X, IDS])
+    answer = await stand.ask(infer(GOOD, NUMBERS, outputs=outputs))
+    assert (answer.status, says in answer.json["error"]) == (400, True), answer.json
+    assert not stand.gateway.asked

@@ -11,7 +11,8 @@ from headway.app.banner import READY, banner
 from headway.app.devices import NO_DEVICES, Devices
 from headway.config import Settings
 from headway.config.target import Target, parse_target
-from headway.model import Role, Signature, ValueKind
+from headway.core.tensors import Tensor, TensorHead, pack
+from headway.model import Role, Signature, TensorSpec, Value, ValueKind
 
 REMOTE = parse_target("http://127.0.0.1:9100/batch")
 LOCAL = parse_target("somewhere:function")
@@ -187,3 +188,22 @@ def test_the_line_to_try_sends_what_the_target_takes() -> None:
     assert line(Signature(kind.TEXT, kind.TEXT, "it's")).endswith("""-d '{"input": "it'"'"'s"}'""")
     assert line(Signature(kind.BYTES, kind.JSON)).endswith("""-d '{"input": "aGVsbG8="}'""")
     assert line(Signature(kind.JSON, kind.JSON, b"[" + b"1," * 200 + b"1]")).endswith("""-d '{"input": "hello"}'""")
+
+
+def test_the_line_to_try_sends_arrays_to_a_target_that_takes_them() -> None:
+    def line(*inputs: TensorSpec, example: Value | None = None) -> str:
+        signature = Signature(ValueKind.TENSORS, ValueKind.TENSORS, example, inputs=inputs)
+        shown = banner(Settings(), Role.SERVE, LOCAL, 8000, 9000, signature=signature).splitlines()[-1]
+        return shown.replace("http://127.0.0.1:8000", "")
+
+    four = TensorSpec("x", "FP32", (4,))
+    example = pack([Tensor(TensorHead("x", "FP32", (1, 4)), bytes(16))])
+    assert line(four, example=example) == """  curl /v1/inference -d '{"input": [[0.0,0.0,0.0,0.0]]}'"""
+    image = TensorSpec("x", "UINT8", (64, -1, 3))
+    long = pack([Tensor(TensorHead("x", "UINT8", (1, 64, 1, 3)), bytes(192))])
+    made = """import json; print(json.dumps({"input": [[[0] * 3]] * 64}))"""
+    assert line(image, example=long) == f"  python3 -c '{made}' | curl /v1/inference -d @-"
+    made = made.replace("[[[0] * 3]] * 64", """{"x": [[[0] * 3]] * 64, "t": "hello", "b": False}""")
+    others = TensorSpec("t", "BYTES"), TensorSpec("b", "BOOL")
+    assert line(image, *others) == f"  python3 -c '{made}' | curl /v1/inference -d @-"
+    assert line() == "  curl /v2/models/default"

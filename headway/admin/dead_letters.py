@@ -10,6 +10,7 @@ import msgspec
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
 from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
@@ -17,7 +18,7 @@ from headway.http.error_responses import refusal
 from headway.http.readiness import soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
-from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, TraceContext
+from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -64,8 +65,9 @@ class _Routes:
         letter = await self._find(request)
         entry = letter.entry
         parameters = msgspec.Raw(entry.parameters or b"{}")
+        tensors = {"tensors": shown_heads(header_of(entry.input).heads)} if isinstance(entry.input, Tensors) else {}
         return as_json({
-            **_described(letter, self._tiers), "input": embedded(entry.input), "parameters": parameters
+            **_described(letter, self._tiers), **tensors, "input": embedded(entry.input), "parameters": parameters
         })  # fmt: skip
 
     async def replay(self, request: Request) -> RouteAnswer:

@@ -13,8 +13,9 @@ from headway.config import CHARS, Settings, fallbacks_of
 from headway.config.checks import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
+from headway.core.tensors import BYTES
 from headway.core.values import as_json
-from headway.model import Role, Signature, Value, ValueKind
+from headway.model import Role, Signature, TensorSpec, ValueKind
 
 Model = tuple[Settings, Target, Devices]
 """Settings, target and devices of one model."""
@@ -98,7 +99,7 @@ def _lines(
         yield from _rules(settings, target)
         yield "Try it:"
         named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
-        yield f"  curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}/v1/inference{_credential(settings)} -d {_body(signature, named)}"
+        yield f"  {_line_to_try(settings, port, signature, named)}"
         return
     if parts.batchers:
         yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
@@ -234,18 +235,51 @@ def _who(settings: Settings) -> str:
     return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
 
 
-def _body(signature: Signature | None, model: str = "") -> str:
-    """Body of a request that the target takes, as a shell takes it: with its example, unless that is long.
+def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
+    """Line for a shell that sends a request which the target takes: with its example, unless that is long.
 
-    `model` is the name that it has to give; empty for none.
+    Of tensors without a short example it is a row of zeros, made by Python where it is long. Where nothing is known of their shape, the
+    line asks for what is known of the model.
+
+    Arguments:
+        settings: settings of the process.
+        port: the public port.
+        signature: signature of the target; None where it is not known.
+        model: name that a request has to give; empty for none.
     """
-    value: Value = "hello"
-    if signature is not None and signature.takes is ValueKind.BYTES:
-        value = "aGVsbG8="
-    if signature is not None and signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
-        value = signature.example
+    curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""
-    return shlex.quote(f'{{{named}"input": {as_json(value).decode()}}}')
+    text = _example(signature)
+    if text is not None or signature is None:
+        body = shlex.quote(f'{{{named}"input": {text}}}')
+        return f"{curl}/v1/inference{_credential(settings)} -d {body}"
+    if not signature.inputs:
+        return f"{curl}/v2/models/{model or settings.default}{_credential(settings)}"
+    program = f'import json; print(json.dumps({{{named}"input": {_zeros(signature.inputs)}}}))'
+    return f"python3 -c {shlex.quote(program)} | {curl}/v1/inference{_credential(settings)} -d @-"
+
+
+def _example(signature: Signature | None) -> str | None:
+    """JSON text of an input that a target takes; None for one of tensors without a short example."""
+    if signature is None:
+        return '"hello"'
+    if signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
+        return as_json(signature.example).decode()
+    return {ValueKind.BYTES: '"aGVsbG8="', ValueKind.TENSORS: None}.get(signature.takes, '"hello"')
+
+
+def _zeros(specs: Sequence[TensorSpec]) -> str:
+    """One row of zeros as Python has it."""
+    rows = []
+    for one in specs:
+        row = {"BOOL": "False", BYTES: '"hello"'}.get(one.datatype, "0")
+        for size in reversed(one.shape):
+            row = f"[{row}]" if size in (1, -1) else f"[{row}] * {size}"
+        rows.append(row)
+    if len(rows) == 1:
+        return rows[0]
+    named = [f"{as_json(one.name).decode()}: {row}" for one, row in zip(specs, rows, strict=True)]
+    return f"{{{', '.join(named)}}}"
 
 
 def _credential(settings: Settings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,19 +16,33 @@ from headway.http.inference.inference_head import MOST_KEY
 from headway.http.openai.completions import MOST_CHOICES
 from headway.http.openai.members import MOST_TEXTS
 from headway.http.openai.responses import SETTLED
+from headway.http.openapi_tensors import Specs, protocol_inputs, protocol_parts, schema, zeros
 from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT
 from headway.model import MOST_OUTPUT, ValueKind
 from headway.oip.tensors import BYTES, INPUT
 
-Kinds = tuple[ValueKind | None, ValueKind | None]
-"""Kinds of the values that a model takes and gives; None while they are not known."""
-TEXTS: Kinds = (ValueKind.TEXT, ValueKind.TEXT)
+
+class Kinds(NamedTuple):
+    """Kinds of the values that a model takes and gives; None while they are not known.
+
+    Attributes:
+        takes, gives: the kinds.
+        inputs, outputs: specifications of its tensors; empty where it has none, or they are not to be told.
+    """
+
+    takes: ValueKind | None
+    gives: ValueKind | None
+    inputs: Specs = ()
+    outputs: Specs = ()
+
+
+TEXTS = Kinds(ValueKind.TEXT, ValueKind.TEXT)
 
 _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
-_VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets"])
+_VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
 """Schemas of values, of which the document has those that its models take or give."""
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
 """Error codes that an inference route can answer with."""
@@ -58,7 +72,9 @@ class Example(msgspec.Struct, frozen=True):
 def example_of(kinds: Kinds, own: Any, model: str) -> Example:
     """Example for a model of these kinds. `own`: the JSON value of its target's own example; None for none."""
     made = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
-    return Example(kinds, made.get(kinds[0]) if own is None else own, model)
+    if own is None:
+        own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else made.get(kinds.takes)
+    return Example(kinds, own, model)
 
 
 _HELLO = Example()
@@ -73,17 +89,23 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
         example: request that works, in every form that it can have.
     """
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
-    taken, given = _names((one for one, _ in models), "TextInput"), _names((one for _, one in models), "TextOutput")
-    octets = {one for one, _ in models} == {ValueKind.BYTES}
+    taken = _names((one.takes for one in models), "TextInput", "TensorInput")
+    given = _names((one.gives for one in models), "TextOutput", "TensorOutput")
+    octets = {one.takes for one in models} == {ValueKind.BYTES}
+    tensors = any(ValueKind.TENSORS in (one.takes, one.gives) for one in models)
+    numbers = "; the numbers of its rows, little-endian, where it takes one input in a fixed shape" if tensors else ""
+    settled = _settled(settings)
+    contract = msgspec.json.decode(resources.files("headway.http").joinpath("contract.json").read_bytes())
     facts = {
-        **_settled(settings),
+        **settled,
         **_refusals(),
         **_examples(settings, example),
         "taken": _any_of(taken),
         "given": _any_of(given),
-        "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}.",
+        "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}{numbers}.",
+        **_of_tensors(models, settings),
+        **protocol_parts(_filled(contract["parts"]["oip_texts"], settled), tensors),
     }
-    contract = msgspec.json.decode(resources.files("headway.http").joinpath("contract.json").read_bytes())
     for name, part in contract["parts"].items():
         facts[name] = _filled(part, facts)
     facts["native_responses"] = _responses("{}", facts["problem"])
@@ -207,13 +229,16 @@ def _errors() -> list[dict[str, Any]]:
 
 def _examples(settings: Settings, example: Example) -> dict[str, Any]:
     """Example of each API's request; an object without one where none is known that works."""
-    input, (takes, gives) = example.input, example.kinds
+    input, kinds = example.input, example.kinds
+    takes, gives = kinds.takes, kinds.gives
     text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
     model = {"model": example.model} if example.model else {}
     default = "NAME" if _hides_models(settings) and settings.default else settings.default
     asked = example.model or default
     element = msgspec.json.encode(input).decode() if takes is ValueKind.JSON else input
-    tensor = {"name": INPUT, "datatype": BYTES, "shape": [1], "data": [element]}
+    tensors: list[dict[str, Any]] | None = [{"name": INPUT, "datatype": BYTES, "shape": [1], "data": [element]}]
+    if takes is ValueKind.TENSORS:
+        tensors = protocol_inputs(kinds.inputs, input)
     requests = {
         "inference_example": ({**model, "input": input}, True),
         "plain_example": ({"input": input}, not model),
@@ -221,8 +246,8 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
         "prompt_example": ({**model, "prompt": input}, text),
         "chat_example": ({**model, "messages": [{"role": "user", "content": input}]}, text),
         "input_example": ({**model, "input": input}, text),
-        "embeddings_example": ({**model, "input": input}, text and gives is ValueKind.JSON),
-        "oip_example": ({"inputs": [tensor]}, True),
+        "embeddings_example": ({**model, "input": input}, text and gives in (ValueKind.JSON, ValueKind.TENSORS)),
+        "oip_example": ({"inputs": tensors}, tensors is not None),
     }
     return {name: {"example": one} if works and input is not None else {} for name, (one, works) in requests.items()}
 
@@ -232,9 +257,18 @@ def _hides_models(settings: Settings) -> bool:
     return bool(settings.models and (settings.keys or settings.jwt))
 
 
-def _names(kinds: Iterable[ValueKind | None], text: str) -> list[str]:
+def _of_tensors(models: Iterable[Kinds], settings: Settings) -> dict[str, Any]:
+    """Schemas of tensors that models take and give."""
+    models, most = list(models), max(one.max_batch_size for one in settings.served.values())
+    return {
+        "tensors_taken": schema((one.inputs for one in models if one.takes is ValueKind.TENSORS), most),
+        "tensors_given": schema((one.outputs for one in models if one.gives is ValueKind.TENSORS), most),
+    }
+
+
+def _names(kinds: Iterable[ValueKind | None], text: str, tensors: str) -> list[str]:
     """Names of the schemas of kinds, in order. A text is a JSON value, too."""
-    known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets"}
+    known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets", ValueKind.TENSORS: tensors}
     found = {text if kind is None else known.get(kind, text) for kind in kinds}
     return ["JsonValue"] if "JsonValue" in found else sorted(found)
 

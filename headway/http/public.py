@@ -15,6 +15,7 @@ from importlib import resources
 import msgspec
 
 from headway.gateway.gateway import Gateway
+from headway.gateway.served_model import ServedModel
 from headway.http import openapi, readiness, tasks
 from headway.http.admission import Admission
 from headway.http.authentication import Authentication
@@ -60,9 +61,9 @@ class _Routes:
 
     async def contract(self, request: Request) -> RouteAnswer:
         served, settings = self._gateway.served, self._gateway.settings
-        told = {model: (served[model].takes, served[model].gives) for model in served.models}
-        asked = served.default or next(iter(told), "")
         public = not (settings.keys or settings.jwt)  # Else strangers read of no name and no input of a model.
+        told = {model: _kinds(served[model], public) for model in served.models}
+        asked = served.default or next(iter(told), "")
         named = "" if served.default else asked if public else "NAME"
         example = example_of(told.get(asked, TEXTS), served.example(asked) if public else None, named)
         known = tuple(dict.fromkeys(told.values())), example
@@ -75,6 +76,11 @@ class _Routes:
 
     async def page(self, request: Request) -> RouteAnswer:
         return RouteAnswer(self._page, 200, {"content-security-policy": self._policy}, "text/html; charset=utf-8")
+
+
+def _kinds(model: ServedModel, public: bool) -> Kinds:
+    specs = (model.inputs, model.outputs) if public else ()
+    return Kinds(model.takes, model.gives, *specs)
 
 
 async def _never(request: Request) -> RouteAnswer:

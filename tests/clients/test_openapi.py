@@ -16,7 +16,7 @@ from tests.clients.environments import run_client
 
 def documents() -> list[dict[str, Any]]:
     """Contracts of services with and without keys, and of models of all kinds."""
-    every = [openapi.document(Settings(), kinds) for kinds in product(ValueKind, ValueKind)]
+    every = [openapi.document(Settings(), openapi.Kinds(*kinds)) for kinds in product(ValueKind, ValueKind)]
     return [*every, openapi.document(Settings(keys="keys.toml"))]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from headway import errors
 from headway.core.ledger_records import NAME_LENGTH, record_of, size_of
+from headway.core.tensors import Tensor, TensorHead, pack
 from headway.model import BatchRun, DedupKind, Entry, Failure, LedgerRecord, Principal, Reply
 
 TIERS = ("enterprise", "paid", "free")
@@ -99,3 +100,11 @@ def test_its_size_is_that_of_input_and_output() -> None:
     answered = Reply("id-1", "acme", "WHAT")
     assert size_of(record(answered)) == 0
     assert size_of(record(answered, content=True)) == len("what is asked") + len("WHAT")
+
+
+def test_of_tensors_it_keeps_the_shapes_and_no_number() -> None:
+    value = pack(
+        [Tensor(TensorHead("x", "FP32", (2, 1)), b"numbers!"), Tensor(TensorHead("n", "BYTES", (2,)), bytes(8))]
+    )
+    found = record(Reply("id-1", "acme", value), entry=msgspec.structs.replace(ENTRY, input=value), content=True)
+    assert found.input == found.output == "tensors: `x`, FP32 of shape [2, 1]; `n`, BYTES of shape [2]"

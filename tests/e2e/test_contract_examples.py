@@ -19,9 +19,12 @@ NAMES = {"model": "first", "version": "1"}
     [
         (["tests.clients.targets:answer"], 7),
         (["tests.targets.vectors:numbers"], 5),
+        (["tests.targets.arrays:Sums"], 5),
+        (["tests.targets.arrays:Ranked"], 5),
+        (["tests.targets.arrays:embed"], 7),
         (["first=tests.clients.targets:octets", "second=tests.clients.targets:answer"], 4),
     ],
-    ids=["texts", "numbers", "several models"],
+    ids=["texts", "numbers", "an array", "several arrays", "embeddings", "several models"],
 )
 def test_each_example_of_the_contract_works(targets: list[str], fewest: int, tmp_path: Path) -> None:
     with launched(tmp_path, *targets[1:], target=targets[0]) as server:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema_rs
 import numpy as np
 import pytest
 
@@ -325,3 +326,49 @@ async def test_a_completion_of_tensors_is_their_json(stand: Stand) -> None:
     stand.gateway.output = tensors(True, e=np.array([[1.5, 2]], "f4"))
     answer = await stand.ask(post('{"prompt": "a"}', "/v1/completions"))
     assert answer.json["choices"][0]["text"] == "[1.5,2.0]"
+
+
+@on_stand(whole=True)
+async def test_the_contract_tells_the_arrays_by_datatype_and_shape(stand: Stand) -> None:
+    async def told() -> Any:
+        return (await stand.ask(get("/openapi.json"))).json
+
+    stand.real.served.learn(takes(TensorSpec("x", "INT8", (2, -1))))
+    contract = await told()
+    schemas = contract["components"]["schemas"]
+    assert schemas["InferenceRequest"]["properties"]["input"] == {"$ref": "#/components/schemas/TensorInput"}
+    assert schemas["PredictAnswer"]["properties"]["output"] == {"$ref": "#/components/schemas/TensorOutput"}
+    most = stand.settings.max_batch_size
+    good: list[Any] = [[[1, 2], [-128]], [[], []], [[[1], [2]]], [[[1], [2]]] * most]
+    for value in good:
+        jsonschema_rs.validate(schemas["TensorInput"], value)
+    bad: list[Any] = ["text", 1, [1, 2], [[1]], [[0.5], [1]], [[128], [0]], [], [[[1], [2]]] * (most + 1)]
+    for value in bad:
+        assert not jsonschema_rs.is_valid(schemas["TensorInput"], value), value
+    asked = contract["paths"]["/v1/inference"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert asked == {"input": [[0], [0]]}
+    asked = contract["paths"]["/v2/models/{model}/infer"]["post"]["requestBody"]["content"]["application/json"][
+        "example"
+    ]
+    assert asked == {"inputs": [{"name": "x", "datatype": "INT8", "shape": [1, 2, 1], "data": [[[0], [0]]]}]}
+
+    stand.real.served.learn(takes(*NAMED))
+    taken = (await told())["components"]["schemas"]["TensorInput"]
+    for value in ({"query": [1, 2], "ids": []}, {"query": [[1, 2.5]], "ids": [[7]]}):
+        jsonschema_rs.validate(taken, value)
+    bad = [{"query": [1, 2]}, {"query": [1, 2], "ids": [0.5]}, [1, 2], {"query": [[1, 2]], "ids": [7]}]
+    for value in bad:
+        assert not jsonschema_rs.is_valid(taken, value), value
+
+    stand.real.served.learn(takes())
+    taken = (await told())["components"]["schemas"]["TensorInput"]
+    jsonschema_rs.validate(taken, [[1.5]])
+
+
+@on_stand({"key": {}}, whole=True)
+async def test_strangers_read_of_no_shape(stand: Stand) -> None:
+    stand.real.served.learn(takes(*NAMED))
+    assert (
+        b"query"
+        not in json.dumps((await stand.ask(get("/openapi.json"))).json["components"]["schemas"]["TensorInput"]).encode()
+    )

@@ -11,6 +11,7 @@ import pytest
 from headway.config import Settings
 from headway.http import openapi
 from headway.http.inference.routes import codecs
+from headway.http.openapi import Kinds
 from headway.model import ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Stand, get, on_stand, post, served
 
@@ -125,10 +126,12 @@ def ref(name: str) -> dict[str, str]:
 def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:
     """Each kind has one name; a text is a JSON value, too."""
     text, octets, json = ValueKind.TEXT, ValueKind.BYTES, ValueKind.JSON
-    told = openapi.document(Settings(), (text, octets), (octets, text), (text, octets))["components"]["schemas"]
+    told = openapi.document(Settings(), Kinds(text, octets), Kinds(octets, text), Kinds(text, octets))["components"][
+        "schemas"
+    ]
     assert told["PredictRequest"]["properties"]["input_data"] == {"anyOf": [ref("Octets"), ref("TextInput")]}
     assert told["PredictAnswer"]["properties"]["output"] == {"anyOf": [ref("Octets"), ref("TextOutput")]}
-    told = openapi.document(Settings(), (text, text), (json, text))["components"]["schemas"]
+    told = openapi.document(Settings(), Kinds(text, text), Kinds(json, text))["components"]["schemas"]
     assert told["PredictRequest"]["properties"]["input_data"] == ref("JsonValue")
 
 
@@ -149,7 +152,7 @@ def test_the_contract_tells_what_the_model_takes_and_gives() -> None:
         assert "TextInput" not in told
 
     served(main, whole=True)
-    octets = openapi.document(Settings(), (ValueKind.BYTES, ValueKind.JSON))
+    octets = openapi.document(Settings(), Kinds(ValueKind.BYTES, ValueKind.JSON))
     content = octets["paths"]["/v1/predict"]["post"]["requestBody"]["content"]
     assert content["application/octet-stream"]["schema"]["format"] == "binary"
 

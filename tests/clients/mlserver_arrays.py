@@ -1,0 +1,48 @@
+"""What MLServer's codecs make of arrays, DataFrames and texts, and read in the answers of a server; its argument is the address."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from typing import Any
+
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
+from mlserver.codecs import NumpyCodec, NumpyRequestCodec, PandasCodec, StringCodec  # type: ignore[import-not-found]
+from mlserver.types import InferenceRequest, InferenceResponse  # type: ignore[import-not-found]
+
+
+def ask(model: str, request: InferenceRequest) -> InferenceResponse:
+    """Answer of a model."""
+    body = request.model_dump_json(exclude_none=True).encode()
+    url = f"http://{sys.argv[1]}/v2/models/{model}/infer"
+    with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+        return InferenceResponse.model_validate_json(answer.read())
+
+
+def arrays(answer: InferenceResponse) -> dict[str, Any]:
+    """Outputs of an answer, by name."""
+    return {one.name: NumpyCodec.decode_output(one).tolist() for one in answer.outputs if one.datatype != "BYTES"}
+
+
+FOUR = np.arange(8, dtype=np.float32).reshape(2, 4)
+ranked = InferenceRequest(
+    inputs=[
+        NumpyCodec.encode_input("query", np.array([[1, 2]], np.float32)),
+        NumpyCodec.encode_input("ids", np.array([[3, 4]])),
+    ]
+)
+answer = ask("ranker", ranked)
+json.dump(
+    {
+        "request": NumpyRequestCodec.decode_response(ask("sums", NumpyRequestCodec.encode_request(FOUR))).tolist(),
+        "ranked": arrays(answer),
+        "names": StringCodec.decode_output(answer.outputs[1]),
+        "frame": PandasCodec.decode_response(
+            ask("columns", PandasCodec.encode_request(pd.DataFrame({"age": [30, 41], "height": [1.5, 2.0]})))
+        ).to_dict("list"),
+        "embeddings": arrays(ask("embed", InferenceRequest(inputs=[StringCodec.encode_input("TEXT", ["a", "bcd"])]))),
+    },
+    sys.stdout,
+)

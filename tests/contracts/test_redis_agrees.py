@@ -37,6 +37,9 @@ from tests.virtual_time import ServedLoop
 LIMITS = QueueLimits(tiers=3, max_batch=16, reserved_share=0.2, max_queue=120)
 WEIGHED = replace(LIMITS, max_weight=100)
 WEIGHTS = (1, 3, 6, 7, 30, 99, 100, 101, 900)
+ROWS = LIMITS.counting_rows()
+COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
+"""Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
 SEEDS = range(8)
 
@@ -46,7 +49,7 @@ class Pair:
 
     def __init__(self, seed: int, link: RedisConnection, now: Any, limits: QueueLimits = LIMITS) -> None:
         self.rng = random.Random(seed)
-        self.weights = WEIGHTS if limits.max_weight else (1,)
+        self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.max_weight else (1,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
@@ -237,6 +240,7 @@ async def trace(pair: Pair) -> None:
     [
         *(pytest.param(seed, "valkey", LIMITS, id=f"{seed}-valkey") for seed in SEEDS),
         *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", ROWS, id=f"{seed}-rows") for seed in SEEDS),
         pytest.param(0, "redis", LIMITS, id="0-redis"),
     ],
 )

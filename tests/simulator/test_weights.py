@@ -76,6 +76,29 @@ def test_batches_are_bounded_by_weight_and_their_time_is_learnt() -> None:
     assert describe(record.scenario)["weights"] == 81
 
 
+@pytest.mark.parametrize("rows", [(1,), (8,), (1,) * 8 + (8,), (1, 2, 4, 8)], ids=["1", "8", "mostly 1", "mixed"])
+def test_rows_fill_batches_and_are_refused_by_rows(rows: tuple[int, ...]) -> None:
+    """Two GPUs do 1,707 rows a second, whatever requests these come in: under that all are answered, over it what is too much
+    is refused at once.
+    """
+    mean = sum(rows) / len(rows)
+    below, above = (
+        make_report(simulate(_of_rows(rows, rate=share * 1707 / mean))) for share in (0.8, 1.4)
+    )  # fmt: skip
+    assert below.total.answered == below.total.requests
+    assert below.batches.fill > 0.6
+    answered = above.total.answered / above.total.requests
+    assert 0.9 < answered * 1.4 <= 1.05
+    assert above.batches.fill > 0.9
+
+
+def _of_rows(rows: tuple[int, ...], rate: float) -> Scenario:
+    return Scenario(
+        rate=rate, workers=2, alpha=0.02, beta=0.0005, max_batch=32, max_weight=32, weights=rows, duration=15.0, warmup=3.0,
+        queue_timeout=0.5,
+    )  # fmt: skip
+
+
 def test_plan_reckons_with_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SEEDS", 2), ("SETTLING", 10.0), ("MEASURED", 10.0), ("MEASURED_REQUESTS", 1000)):
         monkeypatch.setattr(planner, name, value)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
 from tests.promises.operation import History
 from tests.promises.requests import WAYS
+from tests.promises.ways_in import ROWS_IN, TENSORS_IN, WAYS_IN, WayIn
 from tests.servers.ports import Port
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
@@ -36,7 +37,7 @@ FAULTS = os.environ.get(
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
 RATE, POISON, LARGE = 120.0, 0.01, 0.05
-TARGET = "tests.targets.marked:Marked"
+TARGET, ROWS = "tests.targets.marked:Marked", "tests.targets.marked:Rows"
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
 """Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
@@ -48,12 +49,17 @@ UNHAPPY = AWAY | {
 }  # fmt: skip
 
 
-def promised(folder: Path, doors: list[Door], trouble: Callable[[History], None] | None = None) -> History:
+def promised(
+    folder: Path,
+    doors: list[Door],
+    trouble: Callable[[History], None] | None = None,
+    ways: Sequence[WayIn] = WAYS_IN,
+) -> History:
     """What came of a crowd that asked at these doors, after all of it was judged."""
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
 
     async def drive() -> History:
-        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE)
+        crowd = Crowd(doors, tenants, RATE, SEED, poison=POISON, large=LARGE, ways=ways)
         crowd.history.limits |= {(TENANTS[-1], ""): CAPPED, (TENANTS[-1], None): (2 * CAPPED[0], 2 * CAPPED[1])}
         troubling = asyncio.to_thread(trouble, crowd.history) if trouble else asyncio.sleep(0.0)
         await asyncio.gather(crowd.run(SECONDS), troubling)
@@ -95,14 +101,29 @@ def test_one_process_keeps_its_promises(folder: Path) -> None:
         assert len(several) > 2
 
 
-def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
+def test_one_process_keeps_its_promises_to_rows(folder: Path) -> None:
+    """Requests of several rows run whole, beside requests of one, and beside lists."""
+    flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
+    with (
+        contextlib.closing(Port()) as port,
+        serving(folder, *flags, "--grpc-port", str(port.number), target=ROWS, lawful=False) as server,
+    ):
+        server.expected |= {"batch failed"}
+        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=TENSORS_IN)
+        answered = [one for one in history.operations if one.output is not None]
+        assert {one.way for one in answered if one.rows and len(one.inputs) > 1} == {way.name for way in ROWS_IN}
+        assert max(len(run.inputs) for run in history.runs) == 8
+
+
+@pytest.mark.parametrize(("target", "ways"), [(TARGET, WAYS_IN), (ROWS, TENSORS_IN)], ids=["texts", "rows"])
+def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path, target: str, ways: Sequence[WayIn]) -> None:
     allow_sleep = "enable-debug-command local"
     with (
         RedisServer("valkey", folder / "redis", allow_sleep, durable=True) as redis,
         ChaosProxy(redis.port) as proxy,
         fleet(
             folder, redis, gateways=0, workers=2, controllers=1, url=f"redis://127.0.0.1:{proxy.port}/0",
-            gateway_flags=(*SHARED, *PATIENT), worker_flags=("--max-batch-size", "8"), target=TARGET, lawful=False,
+            gateway_flags=(*SHARED, *PATIENT), worker_flags=("--max-batch-size", "8"), target=target, lawful=False,
             patience=3.0,
         ) as it,
     ):  # fmt: skip
@@ -117,6 +138,6 @@ def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path) -> None:
         def trouble(history: History) -> None:
             Troubles(it, redis, proxy, doors, history, SEED).make(names, SECONDS)
 
-        promised(folder, doors, trouble if names else None)
+        promised(folder, doors, trouble if names else None, ways)
         apart = {key: left for key, left in redis.ends().items() if "}:P:" in key or "}:R:" in key}
         assert min(apart.values(), default=1) > 0, "large values that were left have an end"

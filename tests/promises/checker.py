@@ -216,6 +216,7 @@ class _Runs:
             if one.returned is not None:
                 for place, output in enumerate(one.answers):
                     yield from self._output(one, place, output)
+        yield from self._rows()
         yield from self._rejections()
         yield from self._keys()
         yield from self._once()
@@ -239,6 +240,15 @@ class _Runs:
             yield Violation("answer of another tenant", f"{one}\n    {owner}")
         elif not self._groups.together((owner, its_place), (one, place)):
             yield Violation("answer to another request", f"{one}\n    {owner}")
+
+    def _rows(self) -> Iterator[Violation]:
+        """Rows of one request run in one batch, one after the other."""
+        for one in self._history.operations:
+            marks = [mark_of(output) for output in one.answers] if one.rows else []
+            if marks:
+                run, _, first = marks[0].rpartition(".")
+                if marks != [f"{run}.{int(first) + place}" for place in range(len(marks))]:
+                    yield Violation("rows of a request that did not run together", f"{one}: {', '.join(marks)}")
 
     def _rejections(self) -> Iterator[Violation]:
         """Inputs that are answered as rejected and never ran."""

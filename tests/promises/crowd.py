@@ -44,8 +44,8 @@ from tests.promises.look_up import look_up
 from tests.promises.operation import BAD, History, Kind, Operation
 from tests.promises.requests import WAYS, fields_of, request_of
 from tests.promises.texts import SEVERAL, Texts
+from tests.promises.ways_in import ROWS_IN, TENSORS_IN, VECTOR, WAYS_IN, WayIn, place_of_message, text_of_numbers
 from tests.promises.ways_in import SEVERAL as LIST
-from tests.promises.ways_in import VECTOR, WayIn, place_of_message, text_of_numbers
 
 WEIGHTS = {
     "ask": 26, "task": 16, "poll": 18, "wait": 6, "forget": 4, "reuse": 8, "keyed": 6, "again": 10, "common": 8,
@@ -78,6 +78,7 @@ class Crowd:
         seed: of the dice.
         poison: share of the texts that make their batch raise. If there are any, there are some that many ask, too.
         large: share of the texts that are large, and their outputs with them.
+        ways: ways in that requests take; those of a model that takes tensors send several inputs as its rows.
         versions: versions of the model that some requests name.
         models: models that some requests name; the others name none.
         history: where all is noted; None for a new one.
@@ -97,6 +98,7 @@ class Crowd:
         *,
         poison: float = 0.0,
         large: float = 0.0,
+        ways: Sequence[WayIn] = WAYS_IN,
         versions: Sequence[str] = (),
         models: Sequence[str] = (),
         history: History | None = None,
@@ -107,7 +109,7 @@ class Crowd:
         self._tenants = tenants
         self._rate = rate
         self._poison = poison
-        self._versions, self._models = versions, models
+        self._ways, self._versions, self._models = ways, versions, models
         self._seed = seed
         self._rng = random.Random(f"crowd {seed}")
         self._texts = Texts(self._rng, f"{seed:x}", lambda: len(self.history.operations), poison, large)
@@ -217,7 +219,7 @@ class Crowd:
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
         timeout = rng.uniform(0.05, 0.5) if rng.random() < 0.06 else most
         plain = not (key or chosen) and timeout == most
-        ways = [way for way in WAYS.values() if self._fits(way, words, kind, plain)]
+        ways = [way for way in self._ways if self._fits(way, words, kind, plain)]
         ways = [way for way in ways if (way.versions or not wanted) and (way.models or not model)]
         [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
         texts = tuple(map(way.input_of, words))
@@ -235,6 +237,7 @@ class Crowd:
             timeout=timeout,
             wanted=wanted,
             model=model,
+            rows=self._ways is TENSORS_IN and way in ROWS_IN,
         )
         known = Known(chosen, words, key, wanted, model)
         if chosen and not id:
@@ -480,4 +483,5 @@ def _said(one: Operation) -> dict[str, Any]:
         "way": one.way,
         "wanted": one.wanted,
         "model": one.model,
+        "rows": one.rows,
     }

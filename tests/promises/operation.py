@@ -69,6 +69,7 @@ class Operation:
         wanted: version of the model that it names; empty: any.
         version: version that its answer tells, of several that answered all, with commas; empty where that tells none.
         turned_down: refused without a run, as the same input has failed alone.
+        rows: whether its inputs are the rows of one tensor, which run and are answered together.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
     """
@@ -98,6 +99,7 @@ class Operation:
     wanted: str = ""
     version: str = ""
     model: str = ""
+    rows: bool = False
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -107,7 +109,8 @@ class Operation:
     @property
     def what(self) -> str:
         """What it asks, by which it is told from others under its id or its key."""
-        return self.text + (f"@{self.wanted}" if self.wanted else "") + (f" to {self.model}" if self.model else "")
+        named = (f"@{self.wanted}" if self.wanted else "") + (f" to {self.model}" if self.model else "")
+        return self.text + named + " as rows" * self.rows  # An array is answered with an array.
 
     @property
     def texts(self) -> tuple[str, ...]:

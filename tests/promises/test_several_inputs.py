@@ -11,7 +11,7 @@ import pytest
 
 from tests.promises.calls import answered
 from tests.promises.checker import check
-from tests.promises.histories import KNOWN, LEFT, LIMITED, REJECTED, Scribe
+from tests.promises.histories import KNOWN, LEFT, LIMITED, MISUSE, REJECTED, Scribe
 from tests.promises.ways_in import CALL, COMPLETIONS, OIP_JSON
 
 
@@ -201,3 +201,30 @@ def test_the_status_of_a_call_is_read_as_that_of_http_and_must_fit_its_code(
     found = asyncio.run(answered(CALL, fail()))
     assert found.status == read
     assert found.blamed == (3 if code else -1)
+
+
+def test_rows_of_a_request_run_together_and_in_their_order() -> None:
+    it = Scribe()
+    _, a, b, _ = it.run("x", "a", "b", "y", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a, b], rows=True)
+    assert not promises(it)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_rows_of_a_request_that_ran_apart_or_with_another_between_them_are_found_out(apart: bool) -> None:
+    it = Scribe()
+    if apart:
+        [a], [b] = it.run("a", at=(1.0, 2.0)), it.run("b", at=(1.0, 2.0))
+    else:
+        a, _, b = it.run("a", "c", "b", at=(1.0, 2.0))
+    asked(it, (0.0, 3.0), "a", "b", outputs=[a, b], rows=True)
+    assert promises(it) == {"rows of a request that did not run together"}
+
+
+def test_an_array_of_one_row_under_a_key_is_another_request_than_its_text() -> None:
+    """Its answer is an array, too, and none that the other could have."""
+    it = Scribe()
+    [a] = it.run("a", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a", output=a, key="k")
+    it.ask((4.0, 5.0), "a", key="k", rows=True, **MISUSE)
+    assert not promises(it)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, holds, ids, slot, story
+from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, holds, ids, leave, output, slot, story
 
 
 @story
@@ -83,3 +83,17 @@ async def test_cancelling_what_is_answered_leaves_the_answer_the_only_one(harnes
     await harness.broker.enqueue([entry])
     holds(await harness.broker.claim(slot(), AT_ONCE))
     assert list(await drained(harness)) == ["a"]
+
+
+@story
+async def test_who_leaves_while_a_batch_runs_is_told_nothing_of_it_and_the_others_of_its_gateway_are(
+    harness: Harness,
+) -> None:
+    entries = [ask(id=id) for id in ("first", "left", "last")]
+    await harness.broker.enqueue(entries)
+    lease = await harness.claim()
+    await leave(harness.broker, entries[1])
+    await harness.answer(lease)
+    assert {id: reply.output for id, reply in (await drained(harness)).items()} == {
+        id: output(f"input of {id}") for id in ("first", "last")
+    }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.brokers.redis import entry_wire, wire
 from headway.model import Entry, EntryState
-from tests.contracts.brokers import ask, drained, leave, output, story
+from tests.contracts.brokers import MAX_QUEUE, ask, drained, leave, output, story
 from tests.redis.stand import Stand
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.text("\0:{}!ab", max_size=4)
@@ -78,3 +78,12 @@ async def test_a_reply_without_an_output_names_its_tenant_too(harness: Stand) ->
     await harness.reaping(0.5)
     reply = (await drained(harness))["late"]
     assert (reply.tenant, reply.output) == ("ä\0:", None)
+
+
+@story
+async def test_entries_of_each_tenant_are_counted_only_while_many_wait(harness: Stand) -> None:
+    await harness.broker.enqueue([ask() for _ in range(MAX_QUEUE)])
+    assert "tw" in harness.keys(model="m")
+    while "tw" in harness.keys(model="m"):
+        await harness.answer(await harness.claim())
+    assert sum(one.depth for one in await harness.broker.depths()) > 0

@@ -178,10 +178,10 @@ class InferenceCall(Call):
             tokens = [one.tokens for one in replies]
             _, message = exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
             if isinstance(message, Iterator):
-                if room is None or not room.held:
-                    message = b"".join(message)
-                else:
+                if room is None or room.held:
                     message = await self._made(LargeAnswer(message, room))
+                else:
+                    message = b"".join(message)
         except UnicodeEncodeError:
             raise error_of(no_text()) from None
         finally:

@@ -8,9 +8,10 @@ from functools import partial
 from headway.grpc import messages
 from headway.grpc.calls import Call, PlainCall, PortContext, Respond
 from headway.grpc.health import Health, WatchCall
+from headway.grpc.infer_messages import infer_reader
 from headway.grpc.infer_stream import InferStreamCall
 from headway.grpc.inference_call import InferenceCall
-from headway.grpc.open_inference import OpenInference, infer_reader, responder
+from headway.grpc.open_inference import OpenInference, responder
 from headway.grpc.predict import predict_reader
 from headway.grpc.reflection import ReflectionCall
 from headway.grpc.stream import CallStream

@@ -1,142 +1,23 @@
-"""The Open Inference Protocol over gRPC: inference, by calls and by streams, and what is said of the server and its models.
+"""The Open Inference Protocol over gRPC but for inference: what is said of the server and its models.
 
-An input comes in `contents` or in `raw_input_contents`; an output leaves in `raw_output_contents`. What is said of a model is
-for principals that may ask it.
+What is said of a model is for principals that may ask it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
-from headway.config import Settings
-from headway.core.excerpt import excerpt
 from headway.core.failures import error_of
-from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, BadRequest, RequestError
-from headway.gateway.fan_out import MOST_INPUTS
+from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, RequestError
 from headway.gateway.limiter import Limiter
-from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
-from headway.http.inference.answer_pieces import PIECE, packed_pieces, released
-from headway.http.inference.bodies import value_checker
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
-from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.models import ShownModels
-from headway.http.oip.requests import InferRequest
-from headway.model import Principal, RequestOptions, added_up
-from headway.oip import elements, metadata, parameters, tensors
-from headway.oip.tensors import BYTES, OUTPUT
-
-_REQUEST = messages.message("inference.ModelInferRequest")
-_RESPONSE = messages.message("inference.ModelInferResponse")
-_CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
-"""Byte before the length of the content of a tensor."""
-_OTHER_CONTENTS = tuple(
-    field.name
-    for field in messages.message("inference.InferTensorContents").DESCRIPTOR.fields
-    if field.name != "bytes_contents"
-)
-
-
-def infer_reader(settings: Settings) -> ReadRequest:
-    """Make the reader of the messages of ModelInfer and ModelStreamInfer.
-
-    Arguments:
-        settings: bounds of inputs and parameters, tiers, and the default model.
-    """
-    most, tiers, check = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names), value_checker(settings)
-
-    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        asked = messages.read(_REQUEST, body)
-        model = asked.model_name or known.default
-        check_version(known, model, asked.model_version or None)
-        options = with_version(options, asked.model_version)
-        shape, found = _input_of(asked, most)
-        if asked.outputs:
-            tensors.check_outputs([one.name for one in asked.outputs])
-        wishes, text = parameters.NONE, b""
-        if asked.parameters:
-            given = _parameters_of(asked.parameters, settings.max_parameters)
-            wishes, rest = parameters.read_wishes(given, tiers), parameters.for_target(given)
-            text = msgspec.json.encode(rest) if rest else b""
-        id = asked.id
-
-        def write(outcome: Outcome) -> Written:
-            gives = known[model].gives
-            answer = _RESPONSE(model_name=model, model_version=outcome.version, id=id)
-            answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=shape)
-            if (used := added_up(outcome.tokens)) is not None:
-                answer.parameters[parameters.TOKENS].int64_param = used.used
-            head, outputs = answer.SerializeToString(), outcome.outputs
-            if len(outputs) > 1 or len(outputs[0]) > PIECE:
-                return b"", _pieces(head, (elements.element_of(one, gives) for one in released(outputs)))
-            one = elements.element_of(outputs[0], gives)
-            return b"", b"".join(
-                (head, _CONTENT, messages.varint(tensors.packed_size((one,))), tensors.head_of(one), one)
-            )
-
-        request = InferRequest(id, shape, found, wishes, text)
-        return request.exchange(model, options, known[model].takes, check, write)
-
-    return read
-
-
-def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of the message of an answer, of which `answer` is all but the content of its tensor."""
-    packed: list[bytes] = []
-    for one in outputs:
-        packed.append(one)
-        yield b""
-    yield answer
-    yield _CONTENT + messages.varint(tensors.packed_size(packed))
-    yield from packed_pieces(packed)
-
-
-def _input_of(asked: Any, most: int) -> tuple[tuple[int, ...], list[elements.Element]]:
-    """Shape and elements of the only input of a request. Raises BadRequest."""
-    if len(asked.inputs) != 1:
-        raise tensors.wrong_number(len(asked.inputs))
-    tensor, raw = asked.inputs[0], asked.raw_input_contents
-    for one in (tensor, *asked.outputs):
-        if "shared_memory_region" in one.parameters:
-            raise BadRequest("shared memory is not served here; send the data of the input in the message")
-    for one in asked.outputs:
-        if "classification" in one.parameters:
-            raise BadRequest("classification is not served here; leave the parameter out")
-    shape = tuple(tensor.shape)
-    count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
-    if raw:
-        if tensor.HasField("contents"):
-            raise BadRequest("the input has both `contents` and `raw_input_contents`; expected one of them")
-        if len(raw) != 1:
-            raise BadRequest(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
-        return shape, [*tensors.unpack(tensor.name, raw[0], count)]
-    for name in _OTHER_CONTENTS:
-        if getattr(tensor.contents, name):
-            raise BadRequest(f"the input has `{name}`; expected `bytes_contents`, as its datatype is {BYTES}")
-    found = tensor.contents.bytes_contents
-    if len(found) != count:
-        raise BadRequest(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
-    return shape, list(found)
-
-
-def _parameters_of(given: Any, most: int) -> dict[str, Any]:
-    """Parameters of a request as Python values. Raises BadRequest."""
-    if len(given) > most:
-        raise BadRequest(f"`parameters` has {len(given)} members; at most {most} are taken")
-    found: dict[str, Any] = {}
-    for name, one in given.items():
-        kind = one.WhichOneof("parameter_choice")
-        value = getattr(one, kind) if kind is not None else None
-        if isinstance(value, float) and not math.isfinite(value):
-            raise BadRequest(f"the parameter `{excerpt(name)}` is no finite number")
-        found[name] = value
-    return found
-
+from headway.model import Principal
+from headway.oip import metadata
 
 _NOT_THERE = (NOT_FOUND, NO_WORKERS)
 """Codes of a model or version that is not served, or of which that is not known now: who waits for it asks until it is ready."""

@@ -1,19 +1,37 @@
-"""Headway's own service: `headway.v1.Inference/Predict`, one input and one output."""
+"""Headway's own service: `headway.v1.Inference/Predict`, one input and one output.
+
+    the model takes or gives    the input, or the output
+    texts                       the text, in UTF-8
+    octets                      these
+    tensors                     the JSON text of nested arrays, of one row or several, or of an object with such by name
+
+A JSON value that is an output is its JSON text.
+"""
 
 from __future__ import annotations
 
 from base64 import b64decode
+from collections.abc import Iterator
+
+import msgspec
 
 from headway.config import Settings
-from headway.core import values
+from headway.core import tensor_json, values
+from headway.core.tensors import NoTensors
+from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
+from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.bodies import text_reader
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
-from headway.model import Octets, RequestOptions, Value, ValueKind, added_up
+from headway.http.inference.tensor_bodies import fitting
+from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
 _RESPONSE = messages.message("headway.v1.PredictResponse")
+_OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,))
+"""Byte before the length of the output in an answer."""
+_TENSORS = ValueKind.TENSORS
 
 
 def predict_reader(settings: Settings) -> ReadRequest:
@@ -27,14 +45,23 @@ def predict_reader(settings: Settings) -> ReadRequest:
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         asked = messages.read(_REQUEST, body)
         model = asked.model_id or known.default
-        octets = known[model].takes is ValueKind.BYTES
-        input: Value = Octets(asked.input_data) if octets else text(asked.input_data)
+        takes = known[model].takes
+        input: Value | list[Value]
+        if takes is _TENSORS:
+            input = fitting(known, model, _json_value(asked.input_data))
+        else:
+            input = Octets(asked.input_data) if takes is ValueKind.BYTES else text(asked.input_data)
+        del asked  # The answer's writer keeps nothing of the input.
 
         def write(outcome: Outcome) -> Written:
-            output = octets_of(outcome.outputs[0], known[model].gives is ValueKind.BYTES)
-            answer = _RESPONSE(request_id=outcome.id, output=output, latency_ms=outcome.milliseconds)
+            [output] = outcome.outputs
+            answer = _RESPONSE(request_id=outcome.id, latency_ms=outcome.milliseconds)
             if (used := added_up(outcome.tokens)) is not None:
                 answer.tokens_used = used.used
+            if isinstance(output, Tensors):
+                pieces = _with_tensors(answer.SerializeToString(), output)
+                return b"", pieces if is_large(output) else b"".join(pieces)
+            answer.output = octets_of(output, known[model].gives is ValueKind.BYTES)
             return b"", answer.SerializeToString()
 
         return Exchange(model, input, b"", options, write)
@@ -43,7 +70,7 @@ def predict_reader(settings: Settings) -> ReadRequest:
 
 
 def octets_of(output: Value, encoded: bool) -> bytes:
-    """Output as octets: those that it stands for where the model gives octets, else its text or its JSON text.
+    """Output that is no tensors as octets: those that it stands for where the model gives octets, else its text or its JSON text.
 
     Raises:
         UnicodeEncodeError: the output holds a lone surrogate.
@@ -53,3 +80,29 @@ def octets_of(output: Value, encoded: bool) -> bytes:
     if isinstance(output, str):
         return b64decode(output) if encoded else output.encode()
     return values.as_json(output)
+
+
+def _json_value(text: bytes) -> Value:
+    """Value of a JSON text. Raises BadRequest."""
+    try:
+        return values.read(text)
+    except values.NoValue as exc:
+        raise BadRequest(f"the input {exc}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadRequest(
+            f"the input is no JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
+            "Protocol takes them as they are"
+        ) from None
+
+
+def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
+    """Pieces of the message of an answer, of which `answer` is all but the output. Raises BadRequest."""
+    text: list[bytes] = []
+    try:
+        for piece in tensor_json.pieces(output):
+            text.append(piece)
+            yield b""
+    except NoTensors as exc:
+        raise BadRequest(f"{exc}, by ModelInfer of the Open Inference Protocol") from None
+    yield answer + _OUTPUT + messages.varint(sum(map(len, text)))
+    yield from text

@@ -14,7 +14,7 @@ from headway.config.models import ModelSettings
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.open_inference import infer_reader
+from headway.grpc.infer_messages import infer_reader
 from headway.grpc.predict import predict_reader
 from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
 from headway.http.inference.inference_head import read_inference_head

@@ -1,0 +1,438 @@
+"""Tensors over gRPC: typed and raw contents, several inputs and outputs, streams, metadata, and JSON texts in Predict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from headway.config import Settings
+from headway.core.tensors import SIZES, join_elements
+from headway.gateway.served_models import ServedModels
+from headway.grpc.infer_messages import infer_reader
+from headway.http.inference.exchange import Outcome
+from headway.model import RequestOptions, Tensors, TensorSpec, WorkerInfo, WorkerStatus
+from tests.grpc.stand import INFER, PREDICT, Port, failed, on_port, predict, predicted
+from tests.grpc.test_open_inference import STREAM, Request, answered, request, say, streamed
+from tests.grpc.test_open_inference import outputs as elements
+from tests.http.test_tensors import arrays, tensors
+
+Status = grpc.StatusCode
+FOUR = TensorSpec("x", "FP32", (4,))
+NAMED = (TensorSpec("query", "FP32", (2,)), TensorSpec("ids", "INT64", (-1,)), TensorSpec("texts", "BYTES"))
+TYPED: dict[str, tuple[str, list[Any]]] = {
+    "BOOL": ("bool_contents", [True, False, True]),
+    "INT8": ("int_contents", [-128, 0, 127]),
+    "INT16": ("int_contents", [-(1 << 15), 0, (1 << 15) - 1]),
+    "INT32": ("int_contents", [-(1 << 31), 0, (1 << 31) - 1]),
+    "INT64": ("int64_contents", [-(1 << 63), 0, (1 << 63) - 1]),
+    "UINT8": ("uint_contents", [0, 1, 255]),
+    "UINT16": ("uint_contents", [0, 1, (1 << 16) - 1]),
+    "UINT32": ("uint_contents", [0, 1, (1 << 32) - 1]),
+    "UINT64": ("uint64_contents", [0, 1, (1 << 64) - 1]),
+    "FP32": ("fp32_contents", [0.5, float("nan"), float("-inf")]),
+    "FP64": ("fp64_contents", [0.1, float("nan"), float("inf")]),
+    "BYTES": ("bytes_contents", [b"", b"\xff\0", b"three"]),
+}
+"""Datatypes that `contents` may have, with the member for each, and elements of it."""
+CODES = {"BOOL": "b", "INT": "i", "UINT": "u", "FP": "f"}
+
+
+def model(takes: str = "tensors", gives: str = "tensors", inputs: Any = (), outputs: Any = ()) -> list[WorkerInfo]:
+    """Workers of the model, of which it is known that it takes and gives these."""
+    return [
+        WorkerInfo(
+            worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes=takes, gives=gives, inputs=inputs, outputs=outputs
+        )
+    ]  # fmt: skip
+
+
+def asked(given: Mapping[str, tuple[str, Sequence[int], bytes]], **members: Any) -> Any:
+    """A request with raw inputs by name: datatype, shape and data of each."""
+    found = Request(model_name="default", **members)
+    for name, (datatype, shape, data) in given.items():
+        found.inputs.add(name=name, datatype=datatype, shape=shape)
+        found.raw_input_contents.append(data)
+    return found
+
+
+def typed(datatype: str, shape: Sequence[int], **contents: Sequence[Any]) -> Any:
+    """A request with one input whose data are in `contents`."""
+    found = Request(model_name="default")
+    found.inputs.add(name="x", datatype=datatype, shape=shape, contents=contents)
+    return found
+
+
+def told(answer: Any) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Outputs of an answer by name."""
+    assert len(answer.outputs) == len(answer.raw_output_contents)
+    return {
+        one.name: (one.datatype, tuple(one.shape), raw)
+        for one, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)
+    }
+
+
+def data_of(datatype: str, values: Sequence[Any]) -> bytes:
+    """Data of elements in the binary form, as numpy has them."""
+    if datatype == "BYTES":
+        return join_elements(values)
+    return np.array(values, f"<{CODES[datatype.rstrip('0123456789')]}{SIZES[datatype]}").tobytes()
+
+
+@pytest.mark.parametrize("datatype", TYPED)
+@on_port()
+async def test_elements_of_each_datatype_reach_the_model_in_the_binary_form(port: Port, datatype: str) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", datatype, (-1,)),)))
+    member, values = TYPED[datatype]
+    data = data_of(datatype, values)
+    for one in (typed(datatype, [1, 3], **{member: values}), asked({"x": (datatype, [1, 3], data)})):
+        answer = answered(await port.client().ask(INFER, one.SerializeToString()))
+        assert arrays(port.gateway.asked[-1].input) == {"x": (datatype, (1, 3), data)}
+        assert told(answer) == {"x": (datatype, (1, 3), data)}
+    answer = answered(await port.client().ask(INFER, typed(datatype, [2, 0]).SerializeToString()))
+    assert told(answer) == {"x": (datatype, (2, 0), b"")}
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+@on_port()
+async def test_halves_travel_raw(port: Port, datatype: str) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", datatype, (2,)),)))
+    client = port.client()
+    answer = answered(await client.ask(INFER, asked({"x": (datatype, [1, 2], b"\1\2\3\4")}).SerializeToString()))
+    assert told(answer) == {"x": (datatype, (1, 2), b"\1\2\3\4")}
+    found = await client.fail(INFER, typed(datatype, [1, 2], fp32_contents=[1, 2]).SerializeToString())
+    assert found.status is Status.INVALID_ARGUMENT
+    assert f"`x` is {datatype}, for which the protocol has no `contents`" in found.details
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@on_port()
+async def test_several_inputs_are_one_entry_and_requested_outputs_come_in_their_order(port: Port, rows: int) -> None:
+    port.gateway.served.learn(model(inputs=NAMED, outputs=NAMED))
+    given = {
+        "texts": ("BYTES", (rows,), join_elements([b"\xff"] * rows)),
+        "query": ("FP32", (rows, 2), np.arange(2 * rows, dtype="<f4").tobytes()),
+        "ids": ("INT64", (rows, 3), np.arange(3 * rows, dtype="<i8").tobytes()),
+    }
+    client = port.client()
+    answer = answered(await client.ask(INFER, asked(given, id="mine", model_version="1").SerializeToString()))
+    assert (told(answer), answer.id, answer.model_name, answer.model_version) == (given, "mine", "default", "1")
+    (entry,) = port.gateway.asked
+    assert arrays(entry.input) == given
+    for names in (["ids", "query"], ["texts"]):
+        wanted = asked(given, outputs=[{"name": name} for name in names])
+        answer = answered(await client.ask(INFER, wanted.SerializeToString()))
+        assert list(told(answer).items()) == [(name, given[name]) for name in names]
+    assert len(port.gateway.asked) == 3
+
+
+def raw_four(*shape: int, datatype: str = "FP32", name: str = "x", data: bytes | None = None, **members: Any) -> Any:
+    return asked({name: (datatype, shape, bytes(4 * 4) if data is None else data)}, **members)
+
+
+def named(without: str = "", **changes: tuple[str, tuple[int, ...], bytes]) -> Any:
+    """A request for a model with the inputs NAMED, one of which may be missing."""
+    good = {"query": ("FP32", (1, 2), bytes(8)), "ids": ("INT64", (1, 1), bytes(8)), "texts": ("BYTES", (1,), bytes(4))}
+    return asked({name: one for name, one in (good | changes).items() if name != without})
+
+
+def both_forms() -> Any:
+    found = raw_four(1, 4)
+    found.inputs[0].contents.fp32_contents.extend([0] * 4)
+    return found
+
+
+def without_last_raw() -> Any:
+    found = named()
+    del found.raw_input_contents[-1]
+    return found
+
+
+def in_shared_memory() -> Any:
+    found = named()
+    found.inputs[1].parameters["shared_memory_region"].string_param = "r"
+    return found
+
+
+def classified() -> Any:
+    found = raw_four(1, 4, outputs=[{"name": "y"}])
+    found.outputs[0].parameters["classification"].int64_param = 3
+    return found
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "datatype": ((FOUR,), raw_four(1, 4, datatype="FP64"), "`x` is FP64 of shape [1, 4]; the model takes `x`, FP32 of shape [-1, 4]"),
+    "no datatype": ((FOUR,), raw_four(1, 4, datatype="FLOAT"), "the input `x` has the datatype `FLOAT`; the datatypes are BOOL, "),
+    "our own datatype": ((FOUR,), raw_four(1, 4, datatype="JSON"), "the input `x` has the datatype `JSON`; the datatypes are BOOL, "),
+    "rank": ((FOUR,), raw_four(1, 2, 2), "`x` is FP32 of shape [1, 2, 2]; the model takes `x`, FP32 of shape [-1, 4]"),
+    "axis": ((FOUR,), raw_four(2, 2), "`x` is FP32 of shape [2, 2]; the model takes `x`, FP32 of shape [-1, 4]"),
+    "no axis": ((FOUR,), raw_four(), "the input `x` has the shape []; expected the number of rows"),
+    "negative": ((FOUR,), raw_four(-1, 4), "the input `x` has the shape [-1, 4]"),
+    "no rows": ((FOUR,), raw_four(0, 4, data=b""), "the input `x` has no rows"),
+    "many axes": ((FOUR,), raw_four(*[1] * 50_000), "the input `x` has 50000 axes; at most 32"),
+    "too few bytes": ((FOUR,), raw_four(1, 4, data=b"\0"), "the input `x` has 1 bytes; FP32 of shape [1, 4] takes 16"),
+    "too many bytes": ((FOUR,), raw_four(1, 4, data=bytes(17)), "the input `x` has 17 bytes; FP32 of shape [1, 4] takes 16"),
+    "many bytes": ((FOUR,), raw_four(1, 4, data=bytes(99_999)), "the input `x` has 99999 bytes; FP32 of shape [1, 4] takes 16"),
+    "no data": ((FOUR,), typed("FP32", [1, 4]), "`fp32_contents` of the input `x` has 0 elements; FP32 of shape [1, 4] takes 4"),
+    "few elements": ((FOUR,), typed("FP32", [1, 4], fp32_contents=[1]), "of the input `x` has 1 elements; FP32 of shape [1, 4] takes 4"),
+    "other contents": ((FOUR,), typed("FP32", [1, 4], fp64_contents=[1] * 4), "the input `x` has `fp64_contents`; expected `fp32_contents`"),
+    "both forms": ((FOUR,), both_forms(), "the input `x` has `contents`, and the request has `raw_input_contents`"),
+    "range": (
+        (TensorSpec("x", "UINT8"),), typed("UINT8", [2], uint_contents=[255, 256]),
+        "element 1 of the input `x` is 256, which is out of the range of UINT8",
+    ),
+    "lower range": (
+        (TensorSpec("x", "INT16"),), typed("INT16", [1], int_contents=[-40_000]),
+        "element 0 of the input `x` is -40000, which is out of the range of INT16",
+    ),
+    "missing": (NAMED, named("ids"), "the input `ids` is missing; the model takes `query`"),
+    "unknown": (NAMED, named(more=("FP32", (1,), bytes(4))), "there is no input `more`; the model takes `query`"),
+    "rows differ": (NAMED, named(ids=("INT64", (2, 1), bytes(16))), "`query` has 1 rows and `ids` has 2; expected as many"),
+    "elements end": (NAMED, named(texts=("BYTES", (1,), b"\2\0\0\0a")), "element 0 of input `texts` says that it has 2 bytes, and 1 are left"),
+    "elements left": (NAMED, named(texts=("BYTES", (1,), bytes(8))), "4 bytes of binary data are left after the 1 elements"),
+    "raw missing": (NAMED, without_last_raw(), "`raw_input_contents` has 2 members, and the request has 3 inputs"),
+    "shared memory": (NAMED, in_shared_memory(), "shared memory is not served here"),
+    "no inputs": (NAMED, Request(), "the request has 0 inputs; expected 1 to 64"),
+    "many inputs": (NAMED, Request(inputs=[{"name": "a"}] * 30_000), "the request has 30000 inputs; expected 1 to 64"),
+    "twice": (NAMED, Request(inputs=[{"name": "ids", "datatype": "INT64", "shape": [1, 0]}] * 2), "the input `ids` is there 2 times"),
+    "no output": ((FOUR,), raw_four(1, 4, outputs=[{"name": "z"}]), "there is no output `z`; the model gives `y`"),
+    "output twice": ((FOUR,), raw_four(1, 4, outputs=[{"name": "y"}] * 2), "the output `y` is asked for 2 times"),
+    "many outputs": ((FOUR,), raw_four(1, 4, outputs=[{"name": "y"}] * 65), "the request asks for 65 outputs; at most 64"),
+    "classification": ((FOUR,), classified(), "classification is not served here"),
+}  # fmt: skip
+"""Specifications of a model, a request that is wrong for it, and what its client is told."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+@on_port(whole=True)
+async def test_inputs_that_a_model_does_not_take_are_refused_before_anything_is_queued(port: Port, name: str) -> None:
+    specs, wrong, says = WRONG[name]
+    port.stand.real.served.learn(model(inputs=specs, outputs=(TensorSpec("y", "FP32"),)))
+    found = await port.client().fail(INFER, wrong.SerializeToString())
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert says in found.details
+    assert port.stand.runs == []
+
+
+@on_port(whole=True)
+async def test_more_rows_than_a_batch_holds_exhaust_the_resource(port: Port) -> None:
+    port.stand.real.served.learn(model(inputs=(FOUR,)))
+    most, client = port.settings.max_batch_size, port.client()
+    found = await client.fail(INFER, raw_four(most + 1, 4, data=bytes(16 * (most + 1))).SerializeToString())
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "PAYLOAD_TOO_LARGE")
+    assert (
+        f"the input `x` has {most + 1} rows; at most {most} are taken in one request (max_batch_size)" in found.details
+    )
+    assert port.stand.runs == []
+    await client.ask(INFER, raw_four(most, 4, data=bytes(16 * most)).SerializeToString())
+    assert len(port.stand.runs) == 1
+
+
+@on_port(max_body_bytes=1 << 16)
+async def test_numbers_that_take_more_bytes_than_a_message_may_are_refused(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
+    found = await port.client().fail(INFER, typed("INT64", [1, 9000], int64_contents=[1] * 9000).SerializeToString())
+    assert found.status is Status.RESOURCE_EXHAUSTED
+    assert "take 72000 bytes; at most 65536 are taken (max_body_bytes)" in found.details
+    assert port.gateway.asked == []
+
+
+@on_port()
+async def test_texts_of_a_model_that_gives_tensors_are_answered_with_one_tensor(port: Port) -> None:
+    outputs = (TensorSpec("mean", "FP32", (2,)), TensorSpec("label", "BYTES"))
+    port.gateway.served.learn(model("text", outputs=outputs))
+    port.gateway.output = tensors(True, mean=np.array([[1, 2]], "f4"), size=np.array([[7]], "i8"))
+    client = port.client()
+    for count in (1, 3):
+        answer = answered(await client.ask(INFER, request(*"abc"[:count]).SerializeToString()))
+        assert told(answer) == {
+            "mean": ("FP32", (count, 2), np.array([[1, 2]] * count, "<f4").tobytes()),
+            "size": ("INT64", (count, 1), np.array([[7]] * count, "<i8").tobytes()),
+        }
+    assert [one.input for one in port.gateway.asked] == ["a", *"abc"]
+    answer = answered(await client.ask(INFER, request("a", "b", outputs=[{"name": "mean"}]).SerializeToString()))
+    assert list(told(answer)) == ["mean"]
+    found = await client.fail(INFER, request("a", outputs=[{"name": "OUTPUT"}]).SerializeToString())
+    assert "there is no output `OUTPUT`; the model gives `mean`, `label`" in found.details
+
+
+@on_port()
+async def test_texts_whose_tensors_differ_are_told_so(port: Port) -> None:
+    port.gateway.served.learn(model("text"))
+    port.gateway.hold = True
+    call = port.client().call(INFER, request("a", "b").SerializeToString())
+    asked = asyncio.ensure_future(failed(call))
+    await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
+    for size, one in enumerate(port.gateway.waiting):
+        port.gateway.waiting, port.gateway.output = [one], tensors(True, y=np.zeros((1, size), "f4"))
+        port.gateway.release()
+    found = await asked
+    assert (found.status, "the outputs differ in shape or datatype" in found.details) == (Status.INVALID_ARGUMENT, True)
+
+
+@on_port()
+async def test_a_model_of_which_nothing_is_known_gets_tensors_and_texts(port: Port) -> None:
+    port.gateway.served["default"].takes = port.gateway.served["default"].gives = None
+    client = port.client()
+    given = {"a": ("FP32", (2, 2), bytes(16)), "b": ("BYTES", (2, 1), join_elements([b"a", b"b"]))}
+    answer = answered(await client.ask(INFER, asked(given).SerializeToString()))
+    assert (told(answer), isinstance(port.gateway.asked[-1].input, Tensors)) == (given, True)
+    assert elements(answered(await client.ask(INFER, request("a", "b").SerializeToString()))) == [b"A", b"B"]
+    found = await client.fail(INFER, asked(given, outputs=[{"name": "c"}]).SerializeToString())
+    assert (found.status, "there is no output `c`" in found.details) == (Status.INVALID_ARGUMENT, True)
+
+
+@on_port()
+async def test_each_message_of_a_stream_has_tensors_of_its_own(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
+    call = port.client().stream(STREAM)
+    for number in range(1, 6):
+        size = 4 * number if number != 3 else 1
+        await call.write(asked({"x": ("FP32", (1, number), bytes(size))}, id=f"n{number}").SerializeToString())
+    await call.done_writing()
+    for number in range(1, 6):
+        answer = streamed(await call.read())
+        assert answer.infer_response.id == f"n{number}"
+        if number == 3:
+            assert "the input `x` has 1 bytes; FP32 of shape [1, 3] takes 12" in answer.error_message
+        else:
+            assert told(answer.infer_response) == {"x": ("FP32", (1, number), bytes(4 * number))}
+    assert await call.read() is grpc.aio.EOF
+
+
+@on_port()
+async def test_metadata_and_config_tell_the_tensors_as_they_are(port: Port) -> None:
+    outputs = (TensorSpec("scores", "BF16", (-1, 3)), TensorSpec("more", "JSON"))
+    port.gateway.served.learn(model(inputs=NAMED, outputs=outputs))
+    client = port.client()
+    metadata = await say(client, "ModelMetadata", name="default")
+    described = [
+        [(one.name, one.datatype, list(one.shape)) for one in side] for side in (metadata.inputs, metadata.outputs)
+    ]
+    assert described == [
+        [("query", "FP32", [-1, 2]), ("ids", "INT64", [-1, -1]), ("texts", "BYTES", [-1])],
+        [("scores", "BF16", [-1, -1, 3]), ("more", "BYTES", [-1])],
+    ]
+    config = (await say(client, "ModelConfig", name="default")).config
+    kinds = (
+        config.DESCRIPTOR.fields_by_name["input"].message_type.fields_by_name["data_type"].enum_type.values_by_number
+    )
+    configured = [
+        [(one.name, kinds[one.data_type].name, list(one.dims)) for one in side]
+        for side in (config.input, config.output)
+    ]
+    assert configured == [
+        [("query", "TYPE_FP32", [2]), ("ids", "TYPE_INT64", [-1]), ("texts", "TYPE_STRING", [])],
+        [("scores", "TYPE_BF16", [-1, 3]), ("more", "TYPE_STRING", [])],
+    ]
+    assert config.max_batch_size == port.gateway.served["default"].settings.max_batch_size
+
+
+@on_port(max_body_bytes=1 << 23)
+async def test_large_tensors_go_in_and_out_whole_and_nothing_stays_counted(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
+    free = port.gateway.quotas.bytes.free
+    client = port.client(**{"grpc.max_receive_message_length": -1})
+    for size in (150_000, 1_500_000):
+        data = np.random.default_rng(size).random(size, "<f4").tobytes()
+        for one in (
+            asked({"x": ("FP32", (1, size), data)}),
+            typed("FP32", [1, size], fp32_contents=np.frombuffer(data, "<f4").tolist()),
+        ):
+            answer = answered(await client.ask(INFER, one.SerializeToString()))
+            assert told(answer) == {"x": ("FP32", (1, size), data)}
+    assert port.gateway.quotas.bytes.free == free
+
+
+def peak_of(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function returns, and the most bytes that were in use meanwhile beyond those before."""
+    tracemalloc.start()
+    try:
+        found = work()
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_large_raw_tensor_is_copied_once_on_its_way_in_and_once_on_its_way_out() -> None:
+    known = ServedModels(["default"], Settings())
+    known.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
+    size = 600_000
+    body = asked({"x": ("FP32", (1, size // 4), bytes(size))}).SerializeToString()
+    read = infer_reader(Settings())
+    exchange, peak = peak_of(lambda: read(body, RequestOptions(1.0), known))
+    assert size < peak < 1.1 * size
+    assert isinstance(exchange.input, Tensors)
+    (_, answer), peak = peak_of(lambda: exchange.write(Outcome("", [exchange.input], 0.0, "1", [None])))
+    assert size < peak < 1.1 * size
+    assert told(answered(answer)) == {"x": ("FP32", (1, size // 4), bytes(size))}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text", "shape"),
+    [((FOUR,), "[1, 2.5, -3, 4e2]", (1, 4)), ((FOUR,), " [[1, 2, 3, 4], [5, 6, 7, 8]]", (2, 4)), ((TensorSpec("n", "INT8"),), "-7", (1,))],
+)  # fmt: skip
+@on_port()
+async def test_predict_takes_and_gives_nested_arrays_in_json(
+    port: Port, inputs: Sequence[TensorSpec], text: str, shape: tuple[int, ...]
+) -> None:
+    port.gateway.served.learn(model(inputs=tuple(inputs)))
+    answer = predicted(await port.client().ask(PREDICT, predict(text)))
+    assert json.loads(answer.output) == json.loads(text)
+    (found,) = arrays(port.gateway.asked[0].input).values()
+    assert found[1] == shape
+
+
+@on_port()
+async def test_predict_takes_several_inputs_as_an_object_by_name(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=NAMED))
+    text = '{"query": [1, 2], "ids": [7], "texts": "a"}'
+    answer = predicted(await port.client().ask(PREDICT, predict(text)))
+    assert json.loads(answer.output) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("abc", "the input is no JSON text: JSON is malformed"),
+        ("", "the input is no JSON text"),
+        (b"\xff", "the input is no JSON text"),
+        ('"abc"', "the data of the input `x` are `str`; expected one row, FP32 of shape [4], or an array of rows"),
+        ("[1, 2]", "the input `x` is FP32 of shape [1, 2]; the model takes `x`, FP32 of shape [-1, 4]"),
+        ("[1, 2, 3, null]", "the data of the input `x` are no FP32: Expected `float`, got `null`, at element 3"),
+        ("[" * 100_000, "the input"),
+    ],
+)
+@on_port(whole=True)
+async def test_predict_refuses_what_is_no_tensor_of_the_model(port: Port, text: str | bytes, says: str) -> None:
+    port.stand.real.served.learn(model(inputs=(FOUR,)))
+    found = await port.client().fail(PREDICT, predict(text))
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INVALID_ARGUMENT, "BAD_REQUEST")
+    assert says in found.details
+    assert port.stand.runs == []
+
+
+@on_port()
+async def test_predict_says_which_numbers_json_has_not(port: Port) -> None:
+    port.gateway.served.learn(model("text"))
+    port.gateway.output = tensors(True, y=np.array([[1, np.nan]], "f4"))
+    found = await port.client().fail(PREDICT, predict("a"))
+    assert found.status is Status.INVALID_ARGUMENT
+    assert found.details == (
+        "the output `y` holds NaN or an infinity, which JSON has not; ask for it in binary, by ModelInfer of the Open Inference Protocol"
+    )
+
+
+@on_port()
+async def test_predict_writes_a_large_tensor_in_turns(port: Port) -> None:
+    port.gateway.served.learn(model("text"))
+    rows = np.arange(300_000, dtype="f4").reshape(1, -1, 3)
+    port.gateway.output = tensors(True, y=rows)
+    answer = predicted(await port.client().ask(PREDICT, predict("a")))
+    assert json.loads(answer.output) == rows[0].tolist()

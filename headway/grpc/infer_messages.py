@@ -41,11 +41,6 @@ _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].num
 """Byte before the length of the content of a tensor in an answer."""
 _RAW = _REQUEST.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
 """Byte before the length of the content of a tensor in a request."""
-_OTHER_CONTENTS = tuple(
-    field.name
-    for field in messages.message("inference.InferTensorContents").DESCRIPTOR.fields
-    if field.name != "bytes_contents"
-)
 _LARGE = 1 << 14
 """Bytes of a request from which its raw contents are not copied out of it."""
 _MOST_MEMBERS = 4 * MOST_TENSORS
@@ -201,10 +196,11 @@ def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ..
         if len(raw) != 1:
             raise BadRequest(f"`raw_input_contents` has {len(raw)} members for one input; expected one")
         return shape, [*tensors.unpack(tensor.name, raw[0], count)]
-    for name in _OTHER_CONTENTS:
-        if getattr(tensor.contents, name):
-            raise BadRequest(f"the input has `{name}`; expected `bytes_contents`, as its datatype is {BYTES}")
-    found = tensor.contents.bytes_contents
+    contents = tensor.contents
+    for field, _ in contents.ListFields():
+        if field.name != "bytes_contents":
+            raise BadRequest(f"the input has `{field.name}`; expected `bytes_contents`, as its datatype is {BYTES}")
+    found = contents.bytes_contents
     if len(found) != count:
         raise BadRequest(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
     return shape, list(found)

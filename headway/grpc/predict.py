@@ -2,7 +2,7 @@
 
     the model takes or gives    the input, or the output
     texts                       the text, in UTF-8
-    octets                      these
+    octets                      these; a text in their place is their base64
     tensors                     the JSON text of nested arrays, of one row or several, or of an object with such by name
 
 A JSON value that is an output is its JSON text.
@@ -58,28 +58,18 @@ def predict_reader(settings: Settings) -> ReadRequest:
             answer = _RESPONSE(request_id=outcome.id, latency_ms=outcome.milliseconds)
             if (used := added_up(outcome.tokens)) is not None:
                 answer.tokens_used = used.used
-            if isinstance(output, Tensors):
+            if isinstance(output, str):
+                answer.output = b64decode(output) if known[model].gives is ValueKind.BYTES else output.encode()
+            elif isinstance(output, Tensors):
                 pieces = _with_tensors(answer.SerializeToString(), output)
                 return b"", pieces if is_large(output) else b"".join(pieces)
-            answer.output = octets_of(output, known[model].gives is ValueKind.BYTES)
+            else:
+                answer.output = output.content if isinstance(output, Octets) else output
             return b"", answer.SerializeToString()
 
         return Exchange(model, input, b"", options, write)
 
     return read
-
-
-def octets_of(output: Value, encoded: bool) -> bytes:
-    """Output that is no tensors as octets: those that it stands for where the model gives octets, else its text or its JSON text.
-
-    Raises:
-        UnicodeEncodeError: the output holds a lone surrogate.
-    """
-    if isinstance(output, Octets):
-        return output.content
-    if isinstance(output, str):
-        return b64decode(output) if encoded else output.encode()
-    return values.as_json(output)
 
 
 def _json_value(text: bytes) -> Value:

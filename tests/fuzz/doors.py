@@ -12,7 +12,7 @@ from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.open_inference import infer_reader
+from headway.grpc.infer_messages import infer_reader
 from headway.grpc.predict import predict_reader
 from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import read_inference_head
@@ -21,7 +21,7 @@ from headway.http.openai.chat_template import Message, load_template
 from headway.http.openai.members import MOST_TEXTS
 from headway.http.server.head import Head
 from headway.input_policy.file import read_policy
-from headway.model import Octets, RequestOptions, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip import tensors
 from headway.runtime.counters import Counters
 
@@ -118,6 +118,17 @@ _INFER = messages.message("inference.ModelInferRequest")
 _PREDICT = messages.message("headway.v1.PredictRequest")
 
 
+def _numbers(*, raw: bool) -> bytes:
+    made = _INFER(model_name="m", outputs=[{"name": "x"}])
+    for name, member in (("x", "fp32_contents"), ("y", "int_contents")):
+        one = made.inputs.add(name=name, datatype="FP32" if name == "x" else "UINT8", shape=[2, 2])
+        if raw:
+            made.raw_input_contents.append(bytes(16 if name == "x" else 4))
+        else:
+            getattr(one.contents, member).extend([1, 2, 3, 4])
+    return bytes(made.SerializeToString())
+
+
 def _infer(elements: list[bytes], shape: list[int], raw: bool, **more: object) -> bytes:
     made = _INFER(model_name="m", id="7", **more)
     tensor = made.inputs.add(name="INPUT", datatype="BYTES", shape=shape)
@@ -136,6 +147,8 @@ GRPC = (
     _infer([b"hello"], [1], raw=False),
     _infer([b"a", "é".encode(), b""], [3, 1], raw=True),
     _infer([b'{"a": [1, 2]}', b"null"], [2], raw=True, model_version="1"),
+    _numbers(raw=True),
+    _numbers(raw=False),
 )
 GRPC_WORDS = (
     b"INPUT", b"OUTPUT", b"BYTES", b"FP32", b"\x0a", b"\x12", b"\x1a", b"\x22", b"\x2a", b"\x3a", b"\x00", b"\x01\0\0\0", b"\xff\xff\xff\xff",
@@ -156,6 +169,9 @@ _REQUESTS = [
 ]
 
 
+_TYPES = {ValueKind.TEXT: str, ValueKind.BYTES: Octets, ValueKind.TENSORS: Tensors}
+
+
 def check_grpc(data: bytes) -> None:
     """A message is read or refused, by each method of each service; the answer to what is let through can be written."""
     for settings, read, kind, kinds in _READERS:
@@ -166,10 +182,13 @@ def check_grpc(data: bytes) -> None:
             continue
         inputs = exchange.input if isinstance(exchange.input, list) else [exchange.input]
         assert 1 <= len(inputs) <= min(MOST_INPUTS, settings.max_queue)
-        if exchange.model == "m" and kind is not ValueKind.JSON:
-            assert all(isinstance(one, Octets if kind is ValueKind.BYTES else str) for one in inputs)
+        if exchange.model == "m" and kind in _TYPES:
+            assert all(isinstance(one, _TYPES[kind]) for one in inputs)
         assert 0 < exchange.options.timeout <= 4.0
-        exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
+        try:
+            exchange.write(Outcome("req_1", inputs, 1.0, "1", [None] * len(inputs)))
+        except BadRequest as exc:  # An output that is not there, of a model of which that was not known.
+            _check_error(exc)
     for request in _REQUESTS:
         try:
             messages.read(request, data)

@@ -114,22 +114,23 @@ def told(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: 
             raise BadRequest(
                 f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; ask for each by itself"
             )
-    found = {
-        head.name: OutputTensor(
-            TensorHead(
-                head.name,
-                BYTES if head.datatype == JSON else head.datatype,
-                (sum(value[place].head.shape[0] for value in values), *head.shape[1:]),
-            ),
-            [value[place].data for value in values],
-            binary,
-        )
+    found = [
+        OutputTensor(_told(head, values, place), [value[place].data for value in values], binary)
         for place, head in enumerate(first)
-    }
+    ]
     if not wanted:
-        return list(found.values())
-    check_names([one.name for one in wanted], found)
-    return [found[one.name]._replace(binary=one.binary) for one in wanted]
+        return found
+    named = {one.head.name: one for one in found}
+    check_names([one.name for one in wanted], named)
+    return [OutputTensor(named[name].head, named[name].parts, each) for name, each in wanted]
+
+
+def _told(head: TensorHead, values: Sequence[Sequence[Tensor]], place: int) -> TensorHead:
+    """Head of the tensor at a place of all values together, as clients are told it."""
+    if len(values) == 1 and head.datatype != JSON:
+        return head
+    rows = sum(value[place].head.shape[0] for value in values)
+    return TensorHead(head.name, BYTES if head.datatype == JSON else head.datatype, (rows, *head.shape[1:]))
 
 
 def _row(head: TensorHead) -> tuple[str, str, tuple[int, ...]]:

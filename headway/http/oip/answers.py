@@ -101,10 +101,14 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
     def _tensors(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Tensors]) -> Written:
         """Answer with tensors, each in JSON or in the binary form. Raises RequestError."""
         tensors = told(outputs, self.wanted, binary=self.binary)
-        pieces = array_within(
-            self._document(version, tokens, ()), "outputs", [_described(one, one.binary) for one in tensors]
-        )
         binary = [one for one in tensors if one.binary]
+        if len(binary) == len(tensors):
+            document = self._document(version, tokens, tuple(map(_sized, tensors)))
+            head = _BINARY % len(document)
+            if sum(one.size for one in tensors) > PIECE:
+                return head, _with_data(document, tensors)
+            return head, b"".join([document, *(part for one in tensors for part in one.parts)])
+        pieces = array_within(self._document(version, tokens, ()), "outputs", map(_described, tensors))
         if not binary:
             return JSON, pieces
         document = b"".join(pieces)  # Its length is told before it.
@@ -147,13 +151,18 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
                 ) from None
 
 
-def _described(tensor: OutputTensor, binary: bool) -> Iterator[bytes]:
+def _sized(tensor: OutputTensor) -> _Tensor:
+    """What the JSON object tells of a tensor whose data follow."""
+    return _Tensor(tensor.head.name, tensor.head.datatype, tensor.head.shape, _DataSize(tensor.size))
+
+
+def _described(tensor: OutputTensor) -> Iterator[bytes]:
     """Pieces of what the JSON object tells of a tensor: its data, or how many bytes they are."""
-    name, datatype, shape = tensor.head.name, tensor.head.datatype, tensor.head.shape
-    if binary:
-        yield _encode(_Tensor(name, datatype, shape, _DataSize(tensor.size)))
+    if tensor.binary:
+        yield _encode(_sized(tensor))
         return
-    yield _encode(_Tensor(name, datatype, shape))[:-1] + b',"data":'
+    head = tensor.head
+    yield _encode(_Tensor(head.name, head.datatype, head.shape))[:-1] + b',"data":'
     yield from tensor.json_pieces()
     yield b"}"
 

@@ -65,7 +65,12 @@ def array_of(kind: Any) -> Any:
 
 def members_of(array: Any) -> list[Any]:
     """Members of such a struct."""
-    return [one for one in msgspec.structs.astuple(array) if one is not msgspec.UNSET]
+    found: list[Any] = []
+    for one in msgspec.structs.astuple(array):
+        if one is msgspec.UNSET:
+            break
+        found.append(one)
+    return found
 
 
 _decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)

@@ -26,6 +26,7 @@ from headway.core.tensors import (
     count_of,
     header_of,
     join_elements,
+    pages_of_elements,
     quoted,
     shown_shape,
     shown_specs,
@@ -157,7 +158,7 @@ def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iter
     elif SIZES[head.datatype]:
         yield from _nested_numbers(memoryview(tensor.data), head, shape, strict)
     else:
-        texts = _texts(tensor, strict)
+        texts = _texts(split_elements(tensor.data), head, strict)
         for size in reversed(shape):
             texts = [b"[%b]" % b",".join(texts[at : at + size]) for at in range(0, len(texts), size)]
         yield texts[0]
@@ -166,11 +167,14 @@ def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iter
 def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
     """Pieces of one flat array of all elements of a tensor. Raises NoTensors."""
     head = tensor.head
+    opening = b"["
     if not SIZES[head.datatype]:
-        yield b"[%b]" % b",".join(_texts(tensor, strict))
+        for elements in pages_of_elements(tensor.data, PAGE):
+            yield opening + b",".join(_texts(elements, head, strict))
+            opening = b","
+        yield b"]" if opening == b"," else b"[]"
         return
     step = PAGE * SIZES[head.datatype]
-    opening = b"["
     for begin in range(0, len(tensor.data), step):
         page = memoryview(tensor.data)[begin : begin + step]
         yield opening + _encoded(page, head, (len(page) // SIZES[head.datatype],), strict)[1:-1]
@@ -236,15 +240,12 @@ def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: b
 def _halves(data: memoryview, datatype: str) -> Sequence[float]:
     if datatype == "FP16":
         return struct.unpack(f"<{len(data) // 2}e", data)
-    return struct.unpack(
-        f"<{len(data) // 2}f", b"".join([struct.pack("<HH", 0, one) for one in array("H", bytes(data))])
-    )
+    return array("f", array("I", [one << 16 for one in array("H", bytes(data))]).tobytes())
 
 
-def _texts(tensor: Tensor, strict: bool) -> list[bytes]:
-    """JSON texts of the elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
-    found = split_elements(tensor.data)
-    return found if tensor.head.datatype == JSON else [_text(one, tensor.head.name, strict) for one in found]
+def _texts(elements: list[bytes], head: TensorHead, strict: bool) -> list[bytes]:
+    """JSON texts of elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
+    return elements if head.datatype == JSON else [_text(one, head.name, strict) for one in elements]
 
 
 def _text(element: bytes, name: str, strict: bool) -> bytes:
@@ -349,15 +350,10 @@ def _packed(numbers: list[Any], datatype: str) -> bytes:
         raise OverflowError
     if datatype == "FP16":
         return struct.pack(f"<{len(numbers)}e", *numbers)
-    if datatype == "BF16":
-        return b"".join([_brain(one) for one in numbers])
+    if datatype == "BF16":  # Rounded to the nearest, ties to even.
+        bits = array("I", array("f", numbers).tobytes())
+        return array("H", [(one + 0x7FFF + (one >> 16 & 1)) >> 16 for one in bits]).tobytes()
     return array(_TYPECODES[datatype], numbers).tobytes()
-
-
-def _brain(number: float) -> bytes:
-    """BF16 of a number, rounded to the nearest, ties to even."""
-    bits = int.from_bytes(struct.pack("<f", number), "little")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 & 0xFFFF).to_bytes(2, "little")
 
 
 def _beginning(element: object) -> str:

@@ -15,7 +15,8 @@ Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types"
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ _MOST_EMPTY = 1 << 16
 """Most empty arrays that a tensor without elements may stand for, as they take no bytes of a request."""
 
 _encode = msgspec.msgpack.Encoder().encode
+_read_length = struct.Struct("<I").unpack_from
 
 
 class NoTensors(ValueError):
@@ -136,7 +138,7 @@ def unpack(value: Octets) -> list[Tensor]:
             raise NoTensors(
                 f"the tensor {quoted(head.name)} has the datatype {quoted(head.datatype)} and shape {shown_shape(head.shape)}"
             )
-        length = size * count_of(head.shape) if size else _length_of_elements(content[at:], count_of(head.shape))
+        length = size * count_of(head.shape) if size else length_of_elements(content[at:], count_of(head.shape))
         if length < 0 or length > len(content) - at:
             raise NoTensors(f"the data of the tensor {quoted(head.name)} end too soon")
         found.append(Tensor(head, content[at : at + length]))
@@ -146,17 +148,38 @@ def unpack(value: Octets) -> list[Tensor]:
     return found
 
 
+def length_of_elements(data: bytes | memoryview, count: int) -> int:
+    """Bytes that so many elements of BYTES take at the beginning of some data; -1 where there are fewer elements."""
+    at, last = 0, len(data) - LENGTH_BYTES
+    for _ in range(count):
+        if at > last:
+            return -1
+        at += LENGTH_BYTES + _read_length(data, at)[0]
+    return at if at <= len(data) else -1
+
+
 def split_elements(data: bytes | memoryview) -> list[bytes]:
     """Elements of a tensor of BYTES. Raises NoTensors where the data are none."""
-    elements: list[bytes] = []
-    at, end = 0, len(data)
+    return [one for page in pages_of_elements(data, len(data)) for one in page]
+
+
+def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[bytes]]:
+    """Elements of a tensor of BYTES, at most so many at a time. Raises NoTensors where the data are none."""
+    page: list[bytes] = []
+    at, end, count = 0, len(data), 0
     while at < end:
         body = at + LENGTH_BYTES
-        at = body + int.from_bytes(data[body - LENGTH_BYTES : body], "little")
-        if body > end or at > end:
-            raise NoTensors(f"the data end within element {len(elements)}")
-        elements.append(bytes(data[body:at]))
-    return elements
+        after = body + _read_length(data, at)[0] if body <= end else body
+        if after > end:
+            raise NoTensors(f"the data end within element {count + len(page)}")
+        page.append(bytes(data[body:after]))
+        at = after
+        if len(page) == most:
+            yield page
+            count += most
+            page = []
+    if page:
+        yield page
 
 
 def join_elements(elements: Iterable[bytes]) -> bytes:
@@ -319,14 +342,3 @@ def _header(content: bytes) -> tuple[Header, int]:
         return _decode(bytes(content[LENGTH_BYTES:end])), start
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise NoTensors(f"the header of the tensors is damaged: {exc}") from None
-
-
-def _length_of_elements(data: memoryview, count: int) -> int:
-    """Bytes that so many elements of BYTES take; -1 where there are fewer."""
-    at = 0
-    for _ in range(count):
-        body = at + LENGTH_BYTES
-        if body > len(data):
-            return -1
-        at = body + int.from_bytes(data[at:body], "little")
-    return at if at <= len(data) else -1

@@ -18,6 +18,7 @@ from headway.core.tensors import (
     check_data,
     check_heads,
     count_of,
+    length_of_elements,
     pack,
     quoted,
     shown_spec,
@@ -84,7 +85,9 @@ def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
         BadRequest: they are fewer or more.
     """
     if head.datatype == BYTES:
-        unpack(head.name, octets, count_of(head.shape))
+        count = count_of(head.shape)
+        if length_of_elements(octets, count) != len(octets):
+            unpack(head.name, octets, count)
         return
     try:
         check_data(head, len(octets))

@@ -152,12 +152,12 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 def _sized(tensor: OutputTensor) -> _Tensor:
-    """What the JSON object tells of a tensor whose data follow."""
+    """Description of a tensor whose data follow the JSON object."""
     return _Tensor(tensor.head.name, tensor.head.datatype, tensor.head.shape, _DataSize(tensor.size))
 
 
 def _described(tensor: OutputTensor) -> Iterator[bytes]:
-    """Pieces of what the JSON object tells of a tensor: its data, or how many bytes they are."""
+    """Pieces of the description of a tensor, with its data or with how many bytes they are."""
     if tensor.binary:
         yield _encode(_sized(tensor))
         return

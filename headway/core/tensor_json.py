@@ -11,6 +11,7 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -68,6 +69,16 @@ _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 _read_floats = msgspec.json.Decoder(list[float]).decode
 _read_integers = msgspec.json.Decoder(list[int]).decode
 _read_booleans = msgspec.json.Decoder(list[bool]).decode
+_READERS: dict[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[list[Any]]]]] = {
+    name: (reader, nested)
+    for names, reader, nested in (
+        (_LARGEST, _read_floats, msgspec.json.Decoder(list[list[float]]).decode),
+        (_RANGES, _read_integers, msgspec.json.Decoder(list[list[int]]).decode),
+        (("BOOL",), _read_booleans, msgspec.json.Decoder(list[list[bool]]).decode),
+    )
+    for name in names
+}
+"""Readers of one row and of several rows of vectors, by datatype."""
 _read_texts = msgspec.json.Decoder(list[str]).decode
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_any = msgspec.json.Decoder(list[Any]).decode
@@ -428,17 +439,39 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     found = []
     single = None
     for spec, one in given:
-        shape, alone = _shape_for(one, spec)
+        small = _read_small(one, spec) if len(one) <= PAGE else None
+        shape, alone = _shape_for(one, spec) if small is None else small[:2]
         if single is not None and alone is not single:
             raise NoTensors(
                 f"the input {quoted(spec.name)} has {'no' if alone else 'an'} axis of rows, other than those before it"
             )
         single = alone
         full = (1, *shape) if alone else shape
-        data = read(one if shape else b"[" + one + b"]", spec.name, spec.datatype, shape or (1,))
+        data = (
+            read(one if shape else b"[" + one + b"]", spec.name, spec.datatype, shape or (1,))
+            if small is None
+            else small[2]
+        )
         found.append(Tensor(TensorHead(spec.name, spec.datatype, full), data))
     check_heads([one.head for one in found], specs)
     return packed_value(found, single=bool(single))
+
+
+def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
+    """Shape, whether it is one row, and data of a short vector or of short rows of vectors; None of what is longer to tell."""
+    if len(spec.shape) != 1 or spec.datatype not in _TYPECODES:
+        return None
+    reader, nested = _READERS[spec.datatype]
+    try:
+        if text[:2] != b"[[":
+            numbers: list[Any] = reader(text)
+            return (len(numbers),), True, _packed(numbers, spec.datatype)
+        rows = nested(text)
+        if len(set(map(len, rows))) != 1:
+            return None
+        return (len(rows), len(rows[0])), False, _packed(list(chain.from_iterable(rows)), spec.datatype)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError):
+        return None
 
 
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:

@@ -37,6 +37,8 @@ MOST_TENSORS = 64
 """Most tensors of one value."""
 MOST_AXES = 32
 """Most axes of a tensor."""
+_SHORT = 1024
+"""Most bytes of a header that is remembered."""
 _MOST_SHOWN = 8
 _LARGEST = 1 << 40
 """More elements than any value can hold."""
@@ -83,7 +85,8 @@ class Tensor(NamedTuple):
     data: bytes | memoryview
 
 
-_decode = lru_cache(maxsize=256)(msgspec.msgpack.Decoder(Header).decode)
+_decode = msgspec.msgpack.Decoder(Header).decode
+_often_decode = lru_cache(maxsize=256)(_decode)
 """Header of its bytes, which requests have in common with many others."""
 
 
@@ -104,9 +107,9 @@ def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
 
 def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
     """Pieces of the packed form; see `pack`."""
-    header = _encode(Header(single, tuple(one.head for one in tensors)))
-    start = LENGTH_BYTES + len(header)
-    pieces: list[bytes | memoryview] = [len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED)]
+    heads = tuple([one.head for one in tensors])
+    short = sum([len(head.name) for head in heads]) <= _SHORT
+    pieces: list[bytes | memoryview] = [(_often_opening if short else _opening)(single, heads)]
     for one in tensors:
         size = len(one.data) if isinstance(one.data, bytes) else one.data.nbytes
         pieces += (one.data, bytes(-size % ALIGNED))
@@ -271,6 +274,12 @@ def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tup
     Raises:
         NoTensors: an input is missing, there twice, none of the model's or another than it takes, or their rows differ.
     """
+    if len(heads) == len(specs) and [one.name for one in heads] == [one.name for one in specs]:
+        return _often_checked(tuple(heads), tuple(specs))
+    return _checked(heads, specs)
+
+
+def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:
     if not heads or len(heads) > MOST_TENSORS:
         raise NoTensors(f"the request has {len(heads)} inputs; expected 1 to {MOST_TENSORS}")
     for head in heads:
@@ -291,6 +300,10 @@ def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tup
     if not rows:
         raise NoTensors(f"the input {quoted(heads[0].name)} has no rows; expected at least one")
     return (TensorHead(specs[0].name, heads[0].datatype, heads[0].shape),) if len(specs) == 1 else tuple(heads)
+
+
+_often_checked = lru_cache(maxsize=256)(_checked)
+"""Check of inputs by the names of the model, which is the same for requests of one shape."""
 
 
 def shown(value: Octets) -> str:
@@ -332,6 +345,16 @@ def quoted(name: str) -> str:
     return f"`{excerpt(name)}`"
 
 
+def _opening(single: bool, heads: tuple[TensorHead, ...]) -> bytes:
+    """Header of a value, with its length and the zeros up to the data."""
+    header = _encode(Header(single, heads))
+    start = LENGTH_BYTES + len(header)
+    return b"%b%b%b" % (len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED))
+
+
+_often_opening = lru_cache(maxsize=256)(_opening)
+
+
 def _header(content: bytes) -> tuple[Header, int]:
     """Header of a value, and where its data begin."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
@@ -339,6 +362,6 @@ def _header(content: bytes) -> tuple[Header, int]:
     if start > len(content):
         raise NoTensors("the tensors have no header")
     try:
-        return _decode(bytes(content[LENGTH_BYTES:end])), start
+        return (_often_decode if end < _SHORT else _decode)(bytes(content[LENGTH_BYTES:end])), start
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise NoTensors(f"the header of the tensors is damaged: {exc}") from None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core import tensor_json, values
+from headway.core import tensor_json, tensors, values
 from headway.core.tensors import (
     NoTensors,
     Tensor,
@@ -206,3 +206,50 @@ def test_numbers_are_made_four_bytes(datatype: str) -> None:
     if datatype == "FP64":
         with pytest.raises(NoTensors, match="a number that four bytes cannot hold"):
             tensor_json.as_fp32(tensor(np.array([[1e39]]), datatype))
+
+
+@given(arrays(), st.booleans(), st.sampled_from([None, 1]))
+def test_rows_of_vectors_are_read_alike_however_short_they_are(
+    drawn: tuple[str, Any], single: bool, indent: int | None
+) -> None:
+    datatype, array = drawn
+    rows = array.reshape(array.shape[0] or 1, -1)[: 1 if single else None]
+    specs = (TensorSpec("x", datatype, (-1,)),)
+    text = json.dumps(rows[0].tolist() if single else rows.tolist(), indent=indent).encode()
+    value = tensor_json.tensors_of(text, specs)
+    (found,) = unpack(value)
+    assert (found.head.shape, bytes(found.data)) == (rows.shape, rows.tobytes())
+    assert header_of(value).single is single
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"[[1,2],[3]]", "are arrays of several lengths; expected one row, FP32 of shape [-1], or an array of rows"),
+        (b"[[1,2],3]", "the data of the input `x`"),
+        (b"[1,[2]]", "the data of the input `x`"),
+        (b"[[1,true]]", "are no FP32: Expected `float`, got `bool`, at element 1"),
+        (b"[[1,1e39]]", "element 1 of the input `x` is 1e39, which is out of the range of FP32"),
+        (b"[[[1]]]", "have 3 axes"),
+        (b"{}", "`x` is missing"),
+        (b"null", "are `null`; expected one row"),
+        (b"7", "are `number`; expected one row"),
+    ],
+)
+def test_what_is_no_vector_is_told(text: bytes, says: str) -> None:
+    with pytest.raises(NoTensors) as raised:
+        tensor_json.tensors_of(text, (TensorSpec("x", "FP32", (-1,)),))
+    assert says in str(raised.value)
+
+
+def test_names_of_clients_are_not_remembered() -> None:
+    for number in range(300):
+        name = f"{number}" * 5000
+        (head,) = check_heads([TensorHead(name, "FP32", (1, 2))], (TensorSpec("x", "FP32", (2,)),))
+        assert head.name == "x"
+        assert header_of(pack([Tensor(TensorHead(name, "FP32", (1, 0)), b"")])).heads[0].name == name
+    for cache in (tensors._often_opening, tensors._often_decode, tensors._often_checked):
+        assert cache.cache_info().currsize <= 256
+    before = tensors._often_opening.cache_info().currsize
+    pack([Tensor(TensorHead("y" * 2000, "FP32", (1, 0)), b"")])
+    assert tensors._often_opening.cache_info().currsize == before

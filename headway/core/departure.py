@@ -87,6 +87,16 @@ class Load(msgspec.Struct, frozen=True):
         """Arrivals in size per second: what uses the GPUs. `rate` tells how soon the next entry comes."""
         return self.rate * self.entry_size
 
+    def in_entries(self) -> Load:
+        """Load with sizes in entries of the mean size: what it would be if each of them were one unit of size."""
+        each = self.entry_size
+        if each == 1.0:
+            return self
+        most = max(int(self.max_batch / each), 1)
+        return msgspec.structs.replace(
+            self, beta=self.beta * each, max_batch=most, largest=self.largest / each, entry_size=1.0
+        )
+
     def batch_seconds(self, size: int) -> float:
         """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
         return self.alpha + self.beta * size

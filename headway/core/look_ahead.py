@@ -135,7 +135,8 @@ class LookAhead:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
         if self._look is None and (self._clients or past.long):
-            self._look = self._of_clients(load, past) if self._clients else self._of_arrivals(load, past)
+            entries = load.in_entries()
+            self._look = self._of_clients(entries, past) if self._clients else self._of_arrivals(entries, past)
         if self._look is not None and next(self._look, self) is self:
             self._look = None
         return (self._rules_of_clients if self._clients else self._rules)[self.chosen](load)

@@ -40,6 +40,7 @@ class Past:
         last_end: instant at which a batch last came back.
         long: whether the record has enough arrivals to be taken.
         tells: whether there ever was a long record, or were clients: before that there is nothing to look at.
+        each: mean size of an entry, by which the sizes of batches tell how many entries they have; 1 unless entries have rows.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Past:
         "_sum",
         "_weight",
         "clients",
+        "each",
         "last_end",
         "long",
         "tells",
@@ -65,6 +67,7 @@ class Past:
         self.last_end = 0.0
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
         self.clients = 0
+        self.each = 1.0
         self.long = self.tells = False
 
     def left(self, arrived: Sequence[float], now: float) -> None:
@@ -88,7 +91,7 @@ class Past:
         if self._ends % EVERY:
             self.last_end = now
             return
-        together = waiting + running.size
+        together = waiting + running.size / self.each
         self._weight = self._weight * DECAY + 1.0
         self._sum = self._sum * DECAY + together
         self._squares = self._squares * DECAY + together * together

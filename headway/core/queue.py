@@ -105,8 +105,7 @@ class ModelQueue:
         self._gate = admission.AdmissionLimits.unknown(limits.tiers)
         self._gate_at = -math.inf
         self._running = RunningBatches()
-        self._past = None if limits.max_weight else Past()
-        """None where entries are weighed: what came says nothing of sizes."""
+        self._past = _past_of(limits)
         self._wait = 0.0
         self._departures = 0
         self._policy: Policy | None = None
@@ -149,7 +148,7 @@ class ModelQueue:
         self._take_in()
         self.limits = limits
         self._weighs = limits.max_weight > 0
-        self._past = None if self._weighs else Past()
+        self._past = _past_of(limits)
         self._owed, self._rule_at = 0.0, -math.inf
         self._judge_anew()
 
@@ -358,10 +357,17 @@ class ModelQueue:
             departures=self._departures,
             deviation=self.service.deviation,
             largest=self.service.largest,
-            entry_size=sum(self._size_rates(now)) / rate if self._weighs and rate > 0.0 else 1.0,
+            entry_size=self._entry_size(rate, now, past) if self._weighs and rate > 0.0 else 1.0,
             paces=self.factors.paces(),
             past=past,
         )
+
+    def _entry_size(self, rate: float, now: float, past: Past | None) -> float:
+        """Mean size of the entries that arrive, so many per second. What has come of late is told it, too."""
+        each = sum(self._size_rates(now)) / rate
+        if past is not None:
+            past.each = max(each, 1.0)
+        return each
 
     def _size_rates(self, now: float) -> list[float]:
         """Size that arrives per second in each tier."""
@@ -623,3 +629,8 @@ class ModelQueue:
         self._due.tidy()
         for tier_queue in self._tier_queues:
             tier_queue.tidy()
+
+
+def _past_of(limits: QueueLimits) -> Past | None:
+    """Past of a queue; None where entries have weights of any kind, as their number says nothing of sizes. Rows do."""
+    return Past() if not limits.max_weight or limits.unit == 1.0 else None

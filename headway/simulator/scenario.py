@@ -162,7 +162,8 @@ class Scenario:
         "--weights",
         "LOW-HIGH|FILE",
         _LOAD,
-        "What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes by weight.",
+        "What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes by weight. Of a model "
+        "that takes arrays it is their rows, and --max-batch-weight is as much as --max-batch-size.",
         type=str,
         repr=False,
     )

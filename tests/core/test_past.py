@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.past import ENOUGH, FEWEST, MOST, Past
+from headway.core.past import ENOUGH, EVERY, FEWEST, MOST, Past
 from headway.core.running import RunningBatches
 
 NOTHING = RunningBatches()
@@ -34,6 +34,16 @@ class TestClients:
         for number in range(2 * ENOUGH):
             past.ended(64, NOTHING, (number - 1) / 8, number / 8)
         assert past.clients == 64
+
+    def test_clients_are_counted_where_their_requests_have_rows(self) -> None:
+        """16 clients with 4 rows each, of which 4 wait and 48 rows run."""
+        past, running = Past(), RunningBatches()
+        running.left(48.0, 1, 0.0)
+        past.each = 4.0
+        for number in range(EVERY * ENOUGH):
+            now = 0.1 * (number + 1)
+            past.ended(4, running, now - 0.08, now)
+        assert past.clients == 16
 
     def test_even_arrivals_are_none(self) -> None:
         past = Past()

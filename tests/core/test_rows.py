@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.core import rows
 from headway.core.admission import Refused
 from headway.core.batch import Departure
-from headway.core.departure import Rule
+from headway.core.departure import Load, Rule
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import all_counting_as, charge
@@ -38,6 +38,16 @@ def make(tiers: int = 3, reserved_share: float = 0.25, slots: int = 1) -> ModelQ
     queue.set_slots(slots)
     queue.bound(queue.limits.counting_rows())
     return queue
+
+
+class Heard:
+    """Policy that remembers the load that it was asked for."""
+
+    load: Load
+
+    def rule(self, load: Load) -> Rule:
+        self.load = load
+        return Rule(size=1)
 
 
 def offer(queue: ModelQueue, *counts: int, tenant: str = "t", tier: int = 0, now: float = 0.0) -> list[bool]:
@@ -182,6 +192,26 @@ class TestReckoning:
                 _, now = run(queue, 0.1, now)
             admitted[count] = count * sum(offer(queue, *[count] * (1000 // count), now=now))
         assert admitted[1] == pytest.approx(admitted[8], abs=B)
+
+    def test_a_load_in_entries_takes_as_long(self) -> None:
+        load = Load(rate=10.0, alpha=0.01, beta=0.001, slots=2, max_batch=32, largest=24.0, entry_size=4.0)
+        entries = load.in_entries()
+        assert (entries.max_batch, entries.entry_size, entries.largest) == (8, 1.0, 6.0)
+        assert entries.batch_seconds(8) == load.batch_seconds(32)
+        assert entries.in_entries() is entries
+
+    def test_what_has_come_of_late_is_kept_of_rows_and_not_of_other_weights(self) -> None:
+        """Rows of most models are as many in each request, or one; characters of texts never are."""
+        policy = Heard()
+        for limits, kept in ((QueueLimits(1, B).counting_rows(), True), (QueueLimits(1, B, max_weight=99), False)):
+            queue = ModelQueue(limits)
+            queue.set_slots(1)
+            for now in range(4):
+                queue.offer(entry(str(now), weight=4), float(now))
+                queue.depart("gpu-0", B, policy, float(now))
+            assert (policy.load.past is not None) is kept
+            if policy.load.past is not None:
+                assert (policy.load.past.each, policy.load.entry_size) == (4.0, 4.0)
 
     def test_a_limit_is_charged_with_each_row(self) -> None:
         limit, tats = Limit("k", "key", 60.0, 8.0), dict[str, float]()

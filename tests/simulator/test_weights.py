@@ -92,6 +92,17 @@ def test_rows_fill_batches_and_are_refused_by_rows(rows: tuple[int, ...]) -> Non
     assert above.batches.fill > 0.9
 
 
+@pytest.mark.parametrize(("rows", "clients"), [(1, 4), (4, 4), (8, 2)])
+def test_clients_that_wait_ride_together_whatever_rows_they_have(rows: int, clients: int) -> None:
+    """All of them in each batch, and not in two groups of which one waits for the other."""
+    asked = Scenario(
+        clients=clients, workers=1, alpha=0.003, beta=0.0001, max_batch=32, max_weight=32, weights=(rows,), duration=8.0,
+        warmup=4.0,
+    )  # fmt: skip
+    record = simulate(asked)
+    assert sum(record.size) / len(record.size) == pytest.approx(clients, rel=0.1)
+
+
 def _of_rows(rows: tuple[int, ...], rate: float) -> Scenario:
     return Scenario(
         rate=rate, workers=2, alpha=0.02, beta=0.0005, max_batch=32, max_weight=32, weights=rows, duration=15.0, warmup=3.0,

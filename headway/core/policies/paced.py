@@ -217,7 +217,7 @@ class Paced:
         """Rule by which clients ride together who had their answers together, about as many on each slot."""
         spaced = self.spaced(load)
         clients, slots = load.past.clients if load.past is not None else 0, int(spaced.team) or load.slots
-        even = min(clients // max(slots, 1), load.max_batch)
+        even = min(int(clients * load.entry_size) // max(slots, 1), load.max_batch)
         return replace(
             spaced,
             headway=LEAST_GAP,

@@ -20,7 +20,7 @@ from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
 from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.server.head import Head
-from headway.model import Octets, Tensors, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Octets, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.elements import element_of
 from headway.oip.tensors import pack as pack_elements
 from headway.oip.tensors import unpack
@@ -32,10 +32,22 @@ _MARK = b"|"
 """What stands between the JSON object and the binary data; the first one counts."""
 
 
+_SPECS = TensorSpec("x", "FP32", (-1,)), TensorSpec("y", "BOOL", (1,))
+
+
 def _context(settings: Settings, kind: ValueKind | None) -> CodecContext:
     kinds = ServedModels(["m"])
     if kind is not None:
-        worker = WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes=kind.value, gives=kind.value)
+        specs = _SPECS if kind is ValueKind.TENSORS else ()
+        worker = WorkerInfo(
+            worker_id="w",
+            model="m",
+            status=WorkerStatus.HEALTHY,
+            takes=kind.value,
+            gives=kind.value,
+            inputs=specs,
+            outputs=specs,
+        )
         kinds.learn([worker])
     return CodecContext(settings, kinds, Counters())
 

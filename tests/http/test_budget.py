@@ -12,9 +12,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import headway
-from headway.model import WorkerInfo, WorkerStatus
+from headway.model import TensorSpec, WorkerInfo, WorkerStatus
 from tests.http.stand import Client, Keys, Stand, post, served, settled
 
 BATCH, ROUNDS = 32, 6
@@ -23,14 +24,18 @@ BUDGET: dict[str, dict[str, float]] = tomllib.loads(Path(__file__).with_name("bu
 KEYS: dict[str, Keys | None] = {"plain": None, "limited": {"k": {"rate": 60_000.0, "burst": 10_000.0}}}
 TEXT = "hello world"
 TENSOR = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
+NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2.5, -3, 4]}
 DOORS: dict[str, tuple[str, dict[str, Any], int]] = {
     "predict": ("/v1/predict", {"model_id": "default", "input_data": TEXT}, 1),
     "completions": ("/v1/completions", {"model": "default", "prompt": TEXT}, 1),
     "chat": ("/v1/chat/completions", {"model": "default", "messages": [{"role": "user", "content": TEXT}]}, 1),
     "open inference": ("/v2/models/default/infer", {"inputs": [TENSOR]}, 1),
+    "tensor": ("/v2/models/default/infer", {"inputs": [NUMBERS]}, 1),
     "list of 4": ("/v1/inference", {"inputs": [TEXT + str(number) for number in range(4)]}, 4),
 }
 """Path, body and inputs of a request at each of the other doors."""
+FOUR = TensorSpec("x", "FP32", (4,))
+"""What a model of tensors takes and gives."""
 
 
 class Counts:
@@ -99,9 +104,11 @@ def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
         path, body, inputs = DOORS.get(kind, ("/v1/inference", {"input": TEXT}, 1))
         request = post(json.dumps(body), path, *(["Authorization: Bearer k"] if keys else []))
         warm = ((1, 0.01), (BATCH, 0.02))
-        await stand.broker.heartbeat(
-            WorkerInfo(worker_id="gpu-0", model=stand.settings.model, status=WorkerStatus.HEALTHY, warm_up=warm)
-        )
+        worker = WorkerInfo(worker_id="gpu-0", model=stand.settings.model, status=WorkerStatus.HEALTHY, warm_up=warm)
+        if kind == "tensor":
+            worker = replace(worker, takes="tensors", gives="tensors", inputs=(FOUR,), outputs=(FOUR,))
+            stand.real.served.learn([worker])
+        await stand.broker.heartbeat(worker)
         first, *others = [await stand.connect() for _ in range(1 + BATCH // inputs)]
         for _ in range(2):  # The first on a connection has its head read.
             await batch(stand, first, others, request, inputs)

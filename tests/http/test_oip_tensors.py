@@ -139,6 +139,14 @@ async def test_a_model_that_is_not_known_yet_gets_tensors_of_any_kind(stand: Sta
         assert told(await stand.ask(asked))[0]["outputs"][0]["data"] == [1.0, 2.0]
     assert told(await stand.ask(infer(tensor(NAMES, [1], ["a"]))))[0]["outputs"][0]["data"] == ["A"]
     assert [type(one.input) for one in stand.gateway.asked] == [Tensors, Tensors, str]
+    for count in (1, 2):
+        texts = tensor(NAMES, [count], ["a"] * count)
+        _answer, data = told(
+            await stand.ask(infer(texts, outputs=[{"name": "OUTPUT", "parameters": {"binary_data": True}}]))
+        )
+        assert data == join_elements([b"A"] * count)
+        wrong = await stand.ask(infer(texts, outputs=[{"name": "y"}]))
+        assert (wrong.status, "no output `y`; the only one is `OUTPUT`" in wrong.json["error"]) == (400, True)
     raw = await stand.ask(post(b"a text", PATH, f"{LENGTH}: 0"))
     assert told(raw)[1][4:] == b"A TEXT"
 

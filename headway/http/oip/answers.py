@@ -14,12 +14,14 @@ from headway.http.problem import AnyError, Encoded, escaped, problem_header
 from headway.model import Tensors, Value, ValueKind, added_up
 from headway.oip.elements import element_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, told
-from headway.oip.tensors import BYTES, OUTPUT, head_of, packed_size
+from headway.oip.tensors import BYTES, OUTPUT, check_outputs, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
 
 
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
+_SMALL = 1 << 13
+"""Bytes of numbers up to which their JSON is made at once."""
 _LARGEST = 10**12
 """Number with as many digits as the size of any answer has, or more."""
 
@@ -33,7 +35,7 @@ class _Tensor(msgspec.Struct, gc=False):
     datatype: str
     shape: tuple[int, ...]
     parameters: _DataSize | msgspec.UnsetType = msgspec.UNSET
-    data: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    data: tuple[str, ...] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Used(msgspec.Struct, gc=False):
@@ -78,6 +80,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
             return self._one(version, tokens, outputs[0])
         if are_tensors(outputs):
             return self._tensors(version, tokens, outputs)
+        self._check_names()
         if self.binary:
             length = len(self._encode(version, tokens, parameters=_DataSize(_LARGEST)))
             return _BINARY % length, self._packed(version, tokens, outputs, length)
@@ -86,12 +89,12 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 
     def _one(self, version: str, tokens: _Used | msgspec.UnsetType, output: Value) -> Written:
         """Answer with one small output, the most frequent one."""
-        if isinstance(output, str) and not self.binary:
-            gives = self.gives
-            text = output if gives is _TEXT or gives is None else next(self._texts((output,)))
-            return JSON, self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, _UNSET, (text,)),))
+        gives = self.gives
+        if isinstance(output, str) and not self.binary and (gives is _TEXT or (gives is None and not self.wanted)):
+            return JSON, self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, _UNSET, (output,)),))
         if isinstance(output, Tensors):
             return self._tensors(version, tokens, (output,))
+        self._check_names()
         if not self.binary:
             return JSON, self._encode(version, tokens, data=(next(self._texts((output,))),))
         element = element_of(output, self.gives)
@@ -108,11 +111,18 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
             if sum(one.size for one in tensors) > PIECE:
                 return head, _with_data(document, tensors)
             return head, b"".join([document, *(part for one in tensors for part in one.parts)])
+        if not binary and sum(one.size for one in tensors) <= _SMALL:
+            return JSON, self._document(version, tokens, tuple(map(_with_json, tensors)))
         pieces = array_within(self._document(version, tokens, ()), "outputs", map(_described, tensors))
         if not binary:
             return JSON, pieces
         document = b"".join(pieces)  # Its length is told before it.
         return _BINARY % len(document), _with_data(document, binary)
+
+    def _check_names(self) -> None:
+        """Check the outputs that are asked for, where it was not known before that there is one of BYTES. Raises BadRequest."""
+        if self.gives is None:
+            check_outputs([one.name for one in self.wanted])
 
     def _encode(
         self,
@@ -154,6 +164,12 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 def _sized(tensor: OutputTensor) -> _Tensor:
     """Description of a tensor whose data follow the JSON object."""
     return _Tensor(tensor.head.name, tensor.head.datatype, tensor.head.shape, _DataSize(tensor.size))
+
+
+def _with_json(tensor: OutputTensor) -> _Tensor:
+    """Description of a small tensor with its data in JSON. Raises BadRequest."""
+    head, data = tensor.head, msgspec.Raw(b"".join(tensor.json_pieces()))
+    return _Tensor(head.name, head.datatype, head.shape, msgspec.UNSET, data)
 
 
 def _described(tensor: OutputTensor) -> Iterator[bytes]:

@@ -111,13 +111,14 @@ def test_two_unlike_gpus_that_do_better_without_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "alpha", "beta", "max_batch", "slow", "least"),
-    [(8, 0.1, 0.0, 16, 1.0, 0.96), (7, 0.02, 0.00125, 32, 3.0, 0.97)],
+    ("workers", "alpha", "beta", "max_batch", "slow", "duration", "least"),
+    [(8, 0.1, 0.0, 16, 1.0, 20.0, 0.96), (7, 0.02, 0.00125, 32, 3.0, 10.0, 1.08)],
 )
 def test_clients_that_do_better_without_gaps(
-    workers: int, alpha: float, beta: float, max_batch: int, slow: float, least: float
+    workers: int, alpha: float, beta: float, max_batch: int, slow: float, duration: float, least: float
 ) -> None:
-    """Sixteen clients and run times that vary: as many answers over some seeds as with the better one of the others, nearly.
+    """Sixteen clients and run times that vary: as many answers over some seeds as with the better one of the others, nearly;
+    or more.
 
     All of them fit into one batch of the first load. Under a window they keep together from their first requests on, a rhythm
     that another rule finds by chance.
@@ -130,14 +131,14 @@ def test_clients_that_do_better_without_gaps(
         max_batch=max_batch,
         slow=slow,
         jitter=0.3,
-        duration=20.0,
-        warmup=4.0,
+        duration=duration,
+        warmup=duration / 5,
     )
     answers = {
         name: sum(len(simulate(replace(scenario, policy=name, seed=seed)).latency) for seed in range(2))
         for name in ("paced", "window", "eager")
     }
-    assert answers["paced"] >= least * max(answers.values())
+    assert answers["paced"] >= least * max(answers["window"], answers["eager"])
 
 
 @pytest.mark.parametrize(

@@ -133,28 +133,24 @@ async def test_without_an_arena_all_goes_in_frames(missing: str, monkeypatch: py
 
 
 @pytest.mark.parametrize(("size", "turns_taken"), [(TURN, 5), (LARGE, 1)])
-def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, turns_taken: int) -> None:
+async def test_the_event_loop_goes_on_after_a_turn_of_large_values(size: int, turns_taken: int) -> None:
     turns, seen = [0], dict[str, list[int]]({"in": [], "out": []})
+    loop = asyncio.get_running_loop()
+    backend = build(
+        ModuleTarget("tests.targets.large", "echo"),
+        Recorder(),
+        arena_bytes=16 * MB,
+        count=lambda direction, by_arena: seen[direction].append(turns[0]),
+    )
+    await backend.start()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        backend = build(
-            ModuleTarget("tests.targets.large", "echo"),
-            Recorder(),
-            arena_bytes=16 * MB,
-            count=lambda direction, by_arena: seen[direction].append(turns[0]),
-        )
-        await backend.start()
+    def turn() -> None:
+        turns[0] += 1
+        loop.call_soon(turn)
 
-        def turn() -> None:
-            turns[0] += 1
-            loop.call_soon(turn)
-
-        turn()
-        await backend.run(batch(*("x" * size for _ in range(5))), LONG)
-        await backend.stop()
-
-    asyncio.run(main())
+    turn()
+    await backend.run(batch(*("x" * size for _ in range(5))), LONG)
+    await backend.stop()
     assert {direction: len(set(at)) for direction, at in seen.items()} == {"in": turns_taken, "out": turns_taken}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -38,7 +37,7 @@ def backend_for(url: str, ca: object, shown: object, key: object) -> tuple[GrpcB
     return GrpcBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2), certificates
 
 
-def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: Path) -> None:
+async def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     seen: list[tuple[str, bytes]] = []
 
@@ -46,19 +45,16 @@ def test_a_certificate_is_shown_and_a_new_one_makes_a_new_connection(tmp_path: P
         seen.append((context.peer(), context.auth_context()["x509_pem_cert"][0]))
         return answer([text.upper() for text in texts_of(asked)])
 
-    async def main() -> None:
-        async with served_grpc(handle, tls=server_credentials(authority)) as url:
-            backend, certificates = backend_for(url, authority.file, *authority.issue("client"))
-            try:
-                await backend.start()
-                assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
-                authority.issue("client")
-                await certificates.reread()
-                assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
-            finally:
-                await backend.stop()
-
-    asyncio.run(main())
+    async with served_grpc(handle, tls=server_credentials(authority)) as url:
+        backend, certificates = backend_for(url, authority.file, *authority.issue("client"))
+        try:
+            await backend.start()
+            assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
+            authority.issue("client")
+            await certificates.reread()
+            assert await backend.run(batch("b"), LONG) == [ItemResult("B")]
+        finally:
+            await backend.stop()
     warm_up, before, after = seen
     assert warm_up == before
     assert before[0] != after[0] and before[1] != after[1]

@@ -102,12 +102,9 @@ def outputs(items: object) -> list[str | None]:
     return [item.output for item in items]
 
 
-def test_starting_tells_how_long_the_warm_up_took(build: Build) -> None:
-    async def main() -> None:
-        async with build() as backend:
-            assert 0.0 < await backend.start() < LONG
-
-    asyncio.run(main())
+async def test_starting_tells_how_long_the_warm_up_took(build: Build) -> None:
+    async with build() as backend:
+        assert 0.0 < await backend.start() < LONG
 
 
 def test_outputs_come_in_the_order_of_their_inputs(build: Build) -> None:
@@ -218,13 +215,10 @@ def test_stopping_twice_is_safe_and_a_stopped_backend_starts_again(build: Build)
     started(build, act)
 
 
-def test_stopping_what_was_never_started_is_safe(build: Build) -> None:
-    async def main() -> None:
-        async with build() as backend:
-            assert backend.pid == 0
-            await backend.stop()
-
-    asyncio.run(main())
+async def test_stopping_what_was_never_started_is_safe(build: Build) -> None:
+    async with build() as backend:
+        assert backend.pid == 0
+        await backend.stop()
 
 
 def test_an_input_that_cannot_be_sent_fails_its_batch(build: Build) -> None:

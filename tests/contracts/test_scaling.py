@@ -128,28 +128,22 @@ def make(request: pytest.FixtureRequest) -> Make:
     return PLATFORMS[request.param]
 
 
-def test_what_was_asked_for_is_current_at_once(make: Make) -> None:
-    async def main() -> None:
-        async with make() as platform:
-            driver, slots = platform.driver, platform.slots
-            assert await driver.current("m") == platform.first
-            for workers in (3 * slots, 2 * slots, 2 * slots, slots):
-                await driver.scale("m", workers)
-                assert await driver.current("m") == (workers if platform.knows else 0)
-
-    asyncio.run(main())
+async def test_what_was_asked_for_is_current_at_once(make: Make) -> None:
+    async with make() as platform:
+        driver, slots = platform.driver, platform.slots
+        assert await driver.current("m") == platform.first
+        for workers in (3 * slots, 2 * slots, 2 * slots, slots):
+            await driver.scale("m", workers)
+            assert await driver.current("m") == (workers if platform.knows else 0)
 
 
-def test_a_number_that_whole_processes_do_not_have_is_rounded_up(make: Make) -> None:
-    async def main() -> None:
-        async with make() as platform:
-            driver, slots, knows = platform.driver, platform.slots, platform.knows
-            await driver.scale("m", 2 * slots + 1)
-            assert await driver.current("m") == (3 * slots if slots > 1 else 3) * knows
-            await driver.scale("m", 1)
-            assert await driver.current("m") == slots * knows
-
-    asyncio.run(main())
+async def test_a_number_that_whole_processes_do_not_have_is_rounded_up(make: Make) -> None:
+    async with make() as platform:
+        driver, slots, knows = platform.driver, platform.slots, platform.knows
+        await driver.scale("m", 2 * slots + 1)
+        assert await driver.current("m") == (3 * slots if slots > 1 else 3) * knows
+        await driver.scale("m", 1)
+        assert await driver.current("m") == slots * knows
 
 
 def test_a_model_that_the_platform_does_not_have_is_refused_by_name(make: Make) -> None:
@@ -165,15 +159,12 @@ def test_a_model_that_the_platform_does_not_have_is_refused_by_name(make: Make) 
     asyncio.run(main())
 
 
-def test_costs_of_processes_that_are_gone_do_no_harm(make: Make) -> None:
-    async def main() -> None:
-        async with make() as platform:
-            await platform.driver.mark({})
-            await platform.driver.mark({"nobody": 3})
-            await platform.driver.mark({"nobody": 3})
-            assert await platform.driver.current("m") == platform.first
-
-    asyncio.run(main())
+async def test_costs_of_processes_that_are_gone_do_no_harm(make: Make) -> None:
+    async with make() as platform:
+        await platform.driver.mark({})
+        await platform.driver.mark({"nobody": 3})
+        await platform.driver.mark({"nobody": 3})
+        assert await platform.driver.current("m") == platform.first
 
 
 def test_a_platform_that_refuses_says_why(make: Make) -> None:

@@ -326,22 +326,19 @@ def test_history_adds_up_over_processes_and_is_bounded() -> None:
     assert len(history.rows()) <= HISTORY_SECONDS // STEP + 1
 
 
-def test_the_kernel_keeps_little_of_a_stream_and_notices_a_network_that_is_gone() -> None:
-    async def main() -> None:
-        async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            held.append(writer)
+async def test_the_kernel_keeps_little_of_a_stream_and_notices_a_network_that_is_gone() -> None:
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
 
-        held: list[asyncio.StreamWriter] = []
-        server = await asyncio.start_server(hold, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            bound(writer.transport)
-            connected = writer.get_extra_info("socket")
-            kept = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            assert kept <= 2 * STREAM_BYTES, "Linux doubles what it is told"
-            silence = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert silence == STREAM_SILENCE * 1000
-            for one in (writer, *held):
-                one.close()
-
-    asyncio.run(main())
+    held: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    async with server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        bound(writer.transport)
+        connected = writer.get_extra_info("socket")
+        kept = connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        assert kept <= 2 * STREAM_BYTES, "Linux doubles what it is told"
+        silence = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert silence == STREAM_SILENCE * 1000
+        for one in (writer, *held):
+            one.close()

@@ -260,7 +260,7 @@ async def test_a_connection_too_many_is_told_so_in_tls(stand: Stand, issued: Iss
     assert await client.ended()
 
 
-def test_addresses_take_turns_at_handshakes() -> None:
+async def test_addresses_take_turns_at_handshakes() -> None:
     served_: list[str] = []
 
     class Waiting:
@@ -270,19 +270,16 @@ def test_addresses_take_turns_at_handshakes() -> None:
         def take_turn(self) -> None:
             served_.append(self.name)
 
-    async def main() -> None:
-        line = FairTurns(budget=MILLISECOND, rests=False)
-        for number in range(5):
-            line.wait("10.0.0.1", Waiting(f"flood {number}").take_turn)
-        line.wait("10.0.0.2", Waiting("other").take_turn)
-        await settled(lambda: len(served_) == 6)
-
-    asyncio.run(main())
+    line = FairTurns(budget=MILLISECOND, rests=False)
+    for number in range(5):
+        line.wait("10.0.0.1", Waiting(f"flood {number}").take_turn)
+    line.wait("10.0.0.2", Waiting("other").take_turn)
+    await settled(lambda: len(served_) == 6)
     assert served_ == ["flood 0", "other", "flood 1", "flood 2", "flood 3", "flood 4"]
 
 
 @pytest.mark.parametrize(("milliseconds", "each"), [(5.0, 1), (0.4, 3), (0.1, 10)])
-def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(milliseconds: float, each: int) -> None:
+async def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(milliseconds: float, each: int) -> None:
     now, turns = [0.0], list[int]()
 
     class Waiting:
@@ -290,38 +287,31 @@ def test_a_turn_of_the_loop_is_given_to_handshakes_for_a_millisecond(millisecond
             now[0] += milliseconds / 1000
             turns[-1] += 1
 
-    async def main() -> None:
-        line = FairTurns(lambda: now[0], budget=MILLISECOND, rests=False)
-        for number in range(20):
-            line.wait(f"10.0.0.{number}", Waiting().take_turn)
-        while sum(turns) < 20:
-            turns.append(0)
-            await asyncio.sleep(0)
-
-    asyncio.run(main())
+    line = FairTurns(lambda: now[0], budget=MILLISECOND, rests=False)
+    for number in range(20):
+        line.wait(f"10.0.0.{number}", Waiting().take_turn)
+    while sum(turns) < 20:
+        turns.append(0)
+        await asyncio.sleep(0)
     served = [one for one in turns if one]
     assert max(served) <= each + 1
     assert served[0] in (each, each + 1), "the last one begins before the millisecond is over"
 
 
-def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
+async def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
     served: list[int] = []
+    line = FairTurns(lambda: 0.0, budget=MILLISECOND, rests=False)
 
-    async def main() -> None:
-        line = FairTurns(lambda: 0.0, budget=MILLISECOND, rests=False)
+    class Again:
+        def take_turn(self) -> None:
+            served[-1] += 1
+            if sum(served) < 5:
+                line.wait("10.0.0.1", self.take_turn)
 
-        class Again:
-            def take_turn(self) -> None:
-                served[-1] += 1
-                if sum(served) < 5:
-                    line.wait("10.0.0.1", self.take_turn)
-
-        line.wait("10.0.0.1", Again().take_turn)
-        while sum(served) < 5:
-            served.append(0)
-            await asyncio.sleep(0)
-
-    asyncio.run(main())
+    line.wait("10.0.0.1", Again().take_turn)
+    while sum(served) < 5:
+        served.append(0)
+        await asyncio.sleep(0)
     assert max(served) == 1
 
 

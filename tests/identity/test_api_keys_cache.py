@@ -186,14 +186,11 @@ def test_a_key_ends_at_its_instant() -> None:
 
 
 @pytest.mark.parametrize(("now", "known"), [(EPOCH + 9.999999, True), (EPOCH + 10.0, False), (EPOCH + 1e9, False)])
-def test_the_instant_itself_is_too_late(now: float, known: bool) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        store = StoreInMemory(key("a", expires_at=EPOCH + 10.0))
-        ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: now)
-        await ring.open()
-        assert (ring.identify(bearer("a")) is not None) == known
-
-    run(main)
+async def test_the_instant_itself_is_too_late(now: float, known: bool, clock: Callable[[], float]) -> None:
+    store = StoreInMemory(key("a", expires_at=EPOCH + 10.0))
+    ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: now)
+    await ring.open()
+    assert (ring.identify(bearer("a")) is not None) == known
 
 
 def test_while_the_store_is_away_the_last_known_keys_go_on() -> None:
@@ -265,18 +262,15 @@ def test_a_key_of_a_tier_that_is_gone_is_refused_and_the_others_are_not() -> Non
     assert "canary" not in str(line)
 
 
-def test_a_store_that_cannot_be_reached_is_no_beginning() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stage = Scene(clock, key("a"))
-        stage.store.away = True
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable):
-                await stage.ring.open()
-        stage.store.away = False
-        await stage.ring.open()
-        assert stage.knows("a")
-
-    run(main)
+async def test_a_store_that_cannot_be_reached_is_no_beginning(clock: Callable[[], float]) -> None:
+    stage = Scene(clock, key("a"))
+    stage.store.away = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await stage.ring.open()
+    stage.store.away = False
+    await stage.ring.open()
+    assert stage.knows("a")
 
 
 def test_nothing_shows_what_it_holds() -> None:

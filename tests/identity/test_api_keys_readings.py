@@ -25,7 +25,6 @@ from headway.runtime.counters import Counters
 from tests.identity.store import StoreInMemory
 from tests.identity.test_api_keys_cache import EPOCH, Scene, bearer, key, played
 from tests.identity.writing import id_of
-from tests.virtual_time import run
 
 BEAT = 1.01
 
@@ -88,7 +87,7 @@ def test_keys_are_as_old_as_the_last_reading_of_all_that_was_needed() -> None:
     played(scene, key("a"), key("b"))
 
 
-def test_what_a_bite_says_of_a_key_is_older_than_its_change() -> None:
+async def test_what_a_bite_says_of_a_key_is_older_than_its_change(clock: Callable[[], float]) -> None:
     """The bite that is under way was read before the key was revoked, and comes after that was heard."""
 
     class Store(StoreInMemory):
@@ -100,25 +99,22 @@ def test_what_a_bite_says_of_a_key_is_older_than_its_change() -> None:
                 await self.held.wait()
             return found
 
-    async def main(clock: Callable[[], float]) -> None:
-        store = Store(key("a"))
-        stage = Scene(clock)
-        ring = stage.ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: EPOCH)
-        await ring.open()
-        store.restore(key("a"))
-        await ring.refresh()
-        store.held = asyncio.Event()
-        reading = ring._reading
-        assert reading is not None
-        bite = asyncio.create_task(ring._read_on(reading))
-        await asyncio.sleep(0.1)
-        await store.expire(id_of("a"), 0.0)
-        await ring.refresh()
-        store.held.set()
-        await bite
-        assert not stage.knows("a")
-
-    run(main)
+    store = Store(key("a"))
+    stage = Scene(clock)
+    ring = stage.ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: EPOCH)
+    await ring.open()
+    store.restore(key("a"))
+    await ring.refresh()
+    store.held = asyncio.Event()
+    reading = ring._reading
+    assert reading is not None
+    bite = asyncio.create_task(ring._read_on(reading))
+    await asyncio.sleep(0.1)
+    await store.expire(id_of("a"), 0.0)
+    await ring.refresh()
+    store.held.set()
+    await bite
+    assert not stage.knows("a")
 
 
 def test_many_changes_come_in_bites_of_one_beat() -> None:
@@ -146,23 +142,20 @@ def test_ended_keys_are_not_held() -> None:
     played(scene, key("a"), key("b"), key("ended", expires_at=EPOCH))
 
 
-def test_a_clock_that_was_wrong_costs_no_key() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        stage = Scene(clock, key("a", expires_at=EPOCH + 1e6))
-        skew = 0.0
-        stage.ring = ApiKeyCache(stage.store, Settings(), Counters(), clock, lambda: EPOCH + skew)
-        await stage.ring.open()
-        skew = 1e7
-        for _ in range(64):
-            await stage.ring.refresh()
-        assert len(stage.ring) == 0
-        skew = 0.0
+async def test_a_clock_that_was_wrong_costs_no_key(clock: Callable[[], float]) -> None:
+    stage = Scene(clock, key("a", expires_at=EPOCH + 1e6))
+    skew = 0.0
+    stage.ring = ApiKeyCache(stage.store, Settings(), Counters(), clock, lambda: EPOCH + skew)
+    await stage.ring.open()
+    skew = 1e7
+    for _ in range(64):
         await stage.ring.refresh()
-        assert stage.ring._reading is not None
-        await stage.ring._read_on(stage.ring._reading)
-        assert stage.knows("a")
-
-    run(main)
+    assert len(stage.ring) == 0
+    skew = 0.0
+    await stage.ring.refresh()
+    assert stage.ring._reading is not None
+    await stage.ring._read_on(stage.ring._reading)
+    assert stage.knows("a")
 
 
 def test_long_ended_keys_leave_the_store() -> None:

@@ -121,133 +121,118 @@ def test_what_is_no_key_set(text: bytes) -> None:
         read_keys(text, "ES256")
 
 
-def test_an_issuers_keys_are_read_again_every_few_minutes_and_soon_after_a_failure() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        shelf = Shelf(clock, jwks(jwk("ES256")))
-        keyset = KeySet(issuer(), shelf, clock)
-        await keyset.open()
-        loop = asyncio.create_task(keyset.run())
-        await asyncio.sleep(301)
-        shelf.content = "down"
-        await asyncio.sleep(340)
-        shelf.content = jwks(jwk("ES256"))
-        await asyncio.sleep(300)
-        loop.cancel()
-        assert shelf.asked == [1000, 1300, 1600, 1601, 1603, 1607, 1615, 1625, 1635, 1645]
-
-    run(main)
+async def test_an_issuers_keys_are_read_again_every_few_minutes_and_soon_after_a_failure(
+    clock: Callable[[], float],
+) -> None:
+    shelf = Shelf(clock, jwks(jwk("ES256")))
+    keyset = KeySet(issuer(), shelf, clock)
+    await keyset.open()
+    loop = asyncio.create_task(keyset.run())
+    await asyncio.sleep(301)
+    shelf.content = "down"
+    await asyncio.sleep(340)
+    shelf.content = jwks(jwk("ES256"))
+    await asyncio.sleep(300)
+    loop.cancel()
+    assert shelf.asked == [1000, 1300, 1600, 1601, 1603, 1607, 1615, 1625, 1635, 1645]
 
 
 @pytest.mark.parametrize("garbage", ["no answer", b"<html>", b"{}"])
-def test_what_is_wrong_changes_nothing_and_is_logged_once(garbage: bytes | str) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        shelf = Shelf(clock, jwks(jwk("ES256")))
-        keyset = KeySet(issuer(), shelf, clock)
-        await keyset.open()
-        key = keyset.find("first")
-        assert key is not None
-        shelf.content = garbage
-        with capture_logs() as logs:
-            for _ in range(3):
-                await keyset.refresh()
-        assert [line["event"] for line in logs] == ["the last known keys of the issuer go on"]
-        assert keyset.find("first") is key
-        assert key.live
-        shelf.content = jwks(jwk("ES256"))
-        with capture_logs() as logs:
+async def test_what_is_wrong_changes_nothing_and_is_logged_once(
+    garbage: bytes | str, clock: Callable[[], float]
+) -> None:
+    shelf = Shelf(clock, jwks(jwk("ES256")))
+    keyset = KeySet(issuer(), shelf, clock)
+    await keyset.open()
+    key = keyset.find("first")
+    assert key is not None
+    shelf.content = garbage
+    with capture_logs() as logs:
+        for _ in range(3):
             await keyset.refresh()
-            await keyset.refresh()
-        assert [line["event"] for line in logs] == ["the issuer's keys can be read again"]
-        assert keyset.find("first") is key, "the same key stays the same object"
-
-    run(main)
-
-
-def test_a_key_that_has_left_is_dead_and_a_new_one_is_found() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        shelf = Shelf(clock, jwks(jwk("ES256", "old")))
-        keyset = KeySet(issuer(), shelf, clock)
-        await keyset.open()
-        old = keyset.find("old")
-        shelf.content = jwks(jwk("ES256", "new"))
+    assert [line["event"] for line in logs] == ["the last known keys of the issuer go on"]
+    assert keyset.find("first") is key
+    assert key.live
+    shelf.content = jwks(jwk("ES256"))
+    with capture_logs() as logs:
         await keyset.refresh()
-        assert old is not None
-        assert not old.live
-        assert keyset.find("old") is None
-        assert keyset.find("new") is not None
-        shelf.content = jwks(jwk("ES256", "other", kid="new"))
-        before = keyset.find("new")
         await keyset.refresh()
-        assert before is not None
-        assert not before.live, "another key under the same id"
-        shelf.content = jwks()
-        with capture_logs() as logs:
-            await keyset.refresh()
-        assert keyset.find("new") is None, "a key set without keys is believed"
-        assert [line["event"] for line in logs] == ["the issuer has no key that can be used"]
-
-    run(main)
+    assert [line["event"] for line in logs] == ["the issuer's keys can be read again"]
+    assert keyset.find("first") is key, "the same key stays the same object"
 
 
-def test_who_wants_an_unknown_key_has_it_read_once_in_a_while() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        shelf = Shelf(clock, jwks(jwk("ES256")))
-        keyset = KeySet(issuer(), shelf, clock)
-        await keyset.open()
-        loop = asyncio.create_task(keyset.run())
-        await asyncio.sleep(AGAIN - 1)
-        assert not keyset.want(), "it was read of late"
-        await asyncio.sleep(1)
-        shelf.gate.clear()
-        assert keyset.want()
-        assert keyset.want()
-        await settle()
-        assert keyset.want(), "it is being read"
-        shelf.gate.set()
-        await settle()
-        assert not keyset.want()
-        assert shelf.asked == [1000, 1000 + AGAIN]
-        loop.cancel()
-
-    run(main)
-
-
-def test_without_an_id_only_an_only_key_is_meant() -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        shelf = Shelf(clock, jwks(jwk("ES256", "one")))
-        keyset = KeySet(issuer(), shelf, clock)
-        assert keyset.find(None) is None
-        await keyset.open()
-        assert keyset.find(None) is keyset.find("one")
-        shelf.content = jwks(jwk("ES256", "one"), jwk("ES256", "two"))
+async def test_a_key_that_has_left_is_dead_and_a_new_one_is_found(clock: Callable[[], float]) -> None:
+    shelf = Shelf(clock, jwks(jwk("ES256", "old")))
+    keyset = KeySet(issuer(), shelf, clock)
+    await keyset.open()
+    old = keyset.find("old")
+    shelf.content = jwks(jwk("ES256", "new"))
+    await keyset.refresh()
+    assert old is not None
+    assert not old.live
+    assert keyset.find("old") is None
+    assert keyset.find("new") is not None
+    shelf.content = jwks(jwk("ES256", "other", kid="new"))
+    before = keyset.find("new")
+    await keyset.refresh()
+    assert before is not None
+    assert not before.live, "another key under the same id"
+    shelf.content = jwks()
+    with capture_logs() as logs:
         await keyset.refresh()
-        assert keyset.find(None) is None
+    assert keyset.find("new") is None, "a key set without keys is believed"
+    assert [line["event"] for line in logs] == ["the issuer has no key that can be used"]
 
-    run(main)
+
+async def test_who_wants_an_unknown_key_has_it_read_once_in_a_while(clock: Callable[[], float]) -> None:
+    shelf = Shelf(clock, jwks(jwk("ES256")))
+    keyset = KeySet(issuer(), shelf, clock)
+    await keyset.open()
+    loop = asyncio.create_task(keyset.run())
+    await asyncio.sleep(AGAIN - 1)
+    assert not keyset.want(), "it was read of late"
+    await asyncio.sleep(1)
+    shelf.gate.clear()
+    assert keyset.want()
+    assert keyset.want()
+    await settle()
+    assert keyset.want(), "it is being read"
+    shelf.gate.set()
+    await settle()
+    assert not keyset.want()
+    assert shelf.asked == [1000, 1000 + AGAIN]
+    loop.cancel()
 
 
-def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+async def test_without_an_id_only_an_only_key_is_meant(clock: Callable[[], float]) -> None:
+    shelf = Shelf(clock, jwks(jwk("ES256", "one")))
+    keyset = KeySet(issuer(), shelf, clock)
+    assert keyset.find(None) is None
+    await keyset.open()
+    assert keyset.find(None) is keyset.find("one")
+    shelf.content = jwks(jwk("ES256", "one"), jwk("ES256", "two"))
+    await keyset.refresh()
+    assert keyset.find(None) is None
+
+
+async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, clock: Callable[[], float]) -> None:
     path = tmp_path / "jwks.json"
     path.write_bytes(jwks(jwk("ES256", "old")))
-
-    async def main(clock: Callable[[], float]) -> None:
-        source = FileSource(path)
-        keyset = KeySet(issuer(jwks=str(path)), source, clock)
-        await keyset.open()
-        assert await source.read() is None
-        loop = asyncio.create_task(keyset.run())
-        path.unlink()
-        with capture_logs() as logs:
-            await asyncio.sleep(2.5)
-        assert [line["log_level"] for line in logs] == ["warning"]
-        assert keyset.find("old") is not None
-        path.write_bytes(jwks(jwk("ES256", "new")))
-        await asyncio.sleep(1)
-        assert keyset.find("old") is None
-        assert keyset.find("new") is not None
-        loop.cancel()
-
-    run(main)
+    source = FileSource(path)
+    keyset = KeySet(issuer(jwks=str(path)), source, clock)
+    await keyset.open()
+    assert await source.read() is None
+    loop = asyncio.create_task(keyset.run())
+    path.unlink()
+    with capture_logs() as logs:
+        await asyncio.sleep(2.5)
+    assert [line["log_level"] for line in logs] == ["warning"]
+    assert keyset.find("old") is not None
+    path.write_bytes(jwks(jwk("ES256", "new")))
+    await asyncio.sleep(1)
+    assert keyset.find("old") is None
+    assert keyset.find("new") is not None
+    loop.cancel()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b" " * 300_000])
@@ -267,10 +252,7 @@ def test_a_file_without_a_key_set_is_an_error_at_the_start(content: bytes | None
     ("url", "warned"),
     [("http://idp/jwks", True), ("https://idp/jwks", False), ("http://127.0.0.1:1/", False), ("http://[::1]/", False)],
 )
-def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool) -> None:
-    async def main(clock: Callable[[], float]) -> None:
-        with capture_logs() as logs:
-            await KeySet(issuer(jwks=url), Shelf(clock, jwks(jwk("ES256"))), clock).open()
-        assert [line["log_level"] for line in logs] == ["warning"] * warned
-
-    run(main)
+async def test_keys_that_come_in_the_clear_are_warned_of(url: str, warned: bool, clock: Callable[[], float]) -> None:
+    with capture_logs() as logs:
+        await KeySet(issuer(jwks=url), Shelf(clock, jwks(jwk("ES256"))), clock).open()
+    assert [line["log_level"] for line in logs] == ["warning"] * warned

@@ -77,17 +77,14 @@ def test_keys_of_an_address_where_nobody_listens_are_unreadable() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\x00" * 100])
-def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable(answer: bytes) -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
-            writer.close()
+async def test_keys_in_an_answer_that_is_not_http_or_is_cut_short_are_unreadable(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
 
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(Unreadable, match="cannot be fetched"):
-                await UrlSource(f"http://127.0.0.1:{port}/").read()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unreadable, match="cannot be fetched"):
+            await UrlSource(f"http://127.0.0.1:{port}/").read()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -27,29 +26,22 @@ def issuers(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
-    async def main() -> None:
-        identity, resources = stores.make_identity(Settings(jwt=issuers), Counters())
-        assert isinstance(identity, Tokens)
-        assert list(resources) == [identity]
-        for resource in resources:
-            await resource.open()
-        for resource in resources:
-            await resource.close()
-
-    asyncio.run(main())
+async def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
+    identity, resources = stores.make_identity(Settings(jwt=issuers), Counters())
+    assert isinstance(identity, Tokens)
+    assert list(resources) == [identity]
+    for resource in resources:
+        await resource.open()
+    for resource in resources:
+        await resource.close()
 
 
-def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
+async def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("keys = []\n")
-
-    async def main() -> None:
-        identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
-        assert isinstance(identity, CombinedIdentity)
-        assert any(isinstance(resource, Tokens) for resource in resources)
-
-    asyncio.run(main())
+    identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
+    assert isinstance(identity, CombinedIdentity)
+    assert any(isinstance(resource, Tokens) for resource in resources)
 
 
 @pytest.mark.parametrize("package", ["jwt", "cryptography"])

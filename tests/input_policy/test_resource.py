@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -58,41 +57,32 @@ def test_what_is_no_function_of_python_is_refused_with_its_rule(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("name", "reason"), [("no", "has no 'no'"), ("unannotated", "returned bool for this input, expected str")]
 )
-def test_a_function_that_does_not_judge_a_first_text_is_refused(tmp_path: Path, name: str, reason: str) -> None:
-    async def main() -> None:
-        policy = resource(tmp_path, FUNCTION.format(f"tests.targets.guard:{name}"))
-        with pytest.raises(SettingError, match=reason) as told:
-            await policy.open()
-        assert "-> list[bool]" in told.value.hint
-        await policy.close()
-
-    asyncio.run(main())
+async def test_a_function_that_does_not_judge_a_first_text_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    policy = resource(tmp_path, FUNCTION.format(f"tests.targets.guard:{name}"))
+    with pytest.raises(SettingError, match=reason) as told:
+        await policy.open()
+    assert "-> list[bool]" in told.value.hint
+    await policy.close()
 
 
 @pytest.mark.processes
-def test_a_function_that_is_misspelt_is_told_what_is_meant(tmp_path: Path) -> None:
-    async def main() -> None:
-        policy = resource(tmp_path, FUNCTION.format("tests.targets.guard:unanotated"))
-        with pytest.raises(SettingError, match=r"has no 'unanotated'\. Did you mean 'unannotated'\?$"):
-            await policy.open()
-        await policy.close()
-
-    asyncio.run(main())
-
-
-def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
-    async def main() -> None:
-        policy = resource(tmp_path, WORDS)
+async def test_a_function_that_is_misspelt_is_told_what_is_meant(tmp_path: Path) -> None:
+    policy = resource(tmp_path, FUNCTION.format("tests.targets.guard:unanotated"))
+    with pytest.raises(SettingError, match=r"has no 'unanotated'\. Did you mean 'unannotated'\?$"):
         await policy.open()
-        assert refused(policy, "evil")
-        (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "(evil"))
-        with pytest.raises(SettingError, match="is no pattern"):
-            await policy.reread()
-        assert refused(policy, "evil")
-        (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "wicked"))
-        await policy.reread()
-        assert not refused(policy, "evil")
-        assert refused(policy, "wicked")
-        await policy.close()
+    await policy.close()
 
-    asyncio.run(main())
+
+async def test_a_second_reading_puts_new_rules_in_force_and_a_bad_file_keeps_the_old_ones(tmp_path: Path) -> None:
+    policy = resource(tmp_path, WORDS)
+    await policy.open()
+    assert refused(policy, "evil")
+    (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "(evil"))
+    with pytest.raises(SettingError, match="is no pattern"):
+        await policy.reread()
+    assert refused(policy, "evil")
+    (tmp_path / "policy.toml").write_text(WORDS.replace("evil", "wicked"))
+    await policy.reread()
+    assert not refused(policy, "evil")
+    assert refused(policy, "wicked")
+    await policy.close()

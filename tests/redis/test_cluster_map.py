@@ -12,7 +12,6 @@ from headway.brokers.redis import cluster
 from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.link import Address
 from headway.brokers.redis.server import Server
-from tests.virtual_time import run
 
 LAST = 16_383
 
@@ -65,43 +64,34 @@ class Node:
 @pytest.mark.parametrize(
     ("named", "host"), [("inside", "inside"), (b"inside", "inside"), (None, "seed"), ("", "seed"), ("?", "seed")]
 )
-def test_a_node_is_asked_by_the_name_that_it_has_in_the_map(named: str | None, host: str) -> None:
-    async def main(clock: object) -> None:
-        nodes = Nodes((named, 7001))
-        client = nodes.client(("seed", 7000))
-        await client.call("key", "GET")
-        assert nodes.those("GET") == [(host, 7001)]
-        assert client.server_of("key") == f"{host}:7001"
-
-    run(main)
+async def test_a_node_is_asked_by_the_name_that_it_has_in_the_map(named: str | None, host: str, clock: object) -> None:
+    nodes = Nodes((named, 7001))
+    client = nodes.client(("seed", 7000))
+    await client.call("key", "GET")
+    assert nodes.those("GET") == [(host, 7001)]
+    assert client.server_of("key") == f"{host}:7001"
 
 
-def test_what_goes_to_all_nodes_goes_to_those_that_there_are_now() -> None:
-    async def main(clock: object) -> None:
-        nodes = Nodes(("a", 1), ("b", 2))
-        client = nodes.client(("a", 1))
-        await client.everywhere("PING")
-        assert nodes.those("PING") == [("a", 1), ("b", 2)]
-        nodes.own(("a", 1), ("c", 3))
-        await client.everywhere("PING")
-        assert nodes.those("PING") == [("a", 1), ("c", 3)]
-
-    run(main)
+async def test_what_goes_to_all_nodes_goes_to_those_that_there_are_now(clock: object) -> None:
+    nodes = Nodes(("a", 1), ("b", 2))
+    client = nodes.client(("a", 1))
+    await client.everywhere("PING")
+    assert nodes.those("PING") == [("a", 1), ("b", 2)]
+    nodes.own(("a", 1), ("c", 3))
+    await client.everywhere("PING")
+    assert nodes.those("PING") == [("a", 1), ("c", 3)]
 
 
 @pytest.mark.parametrize("left", [[], [("a", 1)], [("elsewhere", 9)]])
-def test_after_a_node_is_left_the_map_is_learnt_anew(left: Sequence[Address]) -> None:
-    async def main(clock: object) -> None:
-        nodes = Nodes(("a", 1))
-        client = nodes.client(("a", 1))
-        await client.call("key", "GET")
-        nodes.asked.clear()
-        for address in left:
-            await client.leave(address)
-        assert nodes.those("leave a") == [address for address in left if address == ("a", 1)]
-        await asyncio.sleep(cluster.REFRESH_EVERY)
-        await client.call("key", "GET")
-        await asyncio.sleep(0)
-        assert len(nodes.those("CLUSTER SLOTS")) == len(left)
-
-    run(main)
+async def test_after_a_node_is_left_the_map_is_learnt_anew(left: Sequence[Address], clock: object) -> None:
+    nodes = Nodes(("a", 1))
+    client = nodes.client(("a", 1))
+    await client.call("key", "GET")
+    nodes.asked.clear()
+    for address in left:
+        await client.leave(address)
+    assert nodes.those("leave a") == [address for address in left if address == ("a", 1)]
+    await asyncio.sleep(cluster.REFRESH_EVERY)
+    await client.call("key", "GET")
+    await asyncio.sleep(0)
+    assert len(nodes.those("CLUSTER SLOTS")) == len(left)

@@ -16,7 +16,6 @@ from tests.contracts.brokers import AT_ONCE, LIMITS, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.redis.stand import brokers, real
 from tests.servers.redis import RunningServer, SharedServers
-from tests.virtual_time import run
 
 MODELS = [f"m{number}" for number in range(30)]
 BRIEF = 0.3
@@ -113,96 +112,84 @@ class Server:
         self.changed.clear()
 
 
-def test_keys_that_come_later_are_read_at_once_and_soon_together_with_the_others() -> None:
-    async def main(clock: Clock) -> None:
-        server = Server()
-        reads = BlockingReads(server.read, lambda: 2.0)
-        got: list[tuple[str, str | None]] = []
+async def test_keys_that_come_later_are_read_at_once_and_soon_together_with_the_others(clock: Clock) -> None:
+    server = Server()
+    reads = BlockingReads(server.read, lambda: 2.0)
+    got: list[tuple[str, str | None]] = []
 
-        async def keep(key: str) -> None:
-            while True:
-                got.append((key, await reads.wait(key, "0")))
+    async def keep(key: str) -> None:
+        while True:
+            got.append((key, await reads.wait(key, "0")))
 
-        tasks = [asyncio.ensure_future(keep(key)) for key in "ab"]
-        await asyncio.sleep(0.5)
-        tasks.append(asyncio.ensure_future(keep("c")))
-        await asyncio.sleep(0.1)
-        assert [keys for keys, _ in server.reads] == [{"a", "b"}, {"c"}]
-        assert [wait for _, wait in server.reads] == pytest.approx([2.0, 1.5])
-        server.put("c", "1")
-        await asyncio.sleep(0.1)
-        assert got == [("c", "1")]
-        await asyncio.sleep(1.5)
-        assert server.reads[-1] == ({"a", "b", "c"}, 2.0)
-        assert sorted(got[1:]) == [("a", None), ("b", None), ("c", None)]
-        server.put("b", "2")
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.1)
-        assert got[-1] == ("b", "2")
-        assert server.reads[-1][0] == {"a", "b", "c"}
-        assert len(reads._reading) == 1
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0.0)
-        assert not reads._reading
-
-    run(main)
+    tasks = [asyncio.ensure_future(keep(key)) for key in "ab"]
+    await asyncio.sleep(0.5)
+    tasks.append(asyncio.ensure_future(keep("c")))
+    await asyncio.sleep(0.1)
+    assert [keys for keys, _ in server.reads] == [{"a", "b"}, {"c"}]
+    assert [wait for _, wait in server.reads] == pytest.approx([2.0, 1.5])
+    server.put("c", "1")
+    await asyncio.sleep(0.1)
+    assert got == [("c", "1")]
+    await asyncio.sleep(1.5)
+    assert server.reads[-1] == ({"a", "b", "c"}, 2.0)
+    assert sorted(got[1:]) == [("a", None), ("b", None), ("c", None)]
+    server.put("b", "2")
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.1)
+    assert got[-1] == ("b", "2")
+    assert server.reads[-1][0] == {"a", "b", "c"}
+    assert len(reads._reading) == 1
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0.0)
+    assert not reads._reading
 
 
-def test_keys_that_come_one_after_the_other_make_a_few_reads() -> None:
-    async def main(clock: Clock) -> None:
-        server = Server()
-        reads = BlockingReads(server.read, lambda: 2.0)
-        waiting = []
-        for number in range(50):
-            waiting.append(asyncio.ensure_future(reads.wait(f"key {number}", "0")))
-            await asyncio.sleep(0.001)
-        assert len(server.reads) <= FEW + 3
-        await asyncio.sleep(0.05)
-        for number in range(50):
-            server.put(f"key {number}", "1")
-        assert await asyncio.gather(*waiting) == ["1"] * 50
-
-    run(main)
+async def test_keys_that_come_one_after_the_other_make_a_few_reads(clock: Clock) -> None:
+    server = Server()
+    reads = BlockingReads(server.read, lambda: 2.0)
+    waiting = []
+    for number in range(50):
+        waiting.append(asyncio.ensure_future(reads.wait(f"key {number}", "0")))
+        await asyncio.sleep(0.001)
+    assert len(server.reads) <= FEW + 3
+    await asyncio.sleep(0.05)
+    for number in range(50):
+        server.put(f"key {number}", "1")
+    assert await asyncio.gather(*waiting) == ["1"] * 50
 
 
-def test_a_read_that_fails_tells_all_who_wait() -> None:
-    async def main(clock: Clock) -> None:
-        server = Server()
-        reads = BlockingReads(server.read, lambda: 2.0)
-        waiting = [asyncio.ensure_future(reads.wait(key, "0")) for key in "ab"]
-        await asyncio.sleep(0.1)
-        server.broken = True
-        server.put("x", "nothing")
-        for one in waiting:
-            with pytest.raises(BrokerUnavailable):
-                await one
-        server.broken = False
-        again = asyncio.ensure_future(reads.wait("a", "0"))
-        await asyncio.sleep(0.1)
-        server.put("a", "1")
-        assert await again == "1"
-
-    run(main)
+async def test_a_read_that_fails_tells_all_who_wait(clock: Clock) -> None:
+    server = Server()
+    reads = BlockingReads(server.read, lambda: 2.0)
+    waiting = [asyncio.ensure_future(reads.wait(key, "0")) for key in "ab"]
+    await asyncio.sleep(0.1)
+    server.broken = True
+    server.put("x", "nothing")
+    for one in waiting:
+        with pytest.raises(BrokerUnavailable):
+            await one
+    server.broken = False
+    again = asyncio.ensure_future(reads.wait("a", "0"))
+    await asyncio.sleep(0.1)
+    server.put("a", "1")
+    assert await again == "1"
 
 
-def test_a_place_that_is_waited_for_anew_gets_nothing_of_the_former_read() -> None:
-    async def main(clock: Clock) -> None:
-        server = Server()
-        reads = BlockingReads(server.read, lambda: 2.0)
-        other = asyncio.ensure_future(reads.wait("b", "0"))
-        first = asyncio.ensure_future(reads.wait("a", "0"))
-        await asyncio.sleep(0.1)
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
-        second = asyncio.ensure_future(reads.wait("a", "5"))
-        await asyncio.sleep(0.1)
-        server.there["a"] = "of the first read"
-        server.put("b", "1")
-        assert await other == "1"
-        assert not second.done()
-        server.put("a", "2")
-        assert await second == "2"
-
-    run(main)
+async def test_a_place_that_is_waited_for_anew_gets_nothing_of_the_former_read(clock: Clock) -> None:
+    server = Server()
+    reads = BlockingReads(server.read, lambda: 2.0)
+    other = asyncio.ensure_future(reads.wait("b", "0"))
+    first = asyncio.ensure_future(reads.wait("a", "0"))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    second = asyncio.ensure_future(reads.wait("a", "5"))
+    await asyncio.sleep(0.1)
+    server.there["a"] = "of the first read"
+    server.put("b", "1")
+    assert await other == "1"
+    assert not second.done()
+    server.put("a", "2")
+    assert await second == "2"

@@ -62,22 +62,19 @@ class _Transport:
         self.aborted = True
 
 
-def test_a_link_reads_large_answers_and_goes_on_with_others() -> None:
-    async def main() -> None:
-        parser = SimpleNamespace(parse_error=ResponseError)
-        made = link.Link(SimpleNamespace(_parser=parser))
-        made._answers = hiredis.Reader(notEnoughData=link._MORE)
-        answers = [[b"$4\r\nab", b"cd\r\n"], [b"+PONG\r\n"], [b"-ERR no\r\n"], [b"$-1\r\n"], [b"?\r\n"]]
-        transport: Any = _Transport(answers, made.data_received)
-        made._transport = transport
-        assert await made.ask_large(("GETRANGE", "key", 0, 3)) == b"abcd"
-        assert await made.ask(b"PING") == b"PONG"
-        with pytest.raises(ResponseError, match="ERR no"):
-            await made.ask_large(("GETRANGE", "key", 0, 3))
-        assert not transport.aborted
-        assert await made.ask_large(("GETRANGE", "key", 0, 3)) is None
-        with pytest.raises(InvalidResponse):
-            await made.ask_large(("GETRANGE", "key", 0, 3))
-        assert transport.aborted
-
-    asyncio.run(main())
+async def test_a_link_reads_large_answers_and_goes_on_with_others() -> None:
+    parser = SimpleNamespace(parse_error=ResponseError)
+    made = link.Link(SimpleNamespace(_parser=parser))
+    made._answers = hiredis.Reader(notEnoughData=link._MORE)
+    answers = [[b"$4\r\nab", b"cd\r\n"], [b"+PONG\r\n"], [b"-ERR no\r\n"], [b"$-1\r\n"], [b"?\r\n"]]
+    transport: Any = _Transport(answers, made.data_received)
+    made._transport = transport
+    assert await made.ask_large(("GETRANGE", "key", 0, 3)) == b"abcd"
+    assert await made.ask(b"PING") == b"PONG"
+    with pytest.raises(ResponseError, match="ERR no"):
+        await made.ask_large(("GETRANGE", "key", 0, 3))
+    assert not transport.aborted
+    assert await made.ask_large(("GETRANGE", "key", 0, 3)) is None
+    with pytest.raises(InvalidResponse):
+        await made.ask_large(("GETRANGE", "key", 0, 3))
+    assert transport.aborted

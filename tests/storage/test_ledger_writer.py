@@ -27,7 +27,6 @@ from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
-from tests import virtual_time
 from tests.storage.fake_ledger import FakeLedger
 
 Clock = Callable[[], float]
@@ -86,20 +85,17 @@ async def keeping(clock: Clock, *, away: bool = False, **settings: Any) -> Async
         await stand.stop()
 
 
-def test_a_note_becomes_a_record() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted([note()])
-            it.wall += 100.0
-            await asyncio.sleep(INTERVAL)
-        [record] = it.ledger.records
-        assert (record.id, record.user, record.tenant, record.tier) == ("id-0", "alice", "acme", "free")
-        assert (record.model, record.status, record.error) == ("m", "completed", "")
-        assert (record.created_at, record.completed_at, record.latency_ms) == (NOW - 0.25, NOW, 250.0)
-        assert (record.batch_size, record.worker) == (32, "gpu-0")
-        assert (record.input, record.output) == (None, None)
-
-    virtual_time.run(main)
+async def test_a_note_becomes_a_record(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.noted([note()])
+        it.wall += 100.0
+        await asyncio.sleep(INTERVAL)
+    [record] = it.ledger.records
+    assert (record.id, record.user, record.tenant, record.tier) == ("id-0", "alice", "acme", "free")
+    assert (record.model, record.status, record.error) == ("m", "completed", "")
+    assert (record.created_at, record.completed_at, record.latency_ms) == (NOW - 0.25, NOW, 250.0)
+    assert (record.batch_size, record.worker) == (32, "gpu-0")
+    assert (record.input, record.output) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -110,384 +106,309 @@ def test_a_note_becomes_a_record() -> None:
         (errors.IDEMPOTENCY_MISUSE, "IDEMPOTENCY_CONFLICT"),
     ],
 )
-def test_a_failure_is_recorded_by_the_code_that_clients_read_and_never_by_its_text(code: str, shown: str) -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted([note(output=None, ran=None, failure=Failure(code, "secret text"))])
-        [record] = it.ledger.records
-        assert (record.status, record.error, record.batch_size, record.worker) == ("failed", shown, 0, "")
-        assert "secret" not in repr(record)
-
-    virtual_time.run(main)
-
-
-def test_who_got_anothers_answer_never_ran() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted([note(shared=DedupKind.SAME)])
-        [record] = it.ledger.records
-        assert (record.status, record.batch_size, record.worker) == ("completed", 0, "")
-
-    virtual_time.run(main)
+async def test_a_failure_is_recorded_by_the_code_that_clients_read_and_never_by_its_text(
+    code: str, shown: str, clock: Clock
+) -> None:
+    async with keeping(clock) as it:
+        it.noted([note(output=None, ran=None, failure=Failure(code, "secret text"))])
+    [record] = it.ledger.records
+    assert (record.status, record.error, record.batch_size, record.worker) == ("failed", shown, 0, "")
+    assert "secret" not in repr(record)
 
 
-def test_content_is_recorded_where_that_is_asked_for_and_made_storable() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, ledger_content=True) as it:
-            it.noted([note(output="nul \0 and \ud800")])
-        [record] = it.ledger.records
-        assert (record.input, record.output) == ("secret input", "nul \\x00 and \\ud800")
-
-    virtual_time.run(main)
+async def test_who_got_anothers_answer_never_ran(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.noted([note(shared=DedupKind.SAME)])
+    [record] = it.ledger.records
+    assert (record.status, record.batch_size, record.worker) == ("completed", 0, "")
 
 
-def test_a_name_that_a_client_made_up_is_cut_and_made_storable() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted([note(model="\0\ud800" + "m" * 1000)])
-        [record] = it.ledger.records
-        assert record.model == "\\x00\\ud800" + "m" * (NAME_LENGTH - 2)
-
-    virtual_time.run(main)
+async def test_content_is_recorded_where_that_is_asked_for_and_made_storable(clock: Clock) -> None:
+    async with keeping(clock, ledger_content=True) as it:
+        it.noted([note(output="nul \0 and \ud800")])
+    [record] = it.ledger.records
+    assert (record.input, record.output) == ("secret input", "nul \\x00 and \\ud800")
 
 
-def test_records_are_written_in_bulk_four_times_a_second() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            for number in range(100):
-                it.noted([note(number)])
-                await asyncio.sleep(INTERVAL / 50)
-            await asyncio.sleep(INTERVAL)
-            assert it.ids == list(range(100))
-            assert it.ledger.calls <= 4
-
-    virtual_time.run(main)
+async def test_a_name_that_a_client_made_up_is_cut_and_made_storable(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.noted([note(model="\0\ud800" + "m" * 1000)])
+    [record] = it.ledger.records
+    assert record.model == "\\x00\\ud800" + "m" * (NAME_LENGTH - 2)
 
 
-def test_many_notes_do_not_wait_for_the_interval() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            began = clock()
-            it.noted(notes(BULK * 3))
-            await asyncio.sleep(0.001)
-            assert it.ids == list(range(BULK * 3))
-            assert {len(batch) for batch in it.ledger.batches} <= set(range(1, BULK + 1))
-            assert clock() - began < INTERVAL / 10
-
-    virtual_time.run(main)
+async def test_records_are_written_in_bulk_four_times_a_second(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        for number in range(100):
+            it.noted([note(number)])
+            await asyncio.sleep(INTERVAL / 50)
+        await asyncio.sleep(INTERVAL)
+        assert it.ids == list(range(100))
+        assert it.ledger.calls <= 4
 
 
-def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_comes_then_is_dropped_and_counted() -> None:
-    async def main(clock: Clock) -> None:
-        with structlog.testing.capture_logs() as logs:
-            async with keeping(clock, ledger_buffer=1000) as it:
-                it.ledger.away = True
-                for first in range(0, 3000, 30):
-                    it.noted(notes(30, first))
-                    await asyncio.sleep(0.1)
-                    assert it.journal.waiting <= 1000
-                assert it.counters.ledger_dropped == 2000
-                it.ledger.away = False
-                await asyncio.sleep(1.0)
-                assert it.ids == list(range(1000))
-                it.noted(notes(1000, 5000))
-                await asyncio.sleep(INTERVAL)
-                assert it.ids[1000:] == list(range(5000, 6000))
-                assert it.counters.ledger_dropped == 2000
-        assert [(line["event"], line["log_level"]) for line in logs] == [
-            ("the ledger is out of reach", "warning"),
-            ("the ledger is back", "info"),
-        ]
-
-    virtual_time.run(main)
+async def test_many_notes_do_not_wait_for_the_interval(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        began = clock()
+        it.noted(notes(BULK * 3))
+        await asyncio.sleep(0.001)
+        assert it.ids == list(range(BULK * 3))
+        assert {len(batch) for batch in it.ledger.batches} <= set(range(1, BULK + 1))
+        assert clock() - began < INTERVAL / 10
 
 
-def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_way() -> None:
-    async def main(clock: Clock) -> None:
+async def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_comes_then_is_dropped_and_counted(
+    clock: Clock,
+) -> None:
+    with structlog.testing.capture_logs() as logs:
         async with keeping(clock, ledger_buffer=1000) as it:
-            it.ledger.slow = 1.0
-            it.noted(notes(1700))
-            assert it.journal.waiting == 1000
-            await asyncio.sleep(0.5)
-            it.noted(notes(10, 2000))
-            assert (it.journal.waiting, it.counters.ledger_dropped) == (1000, 710)
-            await asyncio.sleep(1000 / FIRST_BULK)
-            assert it.ids == list(range(1000))
-            it.noted(notes(10, 3000))
-            assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 710)
-
-    virtual_time.run(main)
-
-
-def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_least_each_second() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
             it.ledger.away = True
-            it.noted(notes(1))
-            await asyncio.sleep(60.0)
-            assert 60 <= it.ledger.calls <= 200
+            for first in range(0, 3000, 30):
+                it.noted(notes(30, first))
+                await asyncio.sleep(0.1)
+                assert it.journal.waiting <= 1000
+            assert it.counters.ledger_dropped == 2000
             it.ledger.away = False
             await asyncio.sleep(1.0)
-            assert it.ids == [0]
-
-    virtual_time.run(main)
-
-
-def test_a_process_starts_without_its_ledger_and_finds_it_later() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, away=True) as it:
-            it.noted(notes(5))
-            await asyncio.sleep(5.0)
-            assert (it.ledger.opened, it.ledger.calls) == (0, 0)
-            it.ledger.away = False
-            await asyncio.sleep(1.0)
-            assert (it.ledger.opened, it.ids) == (1, list(range(5)))
-
-    virtual_time.run(main)
+            assert it.ids == list(range(1000))
+            it.noted(notes(1000, 5000))
+            await asyncio.sleep(INTERVAL)
+            assert it.ids[1000:] == list(range(5000, 6000))
+            assert it.counters.ledger_dropped == 2000
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("the ledger is out of reach", "warning"),
+        ("the ledger is back", "info"),
+    ]
 
 
-def test_a_process_does_not_start_with_a_ledger_that_will_never_do() -> None:
+async def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_way(clock: Clock) -> None:
+    async with keeping(clock, ledger_buffer=1000) as it:
+        it.ledger.slow = 1.0
+        it.noted(notes(1700))
+        assert it.journal.waiting == 1000
+        await asyncio.sleep(0.5)
+        it.noted(notes(10, 2000))
+        assert (it.journal.waiting, it.counters.ledger_dropped) == (1000, 710)
+        await asyncio.sleep(1000 / FIRST_BULK)
+        assert it.ids == list(range(1000))
+        it.noted(notes(10, 3000))
+        assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 710)
+
+
+async def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_least_each_second(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.ledger.away = True
+        it.noted(notes(1))
+        await asyncio.sleep(60.0)
+        assert 60 <= it.ledger.calls <= 200
+        it.ledger.away = False
+        await asyncio.sleep(1.0)
+        assert it.ids == [0]
+
+
+async def test_a_process_starts_without_its_ledger_and_finds_it_later(clock: Clock) -> None:
+    async with keeping(clock, away=True) as it:
+        it.noted(notes(5))
+        await asyncio.sleep(5.0)
+        assert (it.ledger.opened, it.ledger.calls) == (0, 0)
+        it.ledger.away = False
+        await asyncio.sleep(1.0)
+        assert (it.ledger.opened, it.ids) == (1, list(range(5)))
+
+
+async def test_a_process_does_not_start_with_a_ledger_that_will_never_do(clock: Clock) -> None:
     class Unfit(FakeLedger):
         async def open(self) -> None:
             raise SettingError("ledger", "…", "no", "Yes.")
 
-    async def main(clock: Clock) -> None:
-        it = LedgerWriter(Unfit(), Settings(), Counters(), clock)
-        with pytest.raises(SettingError):
-            await it.open()
-        await it.close()
-
-    virtual_time.run(main)
+    it = LedgerWriter(Unfit(), Settings(), Counters(), clock)
+    with pytest.raises(SettingError):
+        await it.open()
+    await it.close()
 
 
-def test_a_record_that_the_ledger_cannot_take_costs_no_other_one() -> None:
-    async def main(clock: Clock) -> None:
-        with structlog.testing.capture_logs() as logs:
-            async with keeping(clock) as it:
-                it.ledger.unloved = {"id-7", "id-500"}
-                it.noted(notes(3000))
-                await asyncio.sleep(1.0)
-                assert it.ids == [number for number in range(3000) if number not in (7, 500)]
-                assert it.counters.ledger_dropped == 2
-                assert it.ledger.calls < 100
-        assert [line["request_id"] for line in logs] == ["id-7", "id-500"]
-
-    virtual_time.run(main)
-
-
-def test_a_slow_ledger_is_drained_as_fast_as_it_goes() -> None:
-    async def main(clock: Clock) -> None:
+async def test_a_record_that_the_ledger_cannot_take_costs_no_other_one(clock: Clock) -> None:
+    with structlog.testing.capture_logs() as logs:
         async with keeping(clock) as it:
-            it.ledger.row_seconds = 1 / 230
-            it.noted(notes(3006))
-            await asyncio.sleep(3006 / 230 + 1.0)
-            assert it.ids == list(range(3006))
-            assert it.ledger.calls == len(it.ledger.batches), "one was not taken in time"
+            it.ledger.unloved = {"id-7", "id-500"}
+            it.noted(notes(3000))
+            await asyncio.sleep(1.0)
+            assert it.ids == [number for number in range(3000) if number not in (7, 500)]
+            assert it.counters.ledger_dropped == 2
+            assert it.ledger.calls < 100
+    assert [line["request_id"] for line in logs] == ["id-7", "id-500"]
 
-    virtual_time.run(main)
+
+async def test_a_slow_ledger_is_drained_as_fast_as_it_goes(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.ledger.row_seconds = 1 / 230
+        it.noted(notes(3006))
+        await asyncio.sleep(3006 / 230 + 1.0)
+        assert it.ids == list(range(3006))
+        assert it.ledger.calls == len(it.ledger.batches), "one was not taken in time"
 
 
-def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves() -> None:
+async def test_what_a_ledger_cannot_take_in_time_it_is_given_in_halves(clock: Clock) -> None:
     """Bulks had grown before the ledger became slow."""
-
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted(notes(3 * BULK))
-            await asyncio.sleep(INTERVAL)
-            assert max(map(len, it.ledger.batches)) == BULK
-            it.ledger.row_seconds = 1 / 10
-            it.noted(notes(1000, 3 * BULK))
-            await asyncio.sleep(200.0)
-            assert it.ids == list(range(3 * BULK + 1000))
-
-    virtual_time.run(main)
+    async with keeping(clock) as it:
+        it.noted(notes(3 * BULK))
+        await asyncio.sleep(INTERVAL)
+        assert max(map(len, it.ledger.batches)) == BULK
+        it.ledger.row_seconds = 1 / 10
+        it.noted(notes(1000, 3 * BULK))
+        await asyncio.sleep(200.0)
+        assert it.ids == list(range(3 * BULK + 1000))
 
 
-def test_at_the_end_a_slow_ledger_gets_the_rows_that_it_can_take() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted(notes(3 * BULK))
-            await asyncio.sleep(INTERVAL)
-            it.ledger.row_seconds = 1 / 230
-            it.noted(notes(3006, 3 * BULK))
-            await asyncio.sleep(2 * INTERVAL)
-        written = len(it.ledger.records) - 3 * BULK
-        assert written > 0.95 * 230 * FLUSH_WITHIN
-        assert it.counters.ledger_dropped == 3006 - written
-
-    virtual_time.run(main)
+async def test_at_the_end_a_slow_ledger_gets_the_rows_that_it_can_take(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.noted(notes(3 * BULK))
+        await asyncio.sleep(INTERVAL)
+        it.ledger.row_seconds = 1 / 230
+        it.noted(notes(3006, 3 * BULK))
+        await asyncio.sleep(2 * INTERVAL)
+    written = len(it.ledger.records) - 3 * BULK
+    assert written > 0.95 * 230 * FLUSH_WITHIN
+    assert it.counters.ledger_dropped == 3006 - written
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_a_record_that_was_refused_once_is_tried_again(count: int) -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.ledger.refusals = 1
-            it.noted(notes(count))
-            await asyncio.sleep(1.0)
-            assert it.ids == list(range(count))
-            assert it.counters.ledger_dropped == 0
-
-    virtual_time.run(main)
+async def test_a_record_that_was_refused_once_is_tried_again(count: int, clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.ledger.refusals = 1
+        it.noted(notes(count))
+        await asyncio.sleep(1.0)
+        assert it.ids == list(range(count))
+        assert it.counters.ledger_dropped == 0
 
 
-def test_at_the_end_all_that_waits_is_written() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.noted(notes(BULK * 2 + 5))
-        assert it.ids == list(range(BULK * 2 + 5))
-        assert (it.counters.ledger_dropped, it.ledger.closed) == (0, 1)
-
-    virtual_time.run(main)
+async def test_at_the_end_all_that_waits_is_written(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.noted(notes(BULK * 2 + 5))
+    assert it.ids == list(range(BULK * 2 + 5))
+    assert (it.counters.ledger_dropped, it.ledger.closed) == (0, 1)
 
 
-def test_a_batch_that_was_under_way_when_the_loops_ended_is_not_lost() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            it.ledger.slow = 1.0
-            it.noted(notes(10))
-            await asyncio.sleep(INTERVAL + 0.5)
-            assert it.ledger.calls == 1
-        assert it.ids == list(range(10))
-
-    virtual_time.run(main)
+async def test_a_batch_that_was_under_way_when_the_loops_ended_is_not_lost(clock: Clock) -> None:
+    async with keeping(clock) as it:
+        it.ledger.slow = 1.0
+        it.noted(notes(10))
+        await asyncio.sleep(INTERVAL + 0.5)
+        assert it.ledger.calls == 1
+    assert it.ids == list(range(10))
 
 
-def test_the_end_waits_for_a_ledger_that_is_away_only_so_long_and_counts_what_is_lost() -> None:
-    async def main(clock: Clock) -> None:
-        with structlog.testing.capture_logs() as logs:
-            stand = Stand(clock)
-            await stand.journal.open()
-            stand.journal.start(stand.supervisor)
-            stand.ledger.away = True
-            stand.noted(notes(10))
-            began = clock()
-            await stand.stop()
-            assert clock() - began <= FLUSH_WITHIN + 0.001
-            assert (stand.counters.ledger_dropped, stand.ledger.closed, stand.journal.waiting) == (10, 1, 0)
-        assert [line["event"] for line in logs] == [
-            "the ledger is out of reach",
-            "the last records do not get into the ledger",
-        ]
-
-    virtual_time.run(main)
+async def test_the_end_waits_for_a_ledger_that_is_away_only_so_long_and_counts_what_is_lost(clock: Clock) -> None:
+    with structlog.testing.capture_logs() as logs:
+        stand = Stand(clock)
+        await stand.journal.open()
+        stand.journal.start(stand.supervisor)
+        stand.ledger.away = True
+        stand.noted(notes(10))
+        began = clock()
+        await stand.stop()
+        assert clock() - began <= FLUSH_WITHIN + 0.001
+        assert (stand.counters.ledger_dropped, stand.ledger.closed, stand.journal.waiting) == (10, 1, 0)
+    assert [line["event"] for line in logs] == [
+        "the ledger is out of reach",
+        "the last records do not get into the ledger",
+    ]
 
 
-def test_waiting_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(ledger_writer, "CONTENT_CHARS", 10 * len("secret input" + "secret output"))
-
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, ledger_content=True) as it:
-            it.ledger.away = True
-            it.noted(notes(15))
-            await asyncio.sleep(5.0)
-            assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 5)
-            it.ledger.away = False
-            await asyncio.sleep(1.0)
-            it.noted(notes(10, 20))
-            await asyncio.sleep(INTERVAL)
-            assert it.ids == [*range(10), *range(20, 30)]
-            assert it.counters.ledger_dropped == 5
-
-    virtual_time.run(main)
+    async with keeping(clock, ledger_content=True) as it:
+        it.ledger.away = True
+        it.noted(notes(15))
+        await asyncio.sleep(5.0)
+        assert (it.journal.waiting, it.counters.ledger_dropped) == (10, 5)
+        it.ledger.away = False
+        await asyncio.sleep(1.0)
+        it.noted(notes(10, 20))
+        await asyncio.sleep(INTERVAL)
+        assert it.ids == [*range(10), *range(20, 30)]
+        assert it.counters.ledger_dropped == 5
 
 
-def test_what_is_too_old_is_removed_now_and_then_in_bites() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, ledger_retention_days=2.0) as it:
-            it.ledger.old = 2 * PRUNE_BITE + 1
-            await asyncio.sleep(PRUNE_EVERY)
-            assert it.ledger.old == 0
-            assert {(before, limit) for _, before, limit in it.ledger.pruned} == {(NOW - 2 * 86_400, PRUNE_BITE)}
-            assert len(it.ledger.pruned) == 3
-            it.ledger.away = True
-            it.ledger.old = 1
+async def test_what_is_too_old_is_removed_now_and_then_in_bites(clock: Clock) -> None:
+    async with keeping(clock, ledger_retention_days=2.0) as it:
+        it.ledger.old = 2 * PRUNE_BITE + 1
+        await asyncio.sleep(PRUNE_EVERY)
+        assert it.ledger.old == 0
+        assert {(before, limit) for _, before, limit in it.ledger.pruned} == {(NOW - 2 * 86_400, PRUNE_BITE)}
+        assert len(it.ledger.pruned) == 3
+        it.ledger.away = True
+        it.ledger.old = 1
+        await asyncio.sleep(2 * PRUNE_EVERY)
+        it.ledger.away = False
+        await asyncio.sleep(PRUNE_EVERY)
+        assert it.ledger.old == 0
+
+
+async def test_rows_that_may_not_be_removed_are_said_once_and_once_that_they_are_again(clock: Clock) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with keeping(clock) as it:
+            it.ledger.unfit = "permission denied"
+            await asyncio.sleep(3 * PRUNE_EVERY)
+            it.ledger.unfit = ""
             await asyncio.sleep(2 * PRUNE_EVERY)
-            it.ledger.away = False
-            await asyncio.sleep(PRUNE_EVERY)
-            assert it.ledger.old == 0
-
-    virtual_time.run(main)
-
-
-def test_rows_that_may_not_be_removed_are_said_once_and_once_that_they_are_again() -> None:
-    async def main(clock: Clock) -> None:
-        with structlog.testing.capture_logs() as logs:
-            async with keeping(clock) as it:
-                it.ledger.unfit = "permission denied"
-                await asyncio.sleep(3 * PRUNE_EVERY)
-                it.ledger.unfit = ""
-                await asyncio.sleep(2 * PRUNE_EVERY)
-        assert [(line["event"], line["who"], line.get("error")) for line in logs] == [
-            ("the ledger is out of reach", "ledger retention", "permission denied"),
-            ("the ledger is back", "ledger retention", None),
-        ]
-
-    virtual_time.run(main)
+    assert [(line["event"], line["who"], line.get("error")) for line in logs] == [
+        ("the ledger is out of reach", "ledger retention", "permission denied"),
+        ("the ledger is back", "ledger retention", None),
+    ]
 
 
 def refused(number: int, code: str = errors.RATE_LIMITED, **changes: Any) -> PendingRequest:
     return note(number, output=None, ran=None, failure=Failure(code, "…"), **changes)
 
 
-def test_refusals_of_one_caller_are_counted_in_one_row_a_minute() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, ledger_content=True) as it:
-            for number in range(1200):
-                it.noted([refused(10 * number + more) for more in range(10)])
-                it.wall += 0.1
-                await asyncio.sleep(0.1)
-            rows = [(record.requests, record.error, record.input) for record in it.ledger.records]
-            assert len(rows) <= 4
-        kept = it.ledger.records
-        assert sum(record.requests for record in kept) == 12_000
-        assert [record.requests == 1 for record in kept[:3]] == [True, False, True]
-        assert (kept[0].id, kept[1].id) == ("id-0", "id-1")
-        counted = kept[1]
-        assert (counted.created_at, counted.input) == (NOW - 0.25, None)
-        assert MINUTE - 1.0 < counted.completed_at - NOW < MINUTE + 1.0
-        assert it.counters.ledger_dropped == 0
-
-    virtual_time.run(main)
+async def test_refusals_of_one_caller_are_counted_in_one_row_a_minute(clock: Clock) -> None:
+    async with keeping(clock, ledger_content=True) as it:
+        for number in range(1200):
+            it.noted([refused(10 * number + more) for more in range(10)])
+            it.wall += 0.1
+            await asyncio.sleep(0.1)
+        rows = [(record.requests, record.error, record.input) for record in it.ledger.records]
+        assert len(rows) <= 4
+    kept = it.ledger.records
+    assert sum(record.requests for record in kept) == 12_000
+    assert [record.requests == 1 for record in kept[:3]] == [True, False, True]
+    assert (kept[0].id, kept[1].id) == ("id-0", "id-1")
+    counted = kept[1]
+    assert (counted.created_at, counted.input) == (NOW - 0.25, None)
+    assert MINUTE - 1.0 < counted.completed_at - NOW < MINUTE + 1.0
+    assert it.counters.ledger_dropped == 0
 
 
-def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is() -> None:
-    async def main(clock: Clock) -> None:
-        bob = Principal("bob", "acme", 0)
-        async with keeping(clock) as it:
-            it.noted([refused(0, model="a"), refused(1, model="a"), refused(2, model="b"), refused(3, caller=bob)])
-            it.noted([refused(4, errors.NOT_FOUND), refused(5, errors.NOT_FOUND)])
-            it.noted([refused(6, errors.CANCELLED), refused(7, errors.CANCELLED), note(8), note(9)])
-            await asyncio.sleep(2 * INTERVAL)
-            assert it.ids == [0, 3, 4, 6, 7, 8, 9]
-            assert all(record.requests == 1 for record in it.ledger.records)
-        assert [(record.requests, record.error, record.model) for record in it.ledger.records[7:]] == [
-            (2, "RATE_LIMITED", ""),
-            (1, "NOT_FOUND", "m"),
-        ]
-
-    virtual_time.run(main)
+async def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is(clock: Clock) -> None:
+    bob = Principal("bob", "acme", 0)
+    async with keeping(clock) as it:
+        it.noted([refused(0, model="a"), refused(1, model="a"), refused(2, model="b"), refused(3, caller=bob)])
+        it.noted([refused(4, errors.NOT_FOUND), refused(5, errors.NOT_FOUND)])
+        it.noted([refused(6, errors.CANCELLED), refused(7, errors.CANCELLED), note(8), note(9)])
+        await asyncio.sleep(2 * INTERVAL)
+        assert it.ids == [0, 3, 4, 6, 7, 8, 9]
+        assert all(record.requests == 1 for record in it.ledger.records)
+    assert [(record.requests, record.error, record.model) for record in it.ledger.records[7:]] == [
+        (2, "RATE_LIMITED", ""),
+        (1, "NOT_FOUND", "m"),
+    ]
 
 
-def test_callers_without_number_are_refused_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_without_number_are_refused_in_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     monkeypatch.setattr("headway.core.refusal_rows.MOST", 10)
-
-    async def main(clock: Clock) -> None:
-        async with keeping(clock) as it:
-            for number in range(100):
-                caller = Principal(f"user-{number}", "acme", 0)
-                it.noted([refused(3 * number + more, caller=caller) for more in range(3)])
-            await asyncio.sleep(2 * INTERVAL)
-            assert sum(record.requests for record in it.ledger.records) == 3 * 90 + 10
-        assert sum(record.requests for record in it.ledger.records) == 300
-
-    virtual_time.run(main)
+    async with keeping(clock) as it:
+        for number in range(100):
+            caller = Principal(f"user-{number}", "acme", 0)
+            it.noted([refused(3 * number + more, caller=caller) for more in range(3)])
+        await asyncio.sleep(2 * INTERVAL)
+        assert sum(record.requests for record in it.ledger.records) == 3 * 90 + 10
+    assert sum(record.requests for record in it.ledger.records) == 300
 
 
-def test_nothing_is_removed_where_records_are_kept_for_ever() -> None:
-    async def main(clock: Clock) -> None:
-        async with keeping(clock, ledger_retention_days=0.0) as it:
-            await asyncio.sleep(10 * PRUNE_EVERY)
-            assert it.ledger.pruned == []
-
-    virtual_time.run(main)
+async def test_nothing_is_removed_where_records_are_kept_for_ever(clock: Clock) -> None:
+    async with keeping(clock, ledger_retention_days=0.0) as it:
+        await asyncio.sleep(10 * PRUNE_EVERY)
+        assert it.ledger.pruned == []

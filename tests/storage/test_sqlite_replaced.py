@@ -89,66 +89,54 @@ def test_readers_and_writers_go_over_to_the_file_that_is_there(
         assert connection.execute("SELECT count(*) FROM headway_keys").fetchone() == (2,)
 
 
-def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> None:
+async def test_several_that_go_over_at_once_share_one_log(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
-        stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
-        for store in stores:
-            await store.open()
-        copy = copied(path)
-        await stores[0].add(key("lost"))
-        put_in_place(copy, path)
-        await asyncio.gather(*(store.add(key(letter)) for store, letter in zip(stores, "abcd", strict=True)))
-        for store in stores:
-            assert len(await store.keys()) == 4
-        for store in stores:
-            await store.close()
-
-    asyncio.run(main())
+    stores = [SqliteKeys(f"sqlite:///{path}") for _ in range(4)]
+    for store in stores:
+        await store.open()
+    copy = copied(path)
+    await stores[0].add(key("lost"))
+    put_in_place(copy, path)
+    await asyncio.gather(*(store.add(key(letter)) for store, letter in zip(stores, "abcd", strict=True)))
+    for store in stores:
+        assert len(await store.keys()) == 4
+    for store in stores:
+        await store.close()
 
 
-def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
     path, away = tmp_path / "ledger.db", tmp_path / "away.db"
-
-    async def main() -> None:
-        keys = SqliteKeys(f"sqlite:///{path}")
-        await keys.open()
-        path.rename(away)
-        for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="moved or removed"):
-                await keys.keys()
-        assert not path.exists()
-        away.rename(path)
-        assert list(await keys.keys()) == []
-        await keys.close()
-
-    asyncio.run(main())
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    path.rename(away)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="moved or removed"):
+            await keys.keys()
+    assert not path.exists()
+    away.rename(path)
+    assert list(await keys.keys()) == []
+    await keys.close()
 
 
-def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:
+async def test_a_copy_that_is_restored_into_the_file_in_use_is_another_history(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
-        keys = SqliteKeys(f"sqlite:///{path}")
-        await keys.open()
-        await keys.add(key("a"))
-        copy = copied(path)
-        await keys.add(key("b"))
-        late = await keys.latest()
-        with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
-            source.backup(target)
-        assert await keys.changes(late, 10) is None
-        await keys.add(key("c"))
-        assert (await keys.latest()).revision == late.revision
-        assert await keys.changes(late, 10) is None
-        assert [one.id for one in await keys.keys()] == [key("a").id, key("c").id]
-        await keys.close()
-
-    asyncio.run(main())
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    await keys.add(key("a"))
+    copy = copied(path)
+    await keys.add(key("b"))
+    late = await keys.latest()
+    with closing(sqlite3.connect(copy)) as source, closing(sqlite3.connect(path)) as target:
+        source.backup(target)
+    assert await keys.changes(late, 10) is None
+    await keys.add(key("c"))
+    assert (await keys.latest()).revision == late.revision
+    assert await keys.changes(late, 10) is None
+    assert [one.id for one in await keys.keys()] == [key("a").id, key("c").id]
+    await keys.close()
 
 
-def test_a_system_that_is_short_of_descriptors_while_a_file_is_replaced_does_not_answer(
+async def test_a_system_that_is_short_of_descriptors_while_a_file_is_replaced_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger.db"
@@ -156,15 +144,12 @@ def test_a_system_that_is_short_of_descriptors_while_a_file_is_replaced_does_not
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def main() -> None:
-        keys = SqliteKeys(f"sqlite:///{path}")
-        await keys.open()
-        copied(path).replace(path)
-        with monkeypatch.context() as patched:
-            patched.setattr(connection_thread, "locked", refuse)
-            with pytest.raises(StoreUnavailable, match="Too many open files"):
-                await keys.keys()
-        assert list(await keys.keys()) == []
-        await keys.close()
-
-    asyncio.run(main())
+    keys = SqliteKeys(f"sqlite:///{path}")
+    await keys.open()
+    copied(path).replace(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(connection_thread, "locked", refuse)
+        with pytest.raises(StoreUnavailable, match="Too many open files"):
+            await keys.keys()
+    assert list(await keys.keys()) == []
+    await keys.close()

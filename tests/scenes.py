@@ -35,3 +35,21 @@ def as_test(scene: Scene, play: Callable[..., None], tools: int) -> Callable[...
     parameters = [*inspect.signature(scene).parameters.values()][tools:]
     vars(test)["__signature__"] = inspect.Signature(parameters)
     return test
+
+
+def scene_in(fixture: str, play: Callable[..., None]) -> Callable[[Scene], Callable[..., None]]:
+    """Make a test of a coroutine function, which `play` calls on what it opens with the value of a fixture."""
+
+    def decorate(test: Scene) -> Callable[..., None]:
+        [_, *wanted] = inspect.signature(test).parameters.values()
+        names = [one.name for one in wanted]
+
+        def run(**given: Any) -> None:
+            play(given[fixture], lambda made: test(made, **{name: given[name] for name in names}))
+
+        place = inspect.Parameter(fixture, inspect.Parameter.KEYWORD_ONLY)
+        parameters = [*wanted, *([] if fixture in names else [place])]
+        vars(made := functools.wraps(test)(run))["__signature__"] = inspect.Signature(parameters)
+        return made
+
+    return decorate

@@ -23,6 +23,7 @@ from headway.storage.sqlite import keys as sqlite_keys
 from tests.contracts.ledgers import DATABASES, Database
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of
+from tests.scenes import scene_in
 from tests.servers.postgres import SharedPostgres
 
 Maker = Callable[[], KeyStore]
@@ -81,6 +82,9 @@ def opened(place: Maker, story: Callable[..., Awaitable[None]], count: int = 1) 
     asyncio.run(main())
 
 
+on_store = scene_in("place", opened)
+
+
 async def told(store: KeyStore, since: KeyMark) -> tuple[list[ApiKey], KeyMark]:
     """Keys that have changed since a mark, and the last mark."""
     found = await store.changes(since, 1000)
@@ -122,28 +126,24 @@ def test_a_key_comes_back_as_it_was(place: Maker) -> None:
     opened(place, again)
 
 
-def test_an_empty_store_has_no_keys_and_notices_its_first(place: Maker) -> None:
-    async def story(store: KeyStore) -> None:
-        assert list(await store.keys()) == []
-        assert await store.get(id_of("a")) is None
-        assert not await store.expire(id_of("a"), AT)
-        assert await told(store, KeyMark()) == ([], KeyMark())
-        assert await store.latest() == KeyMark()
-        await store.add(key("a"))
-        assert ids((await told(store, KeyMark()))[0]) == [id_of("a")]
-
-    opened(place, story)
+@on_store
+async def test_an_empty_store_has_no_keys_and_notices_its_first(store: KeyStore) -> None:
+    assert list(await store.keys()) == []
+    assert await store.get(id_of("a")) is None
+    assert not await store.expire(id_of("a"), AT)
+    assert await told(store, KeyMark()) == ([], KeyMark())
+    assert await store.latest() == KeyMark()
+    await store.add(key("a"))
+    assert ids((await told(store, KeyMark()))[0]) == [id_of("a")]
 
 
-def test_an_id_is_taken_once(place: Maker) -> None:
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a"))
-        with pytest.raises(ValueError, match=id_of("a")):
-            await store.add(key("a", user="eve"))
-        assert list(await store.keys()) == [key("a")]
-        await store.add(key("b"))
-
-    opened(place, story)
+@on_store
+async def test_an_id_is_taken_once(store: KeyStore) -> None:
+    await store.add(key("a"))
+    with pytest.raises(ValueError, match=id_of("a")):
+        await store.add(key("a", user="eve"))
+    assert list(await store.keys()) == [key("a")]
+    await store.add(key("b"))
 
 
 def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
@@ -164,24 +164,20 @@ def test_of_two_rotations_at_once_one_wins(place: Maker) -> None:
     opened(place, story, count=2)
 
 
-def test_keys_are_told_oldest_first(place: Maker) -> None:
-    async def story(store: KeyStore) -> None:
-        for name, created_at in (("c", AT + 2), ("a", AT + 1), ("b", AT)):
-            await store.add(key(name, created_at))
-        assert ids(await store.keys()) == [id_of("b"), id_of("a"), id_of("c")]
-
-    opened(place, story)
+@on_store
+async def test_keys_are_told_oldest_first(store: KeyStore) -> None:
+    for name, created_at in (("c", AT + 2), ("a", AT + 1), ("b", AT)):
+        await store.add(key(name, created_at))
+    assert ids(await store.keys()) == [id_of("b"), id_of("a"), id_of("c")]
 
 
-def test_an_end_may_only_come_nearer(place: Maker) -> None:
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a"))
-        for at, end in ((AT + 9, AT + 9), (AT + 5, AT + 5), (AT + 7, AT + 5), (0.0, 0.0)):
-            assert await store.expire(id_of("a"), at)
-            assert await store.get(id_of("a")) == key("a", expires_at=end)
-        assert list(await store.keys()) == [key("a", expires_at=0.0)], "an ended key is kept"
-
-    opened(place, story)
+@on_store
+async def test_an_end_may_only_come_nearer(store: KeyStore) -> None:
+    await store.add(key("a"))
+    for at, end in ((AT + 9, AT + 9), (AT + 5, AT + 5), (AT + 7, AT + 5), (0.0, 0.0)):
+        assert await store.expire(id_of("a"), at)
+        assert await store.get(id_of("a")) == key("a", expires_at=end)
+    assert list(await store.keys()) == [key("a", expires_at=0.0)], "an ended key is kept"
 
 
 def test_changes_are_told_once_to_each(place: Maker) -> None:
@@ -205,62 +201,54 @@ def test_changes_are_told_once_to_each(place: Maker) -> None:
     opened(place, story, count=3)
 
 
-def test_changes_are_told_in_bites(place: Maker) -> None:
+@on_store
+async def test_changes_are_told_in_bites(store: KeyStore) -> None:
     names = ["a", "b", "c", "d", "e"]
-
-    async def story(store: KeyStore) -> None:
-        for number, name in enumerate(names):
-            await store.add(key(name, AT + number))
-        upto, seen, sizes, more = KeyMark(), [], [], True
-        while more:
-            found = await store.changes(upto, 2)
-            assert found is not None
-            seen += ids(found.keys)
-            sizes.append(len(found.keys))
-            upto, more = found.upto, found.more
-        assert seen == [id_of(name) for name in names]
-        assert sizes == [2, 2, 1]
-        assert upto == await store.latest()
-
-    opened(place, story)
+    for number, name in enumerate(names):
+        await store.add(key(name, AT + number))
+    upto, seen, sizes, more = KeyMark(), [], [], True
+    while more:
+        found = await store.changes(upto, 2)
+        assert found is not None
+        seen += ids(found.keys)
+        sizes.append(len(found.keys))
+        upto, more = found.upto, found.more
+    assert seen == [id_of(name) for name in names]
+    assert sizes == [2, 2, 1]
+    assert upto == await store.latest()
 
 
-def test_an_unknown_key_that_is_to_end_is_no_change(place: Maker) -> None:
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a"))
-        before = await store.latest()
-        assert not await store.expire(id_of("b"), AT)
-        assert await told(store, before) == ([], before)
-        await store.add(key("b"))
-        assert ids((await told(store, before))[0]) == [id_of("b")]
-
-    opened(place, story)
+@on_store
+async def test_an_unknown_key_that_is_to_end_is_no_change(store: KeyStore) -> None:
+    await store.add(key("a"))
+    before = await store.latest()
+    assert not await store.expire(id_of("b"), AT)
+    assert await told(store, before) == ([], before)
+    await store.add(key("b"))
+    assert ids((await told(store, before))[0]) == [id_of("b")]
 
 
-def test_long_ended_keys_are_removed_and_only_they(place: Maker) -> None:
+@on_store
+async def test_long_ended_keys_are_removed_and_only_they(store: KeyStore) -> None:
     """A file keeps its ended keys: its owner wrote it."""
-
-    async def story(store: KeyStore) -> None:
-        now = time.time()
-        for name, changed in (
-            ("live", {}),
-            ("ended", {"expires_at": AT + 1}),
-            ("later", {"expires_at": now + 86_400}),
-            ("revoked", {}),
-        ):
-            await store.add(key(name, **changed))
-        await store.expire(id_of("revoked"), 0.0)
-        assert await store.remove_ended(AT, 10) == 0
-        before = await store.latest()
-        removed = 0 if isinstance(store, KeysFile) else 2
-        assert sum([await store.remove_ended(now + 60, 1) for _ in range(3)]) == removed
-        assert await told(store, before) == ([], before), "nobody needs to hear of it"
-        left = {id_of(name) for name in ("live", "later", "ended", "revoked")[: 4 - removed]}
-        assert set(ids(await store.keys())) == left
-        await store.add(key("next"))
-        assert ids((await told(store, before))[0]) == [id_of("next")]
-
-    opened(place, story)
+    now = time.time()
+    for name, changed in (
+        ("live", {}),
+        ("ended", {"expires_at": AT + 1}),
+        ("later", {"expires_at": now + 86_400}),
+        ("revoked", {}),
+    ):
+        await store.add(key(name, **changed))
+    await store.expire(id_of("revoked"), 0.0)
+    assert await store.remove_ended(AT, 10) == 0
+    before = await store.latest()
+    removed = 0 if isinstance(store, KeysFile) else 2
+    assert sum([await store.remove_ended(now + 60, 1) for _ in range(3)]) == removed
+    assert await told(store, before) == ([], before), "nobody needs to hear of it"
+    left = {id_of(name) for name in ("live", "later", "ended", "revoked")[: 4 - removed]}
+    assert set(ids(await store.keys())) == left
+    await store.add(key("next"))
+    assert ids((await told(store, before))[0]) == [id_of("next")]
 
 
 def test_nothing_is_missed_between_two_questions(place: Maker) -> None:
@@ -297,50 +285,45 @@ def in_database(database: Database, story: Callable[[KeyStore], Awaitable[None]]
     opened(lambda: database.keys(database.url), story)
 
 
-def test_a_revision_that_is_used_again_is_another_change(database: Database) -> None:
+on_database = scene_in("database", in_database)
+
+
+@on_database
+async def test_a_revision_that_is_used_again_is_another_change(store: KeyStore, database: Database) -> None:
     """A failover loses the last change, of which a reader had heard."""
-
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a"))
-        early = await store.latest()
-        await store.add(key("b"))
-        late = await store.latest()
-        for table in ("headway_keys", "headway_key_changes"):
-            await asyncio.to_thread(database.query, f"DELETE FROM {table} WHERE revision = {late.revision}")
-        assert await store.changes(late, 10) is None
-        assert await told(store, early) == ([], early)
-        await store.expire(id_of("a"), 0.0)
-        assert (await store.latest()).revision == late.revision
-        assert await store.changes(late, 10) is None
-        assert ids((await told(store, early))[0]) == [id_of("a")]
-
-    in_database(database, story)
+    await store.add(key("a"))
+    early = await store.latest()
+    await store.add(key("b"))
+    late = await store.latest()
+    for table in ("headway_keys", "headway_key_changes"):
+        await asyncio.to_thread(database.query, f"DELETE FROM {table} WHERE revision = {late.revision}")
+    assert await store.changes(late, 10) is None
+    assert await told(store, early) == ([], early)
+    await store.expire(id_of("a"), 0.0)
+    assert (await store.latest()).revision == late.revision
+    assert await store.changes(late, 10) is None
+    assert ids((await told(store, early))[0]) == [id_of("a")]
 
 
-def test_a_removed_row_gives_its_revision_to_no_other(database: Database) -> None:
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a", expires_at=AT + 1))
-        last = await store.latest()
-        assert await store.remove_ended(time.time() + 60, 10) == 1
-        await store.add(key("b"))
-        assert (await store.latest()).revision > last.revision
-
-    in_database(database, story)
+@on_database
+async def test_a_removed_row_gives_its_revision_to_no_other(store: KeyStore) -> None:
+    await store.add(key("a", expires_at=AT + 1))
+    last = await store.latest()
+    assert await store.remove_ended(time.time() + 60, 10) == 1
+    await store.add(key("b"))
+    assert (await store.latest()).revision > last.revision
 
 
-def test_a_reader_that_is_far_behind_reads_all(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_database
+async def test_a_reader_that_is_far_behind_reads_all(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sqlite_keys, postgres_keys):
         monkeypatch.setattr(module, "MARKS", 2)
-
-    async def story(store: KeyStore) -> None:
-        await store.add(key("a"))
-        marks = [await store.latest()]
-        for name in "bcd":
-            await store.add(key(name))
-            marks.append(await store.latest())
-        assert [await store.changes(mark, 10) is None for mark in marks] == [True, True, False, False]
-
-    in_database(database, story)
+    await store.add(key("a"))
+    marks = [await store.latest()]
+    for name in "bcd":
+        await store.add(key(name))
+        marks.append(await store.latest())
+    assert [await store.changes(mark, 10) is None for mark in marks] == [True, True, False, False]
 
 
 def test_keys_from_before_there_were_marks_are_told_and_kept(database: Database) -> None:

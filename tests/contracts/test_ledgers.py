@@ -18,6 +18,7 @@ from headway.ports import Ledger
 from headway.runtime.request_id import new_id
 from headway.storage.schema import POSTGRES, SQLITE, VERSIONS
 from tests.contracts.ledgers import DATABASES, POOLED, Database
+from tests.scenes import scene_in
 from tests.servers.postgres import SharedPostgres
 
 AT = 1_790_000_000.25
@@ -67,27 +68,28 @@ def opened(database: Database, story: Callable[[Ledger], Coroutine[Any, Any, Non
     asyncio.run(main())
 
 
-def test_a_record_comes_back_as_it_was(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        one = record()
-        other = record(
-            user="ürsula ☃",
-            tenant="",
-            status="failed",
-            batch_size=0,
-            worker="",
-            version="",
-            error="SHED",
-            requests=70_000,
-            part_of=new_id(),
-            input="\n",
-            output="🦆" * 9,
-        )
-        await ledger.write([one, other])
-        for kept in (one, other):
-            assert list(await ledger.find(kept.id)) == [kept]
+on_ledger = scene_in("database", opened)
 
-    opened(database, story)
+
+@on_ledger
+async def test_a_record_comes_back_as_it_was(ledger: Ledger) -> None:
+    one = record()
+    other = record(
+        user="ürsula ☃",
+        tenant="",
+        status="failed",
+        batch_size=0,
+        worker="",
+        version="",
+        error="SHED",
+        requests=70_000,
+        part_of=new_id(),
+        input="\n",
+        output="🦆" * 9,
+    )
+    await ledger.write([one, other])
+    for kept in (one, other):
+        assert list(await ledger.find(kept.id)) == [kept]
 
 
 @pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 1234])
@@ -118,69 +120,58 @@ def test_what_is_there_already_is_left_as_it_is(database: Database) -> None:
     assert database.query("SELECT count(*) FROM headway_requests")[0][0] == 3
 
 
-def test_of_two_requests_with_one_id_each_has_a_record(database: Database) -> None:
+@on_ledger
+async def test_of_two_requests_with_one_id_each_has_a_record(ledger: Ledger) -> None:
     """A client chooses one id for two requests: once while the first waits, and once afterwards."""
-
-    async def story(ledger: Ledger) -> None:
-        id = new_id()
-        refused = msgspec.structs.replace(record(id), status="failed", error="IDEMPOTENCY_CONFLICT")
-        first, second = record(id, completed_at=AT + 1), record(id, completed_at=AT + 2)
-        for records in ([refused], [first, refused], [second], [second, first]):
-            await ledger.write(records)
-        assert list(await ledger.find(id)) == [second, first, refused]
-        assert await ledger.prune(AT + 1.5, 10) == 2
-        assert list(await ledger.find(id)) == [second]
-
-    opened(database, story)
+    id = new_id()
+    refused = msgspec.structs.replace(record(id), status="failed", error="IDEMPOTENCY_CONFLICT")
+    first, second = record(id, completed_at=AT + 1), record(id, completed_at=AT + 2)
+    for records in ([refused], [first, refused], [second], [second, first]):
+        await ledger.write(records)
+    assert list(await ledger.find(id)) == [second, first, refused]
+    assert await ledger.prune(AT + 1.5, 10) == 2
+    assert list(await ledger.find(id)) == [second]
 
 
-def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        id = new_id()
-        old, new = record(id, "acme"), record(id, "globex", AT + 1)
-        await ledger.write([old, new])
-        assert list(await ledger.find(id)) == [new, old]
-        assert list(await ledger.find(id.upper())) == [new, old]
-
-    opened(database, story)
+@on_ledger
+async def test_an_id_of_several_tenants_has_a_record_of_each_the_newest_first(ledger: Ledger) -> None:
+    id = new_id()
+    old, new = record(id, "acme"), record(id, "globex", AT + 1)
+    await ledger.write([old, new])
+    assert list(await ledger.find(id)) == [new, old]
+    assert list(await ledger.find(id.upper())) == [new, old]
 
 
 @pytest.mark.parametrize(
     "id", ["", "unknown", "'; DROP TABLE headway_requests; --", new_id()], ids=["none", "word", "sql", "uuid"]
 )
-def test_an_unknown_id_has_no_record(database: Database, id: str) -> None:
-    async def story(ledger: Ledger) -> None:
-        await ledger.write([record()])
-        assert list(await ledger.find(id)) == []
-
-    opened(database, story)
+@on_ledger
+async def test_an_unknown_id_has_no_record(ledger: Ledger, id: str) -> None:
+    await ledger.write([record()])
+    assert list(await ledger.find(id)) == []
 
 
 @pytest.mark.parametrize("wrong", [{"id": "no uuid"}, {"user": "lone \ud800 surrogate"}])
-def test_records_are_written_all_or_none(database: Database, wrong: dict[str, Any]) -> None:
-    async def story(ledger: Ledger) -> None:
-        good = [record() for _ in range(200)]
-        with pytest.raises(ValueError):
-            await ledger.write([*good, record(**wrong)])
-        assert list(await ledger.find(good[0].id)) == []
-        await ledger.write(good)
-        assert list(await ledger.find(good[0].id)) == good[:1]
-
-    opened(database, story)
+@on_ledger
+async def test_records_are_written_all_or_none(ledger: Ledger, wrong: dict[str, Any]) -> None:
+    good = [record() for _ in range(200)]
+    with pytest.raises(ValueError):
+        await ledger.write([*good, record(**wrong)])
+    assert list(await ledger.find(good[0].id)) == []
+    await ledger.write(good)
+    assert list(await ledger.find(good[0].id)) == good[:1]
 
 
-def test_old_records_are_removed_in_bites_the_oldest_first(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        records = [record(completed_at=AT + number) for number in range(10)]
-        await ledger.write(records[::-1])
-        assert await ledger.prune(AT, 100) == 0
-        assert await ledger.prune(AT + 5, 3) == 3
-        assert [bool(await ledger.find(one.id)) for one in records] == [False] * 3 + [True] * 7
-        assert await ledger.prune(AT + 5, 3) == 2
-        assert await ledger.prune(AT + 5, 3) == 0
-        assert [bool(await ledger.find(one.id)) for one in records] == [False] * 5 + [True] * 5
-
-    opened(database, story)
+@on_ledger
+async def test_old_records_are_removed_in_bites_the_oldest_first(ledger: Ledger) -> None:
+    records = [record(completed_at=AT + number) for number in range(10)]
+    await ledger.write(records[::-1])
+    assert await ledger.prune(AT, 100) == 0
+    assert await ledger.prune(AT + 5, 3) == 3
+    assert [bool(await ledger.find(one.id)) for one in records] == [False] * 3 + [True] * 7
+    assert await ledger.prune(AT + 5, 3) == 2
+    assert await ledger.prune(AT + 5, 3) == 0
+    assert [bool(await ledger.find(one.id)) for one in records] == [False] * 5 + [True] * 5
 
 
 def test_several_open_one_database_at_once_and_all_write(database: Database) -> None:
@@ -229,43 +220,37 @@ def waiting(id: str, tenant: str = "acme", created_at: float = AT, **changes: An
     return msgspec.structs.replace(plain, **changes)
 
 
-def test_requests_without_an_outcome_are_found_until_they_are_forgotten(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        id, other = new_id(), new_id()
-        one, twin, further = waiting(id), waiting(id, "globex"), waiting(other)
-        await ledger.note_open([one, twin, further], [])
-        assert sorted(await ledger.find(id), key=lambda found: found.tenant) == [one, twin]
-        later = waiting(id, created_at=AT + 9.0)
-        await ledger.note_open([later], [("globex", id), ("acme", other), ("nobody", other)])
-        assert list(await ledger.find(id)) == [later], "one that is noted anew replaces the one before"
-        assert list(await ledger.find(other)) == []
-        await ledger.note_open([], [])
-
-    opened(database, story)
+@on_ledger
+async def test_requests_without_an_outcome_are_found_until_they_are_forgotten(ledger: Ledger) -> None:
+    id, other = new_id(), new_id()
+    one, twin, further = waiting(id), waiting(id, "globex"), waiting(other)
+    await ledger.note_open([one, twin, further], [])
+    assert sorted(await ledger.find(id), key=lambda found: found.tenant) == [one, twin]
+    later = waiting(id, created_at=AT + 9.0)
+    await ledger.note_open([later], [("globex", id), ("acme", other), ("nobody", other)])
+    assert list(await ledger.find(id)) == [later], "one that is noted anew replaces the one before"
+    assert list(await ledger.find(other)) == []
+    await ledger.note_open([], [])
 
 
-def test_a_request_with_its_outcome_is_told_by_that_and_one_that_came_after_it_too(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        ended = record()
-        await ledger.write([ended])
-        await ledger.note_open([waiting(ended.id, created_at=ended.created_at)], [])
-        assert list(await ledger.find(ended.id)) == [ended]
-        again = waiting(ended.id, created_at=ended.completed_at + 1.0)
-        await ledger.note_open([again], [])
-        assert list(await ledger.find(ended.id)) == [ended, again]
-
-    opened(database, story)
+@on_ledger
+async def test_a_request_with_its_outcome_is_told_by_that_and_one_that_came_after_it_too(ledger: Ledger) -> None:
+    ended = record()
+    await ledger.write([ended])
+    await ledger.note_open([waiting(ended.id, created_at=ended.created_at)], [])
+    assert list(await ledger.find(ended.id)) == [ended]
+    again = waiting(ended.id, created_at=ended.completed_at + 1.0)
+    await ledger.note_open([again], [])
+    assert list(await ledger.find(ended.id)) == [ended, again]
 
 
-def test_requests_that_never_got_an_outcome_are_removed_by_their_age(database: Database) -> None:
-    async def story(ledger: Ledger) -> None:
-        old, young = waiting(new_id()), waiting(new_id(), created_at=AT + 100.0)
-        await ledger.note_open([old, young], [])
-        await ledger.prune(AT + 50.0, 10)
-        assert list(await ledger.find(old.id)) == []
-        assert list(await ledger.find(young.id)) == [young]
-
-    opened(database, story)
+@on_ledger
+async def test_requests_that_never_got_an_outcome_are_removed_by_their_age(ledger: Ledger) -> None:
+    old, young = waiting(new_id()), waiting(new_id(), created_at=AT + 100.0)
+    await ledger.note_open([old, young], [])
+    await ledger.prune(AT + 50.0, 10)
+    assert list(await ledger.find(old.id)) == []
+    assert list(await ledger.find(young.id)) == [young]
 
 
 def test_rows_of_a_ledger_without_versions_stay_and_have_none(database: Database) -> None:

@@ -21,7 +21,7 @@ from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
 from tests import virtual_time
 from tests.http.away import Away
 from tests.http.ordinary import request
-from tests.http.test_admin import Port, Touchy, played
+from tests.http.test_admin import Port, Touchy, on_admin
 from tests.http.test_admin_guard import HERE, TOKEN, cookie_in, sign_in
 from tests.services.stand import Stand
 
@@ -89,102 +89,92 @@ class Tab:
         self._heard.set()
 
 
-def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        await asyncio.gather(*(stand.asking(f"text {number}", tier=number % 3) for number in range(6)))
-        await asyncio.sleep(3)
-        tab = Tab(port)
-        start = await tab.until("start")
-        assert tab.headers["content-type"].startswith("text/event-stream")
-        assert (tab.headers["x-accel-buffering"], tab.headers["cache-control"]) == ("no", "no-store")
-        assert "content-length" not in tab.headers
-        assert (start["role"], start["tiers"], start["promise_ms"]) == ("serve", ["enterprise", "paid", "free"], 200.0)
-        assert sum(one[4] for one in start["departures"]) == 6
-        assert sum(row[2] for row in start["rows"]) * STEP == 6
-        assert [worker["status"] for worker in start["snapshot"]["workers"]] == ["healthy"]
-        assert [change[3] for change in start["changes"]] == ["starting", "healthy"]
-        await stand.ask("one more")
-        while not (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["departures"]:
-            assert "worker_id" not in str(tick.get("departures"))
-        assert {one[9] for one in tick["departures"]} <= {"", ARRIVED}
+@on_admin()
+async def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(stand: Stand, port: Port) -> None:
+    await asyncio.gather(*(stand.asking(f"text {number}", tier=number % 3) for number in range(6)))
+    await asyncio.sleep(3)
+    tab = Tab(port)
+    start = await tab.until("start")
+    assert tab.headers["content-type"].startswith("text/event-stream")
+    assert (tab.headers["x-accel-buffering"], tab.headers["cache-control"]) == ("no", "no-store")
+    assert "content-length" not in tab.headers
+    assert (start["role"], start["tiers"], start["promise_ms"]) == ("serve", ["enterprise", "paid", "free"], 200.0)
+    assert sum(one[4] for one in start["departures"]) == 6
+    assert sum(row[2] for row in start["rows"]) * STEP == 6
+    assert [worker["status"] for worker in start["snapshot"]["workers"]] == ["healthy"]
+    assert [change[3] for change in start["changes"]] == ["starting", "healthy"]
+    await stand.ask("one more")
+    while not (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["departures"]:
+        assert "worker_id" not in str(tick.get("departures"))
+    assert {one[9] for one in tick["departures"]} <= {"", ARRIVED}
+    await tab.leave()
+
+
+@on_admin()
+async def test_a_quiet_fleet_is_heard_of_every_second(stand: Stand, port: Port) -> None:
+    tab, loop = Tab(port), asyncio.get_running_loop()
+    await tab.until("tick")
+    begun = loop.time()
+    await tab.until("tick", 6)
+    assert loop.time() - begun <= 5 * 2 * TICK + TICK
+    await tab.leave()
+
+
+@on_admin()
+async def test_a_tab_that_comes_back_gets_what_it_has_missed(stand: Stand, port: Port) -> None:
+    stays, leaves = Tab(port), Tab(port)
+    await leaves.until("tick", 2)
+    await leaves.leave()
+    await stand.ask("meanwhile")
+    await asyncio.sleep(5)
+    back = Tab(port, last_event_id=leaves.last)
+    await back.until("tick", 3)
+    assert "start" not in {name for name, _, _ in back.events}
+    known = [id for _, id, _ in stays.events]
+    again = [id for _, id, _ in back.events]
+    assert again == known[known.index(leaves.last) + 1 :][: len(again)], "all that were sent since, in order, once"
+    for unknown in (
+        "",
+        "x",
+        "other-1",
+        "-",
+        leaves.last.split("-")[0] + "-99999",
+        leaves.last.split("-")[0] + "-٣",
+    ):
+        fresh = Tab(port, last_event_id=unknown.encode().decode("latin-1"))
+        await fresh.until("start")
+        await fresh.leave()
+    await asyncio.sleep((REMEMBERED + 10) * 2 * TICK)
+    late = Tab(port, last_event_id=leaves.last)
+    await late.until("start")
+    for tab in (stays, back, late):
         await tab.leave()
 
-    played(scene)
+
+@on_admin()
+async def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_nothing(stand: Stand, port: Port) -> None:
+    slow, quick = Tab(port), Tab(port)
+    await slow.until("tick")
+    slow.reads.clear()
+    before = len(quick.events)
+    await asyncio.sleep((BUFFER + 4) * 2 * TICK)
+    assert len(quick.events) >= before + BUFFER
+    assert not slow.cut
+    slow.reads.set()
+    told = await slow.until("dropped")
+    assert "did not take its events in time" in told["reason"]
+    await slow.running
+    await quick.leave()
 
 
-def test_a_quiet_fleet_is_heard_of_every_second() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        tab, loop = Tab(port), asyncio.get_running_loop()
-        await tab.until("tick")
-        begun = loop.time()
-        await tab.until("tick", 6)
-        assert loop.time() - begun <= 5 * 2 * TICK + TICK
-        await tab.leave()
-
-    played(scene)
-
-
-def test_a_tab_that_comes_back_gets_what_it_has_missed() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        stays, leaves = Tab(port), Tab(port)
-        await leaves.until("tick", 2)
-        await leaves.leave()
-        await stand.ask("meanwhile")
-        await asyncio.sleep(5)
-        back = Tab(port, last_event_id=leaves.last)
-        await back.until("tick", 3)
-        assert "start" not in {name for name, _, _ in back.events}
-        known = [id for _, id, _ in stays.events]
-        again = [id for _, id, _ in back.events]
-        assert again == known[known.index(leaves.last) + 1 :][: len(again)], "all that were sent since, in order, once"
-        for unknown in (
-            "",
-            "x",
-            "other-1",
-            "-",
-            leaves.last.split("-")[0] + "-99999",
-            leaves.last.split("-")[0] + "-٣",
-        ):
-            fresh = Tab(port, last_event_id=unknown.encode().decode("latin-1"))
-            await fresh.until("start")
-            await fresh.leave()
-        await asyncio.sleep((REMEMBERED + 10) * 2 * TICK)
-        late = Tab(port, last_event_id=leaves.last)
-        await late.until("start")
-        for tab in (stays, back, late):
-            await tab.leave()
-
-    played(scene)
-
-
-def test_a_tab_that_reads_nothing_is_dropped_and_told_and_costs_others_nothing() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        slow, quick = Tab(port), Tab(port)
-        await slow.until("tick")
-        slow.reads.clear()
-        before = len(quick.events)
-        await asyncio.sleep((BUFFER + 4) * 2 * TICK)
-        assert len(quick.events) >= before + BUFFER
-        assert not slow.cut
-        slow.reads.set()
-        told = await slow.until("dropped")
-        assert "did not take its events in time" in told["reason"]
-        await slow.running
-        await quick.leave()
-
-    played(scene)
-
-
-def test_a_tab_that_never_reads_again_is_cut_off() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        tab = Tab(port)
-        await tab.until("tick")
-        tab.reads.clear()
-        await asyncio.sleep((BUFFER + 4) * 2 * TICK + DROP_GRACE)
-        assert tab.cut
-        await tab.running
-
-    played(scene)
+@on_admin()
+async def test_a_tab_that_never_reads_again_is_cut_off(stand: Stand, port: Port) -> None:
+    tab = Tab(port)
+    await tab.until("tick")
+    tab.reads.clear()
+    await asyncio.sleep((BUFFER + 4) * 2 * TICK + DROP_GRACE)
+    assert tab.cut
+    await tab.running
 
 
 def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
@@ -202,99 +192,89 @@ def test_a_buffer_is_bounded_and_comes_as_one_piece() -> None:
     virtual_time.run(main)
 
 
-def test_signing_out_ends_the_stream() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        assert (await port.get("/internal/events")).status == 401
-        cookie = cookie_in(await sign_in(port))
-        tab = Tab(port, cookie=cookie)
-        await tab.until("start")
-        await port.ask("DELETE", "/dashboard/session", fields={**HERE, "cookie": cookie})
-        await asyncio.wait_for(tab.running, 2 * TICK + 0.1)
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_signing_out_ends_the_stream(stand: Stand, port: Port) -> None:
+    assert (await port.get("/internal/events")).status == 401
+    cookie = cookie_in(await sign_in(port))
+    tab = Tab(port, cookie=cookie)
+    await tab.until("start")
+    await port.ask("DELETE", "/dashboard/session", fields={**HERE, "cookie": cookie})
+    await asyncio.wait_for(tab.running, 2 * TICK + 0.1)
 
 
-def test_streams_end_when_the_port_closes() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        tab = Tab(port)
-        await tab.until("start")
-        tab.shut.set()
-        await asyncio.wait_for(tab.running, 2 * TICK)
-
-    played(scene)
+@on_admin()
+async def test_streams_end_when_the_port_closes(stand: Stand, port: Port) -> None:
+    tab = Tab(port)
+    await tab.until("start")
+    tab.shut.set()
+    await asyncio.wait_for(tab.running, 2 * TICK)
 
 
-def test_there_are_only_so_many_streams() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        tabs = [Tab(port) for _ in range(MOST_VIEWERS)]
-        await tabs[-1].until("start")
-        refused = await port.get("/internal/events")
-        assert (refused.status, refused.json["error"]) == (503, "SERVICE_OVERLOADED")
-        await asyncio.gather(*(tab.leave() for tab in tabs))
-        last = Tab(port)
-        await last.until("start")
-        await last.leave()
-
-    played(scene)
+@on_admin()
+async def test_there_are_only_so_many_streams(stand: Stand, port: Port) -> None:
+    tabs = [Tab(port) for _ in range(MOST_VIEWERS)]
+    await tabs[-1].until("start")
+    refused = await port.get("/internal/events")
+    assert (refused.status, refused.json["error"]) == (503, "SERVICE_OVERLOADED")
+    await asyncio.gather(*(tab.leave() for tab in tabs))
+    last = Tab(port)
+    await last.until("start")
+    await last.leave()
 
 
-def test_while_the_broker_is_away_a_page_is_shown_what_was_known_with_its_age() -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        away = Away(stand)
-        away.back.set()
-        port = Port(stand, broker=away)
-        stays = Tab(port)
-        await stand.ask("text")
-        ended = None
-        while not ended:
-            tick = await stays.until("tick", sum(name == "tick" for name, _, _ in stays.events) + 1)
-            ended = tick.get("recent", {}).get("ended")  # Not each tick tells of the whole fleet.
-        away.back.clear()
-        await asyncio.sleep(30.0)
-        [tick] = [data for name, _, data in stays.events if name == "tick"][-1:]
-        later = Tab(port)
-        for told in (tick, await later.until("start")):
-            assert told["away"] == "connection refused"
-            assert 28.0 < told["snapshot"]["age_seconds"] < 31.0
-            assert told["snapshot"]["workers"]
-            assert told["now"] == pytest.approx(told["snapshot"]["now"], abs=0.01), "time goes on"
-            assert told["recent"]["ended"] == {"m": 1 / WINDOW}, "the rates are those of then"
-        for tab in (stays, later):
-            await tab.leave()
-
-    played(scene, backend=Touchy())
-
-
-def test_without_the_broker_the_stream_says_so_until_it_is_back() -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        away = Away(stand)
-        tab = Tab(Port(stand, broker=away))
-        start = await tab.until("start")
-        assert (start["away"], start["snapshot"]) == ("connection refused", None)
-        away.back.set()
-        while (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["away"]:
-            pass
-        assert tick["snapshot"]["workers"]
+@on_admin(backend=Touchy())
+async def test_while_the_broker_is_away_a_page_is_shown_what_was_known_with_its_age(stand: Stand, _: Port) -> None:
+    away = Away(stand)
+    away.back.set()
+    port = Port(stand, broker=away)
+    stays = Tab(port)
+    await stand.ask("text")
+    ended = None
+    while not ended:
+        tick = await stays.until("tick", sum(name == "tick" for name, _, _ in stays.events) + 1)
+        ended = tick.get("recent", {}).get("ended")  # Not each tick tells of the whole fleet.
+    away.back.clear()
+    await asyncio.sleep(30.0)
+    [tick] = [data for name, _, data in stays.events if name == "tick"][-1:]
+    later = Tab(port)
+    for told in (tick, await later.until("start")):
+        assert told["away"] == "connection refused"
+        assert 28.0 < told["snapshot"]["age_seconds"] < 31.0
+        assert told["snapshot"]["workers"]
+        assert told["now"] == pytest.approx(told["snapshot"]["now"], abs=0.01), "time goes on"
+        assert told["recent"]["ended"] == {"m": 1 / WINDOW}, "the rates are those of then"
+    for tab in (stays, later):
         await tab.leave()
 
-    played(scene, backend=Touchy())
+
+@on_admin(backend=Touchy())
+async def test_without_the_broker_the_stream_says_so_until_it_is_back(stand: Stand, _: Port) -> None:
+    away = Away(stand)
+    tab = Tab(Port(stand, broker=away))
+    start = await tab.until("start")
+    assert (start["away"], start["snapshot"]) == ("connection refused", None)
+    away.back.set()
+    while (tick := await tab.until("tick", sum(name == "tick" for name, _, _ in tab.events) + 1))["away"]:
+        pass
+    assert tick["snapshot"]["workers"]
+    await tab.leave()
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/main.js", "/dashboard/style.css", "/dashboard/icon.svg"])
-def test_the_page_is_served_without_a_credential_under_a_strict_policy(path: str) -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        page = await port.get(path)
-        assert page.status == 200
-        policy = page.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
-        assert "unsafe" not in policy and "http" not in policy and "*" not in policy
-        assert page.headers["x-content-type-options"] == "nosniff"
-        assert (await port.ask("GET", path, fields={"if-none-match": page.headers["etag"]})).status == 304
-        assert (await port.ask("GET", path, host="evil.example")).status == 403
-        for missing in ("/dashboard/../routes.py", "/dashboard/main.py", "/dashboard/"):
-            assert (await port.get(missing)).status == 404
-
-    played(scene, admin_token=TOKEN)
+@on_admin(admin_token=TOKEN)
+async def test_the_page_is_served_without_a_credential_under_a_strict_policy(
+    stand: Stand, port: Port, path: str
+) -> None:
+    page = await port.get(path)
+    assert page.status == 200
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+    assert "unsafe" not in policy and "http" not in policy and "*" not in policy
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert (await port.ask("GET", path, fields={"if-none-match": page.headers["etag"]})).status == 304
+    assert (await port.ask("GET", path, host="evil.example")).status == 403
+    for missing in ("/dashboard/../routes.py", "/dashboard/main.py", "/dashboard/"):
+        assert (await port.get(missing)).status == 404
 
 
 def test_percentiles_lie_within_their_buckets() -> None:

@@ -114,20 +114,18 @@ class LabelledCodec(Codec, frozen=True):
         return exchange
 
 
-def test_an_input_that_the_gateway_has_is_kept_by_no_connection() -> None:
-    async def main(stand: Stand) -> None:
-        client = await stand.connect()
-        await client.send(post(json.dumps({"input": "a" * 9_000}), "/v1/inference", "Idempotency-Key: k"))
-        await settled(lambda: stand.real.pending == 1)
-        assert stand.door._context is not None
-        [connection] = stand.door._context.connections
-        assert isinstance(connection, FastPathConnection)
-        assert connection.exchange is not None
-        assert connection.exchange.input == ""
-        stand.go.set()
-        assert (await client.answer()).json["output"] == "A" * 9_000
-
-    served(main, whole=True)
+@on_stand(whole=True)
+async def test_an_input_that_the_gateway_has_is_kept_by_no_connection(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(post(json.dumps({"input": "a" * 9_000}), "/v1/inference", "Idempotency-Key: k"))
+    await settled(lambda: stand.real.pending == 1)
+    assert stand.door._context is not None
+    [connection] = stand.door._context.connections
+    assert isinstance(connection, FastPathConnection)
+    assert connection.exchange is not None
+    assert connection.exchange.input == ""
+    stand.go.set()
+    assert (await client.answer()).json["output"] == "A" * 9_000
 
 
 def test_what_a_native_body_has_beside_one_text_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from headway.identity.api_keys.cache import AFRESH_EVERY, ANSWER_WITHIN, ApiKeyC
 from headway.model import ApiKey, Limit, Principal
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from tests import scenes
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of, key_of
 from tests.virtual_time import run
@@ -76,53 +77,54 @@ def played(scene: Callable[[Scene], Coroutine[Any, Any, None]], *keys: ApiKey, *
     return logged
 
 
-def test_a_key_brings_its_rights() -> None:
-    async def scene(stage: Scene) -> None:
-        principal = stage.ring.identify(bearer("a"))
-        assert principal is not None
-        assert (principal.user, principal.tenant, principal.tier, principal.key) == ("a", "acme", 1, id_of("a"))
-        assert principal.models == {"m"}
-        assert principal.limits == (Limit(f"key\0{id_of('a')}", "key", 60.0, 5.0),)
-        other = stage.ring.identify(bearer("b"))
-        assert other is not None
-        assert other.limits == (Limit("user\0acme\0b", "user", 1000.0, 10_000 / 60),)
-        assert len(stage.ring) == 2
+def on_ring(*keys: ApiKey, **settings: Any) -> Callable[[scenes.Scene], Callable[..., None]]:
+    """Make a test of a coroutine function of a scene with these keys."""
 
-    played(scene, key("a", rate=60.0, burst=5.0, models=("m",)), key("b"))
+    def play(scene: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+        played(scene, *keys, **settings)
+
+    return scenes.scene(play)
+
+
+@on_ring(key("a", rate=60.0, burst=5.0, models=("m",)), key("b"))
+async def test_a_key_brings_its_rights(stage: Scene) -> None:
+    principal = stage.ring.identify(bearer("a"))
+    assert principal is not None
+    assert (principal.user, principal.tenant, principal.tier, principal.key) == ("a", "acme", 1, id_of("a"))
+    assert principal.models == {"m"}
+    assert principal.limits == (Limit(f"key\0{id_of('a')}", "key", 60.0, 5.0),)
+    other = stage.ring.identify(bearer("b"))
+    assert other is not None
+    assert other.limits == (Limit("user\0acme\0b", "user", 1000.0, 10_000 / 60),)
+    assert len(stage.ring) == 2
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER   {} "])
-def test_the_scheme_is_written_as_one_likes(form: str) -> None:
-    async def scene(stage: Scene) -> None:
-        assert stage.ring.identify(form.format(key_of("a")).encode()) is not None
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_the_scheme_is_written_as_one_likes(stage: Scene, form: str) -> None:
+    assert stage.ring.identify(form.format(key_of("a")).encode()) is not None
 
 
-def test_a_credential_that_is_no_known_key_identifies_nobody() -> None:
-    async def scene(stage: Scene) -> None:
-        text = key_of("a")
-        other = key_of("b")
-        for wrong in (
-            b"",
-            text.encode(),
-            f"Basic {text}".encode(),
-            f"Bearer{text}".encode(),
-            f"Bearer {text}x".encode(),
-            f"Bearer {text.swapcase()}".encode(),
-            f"Bearer {other}".encode(),
-            f"Bearer {text}, Bearer {text}".encode(),
-        ):
-            assert stage.ring.identify(wrong) is None, wrong
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_a_credential_that_is_no_known_key_identifies_nobody(stage: Scene) -> None:
+    text = key_of("a")
+    other = key_of("b")
+    for wrong in (
+        b"",
+        text.encode(),
+        f"Basic {text}".encode(),
+        f"Bearer{text}".encode(),
+        f"Bearer {text}x".encode(),
+        f"Bearer {text.swapcase()}".encode(),
+        f"Bearer {other}".encode(),
+        f"Bearer {text}, Bearer {text}".encode(),
+    ):
+        assert stage.ring.identify(wrong) is None, wrong
 
 
-def test_the_right_id_with_the_wrong_secret_is_nobody() -> None:
-    async def scene(stage: Scene) -> None:
-        assert not stage.knows("a")
-
-    played(scene, msgspec.structs.replace(key("a"), digest=digest_of("b")))
+@on_ring(msgspec.structs.replace(key("a"), digest=digest_of("b")))
+async def test_the_right_id_with_the_wrong_secret_is_nobody(stage: Scene) -> None:
+    assert not stage.knows("a")
 
 
 def test_an_unknown_id_costs_the_same_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,47 +144,41 @@ def test_an_unknown_id_costs_the_same_comparison(monkeypatch: pytest.MonkeyPatch
     assert [tuple(map(len, pair)) for pair in compared] == [(32, 32), (32, 32)]
 
 
-def test_new_and_revoked_keys_are_known_with_the_next_beat() -> None:
-    async def scene(stage: Scene) -> None:
-        await stage.store.add(key("b"))
-        await stage.store.expire(id_of("a"), EPOCH)
-        assert stage.knows("a") and not stage.knows("b")
-        await asyncio.sleep(1.01)
-        assert stage.knows("b") and not stage.knows("a")
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_new_and_revoked_keys_are_known_with_the_next_beat(stage: Scene) -> None:
+    await stage.store.add(key("b"))
+    await stage.store.expire(id_of("a"), EPOCH)
+    assert stage.knows("a") and not stage.knows("b")
+    await asyncio.sleep(1.01)
+    assert stage.knows("b") and not stage.knows("a")
 
 
-def test_a_connection_is_told_of_what_becomes_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene(stage: Scene) -> None:
-        assert stage.ring.watch(bearer("a")) is None, "it has not come yet"
-        assert stage.knows("a")
-        monkeypatch.setattr(cache, "blake2b", None)
-        still = stage._still["a"]
-        assert still() is not None, "its digest is made once"
-        monkeypatch.undo()
-        await stage.store.add(key("b"))
-        await asyncio.sleep(1.01)
-        assert stage.knows("a")
-        stage.ring._seen.clear()
-        assert stage.knows("a")
-        await stage.store.expire(id_of("a"), EPOCH)
-        await asyncio.sleep(1.01)
-        assert not stage.knows("a") and still() is None
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_a_connection_is_told_of_what_becomes_of_its_key(stage: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stage.ring.watch(bearer("a")) is None, "it has not come yet"
+    assert stage.knows("a")
+    monkeypatch.setattr(cache, "blake2b", None)
+    still = stage._still["a"]
+    assert still() is not None, "its digest is made once"
+    monkeypatch.undo()
+    await stage.store.add(key("b"))
+    await asyncio.sleep(1.01)
+    assert stage.knows("a")
+    stage.ring._seen.clear()
+    assert stage.knows("a")
+    await stage.store.expire(id_of("a"), EPOCH)
+    await asyncio.sleep(1.01)
+    assert not stage.knows("a") and still() is None
 
 
-def test_a_key_ends_at_its_instant() -> None:
-    async def scene(stage: Scene) -> None:
-        await asyncio.sleep(9.5)
-        assert stage.knows("a")
-        await asyncio.sleep(0.5 - 1e-3)
-        assert stage.knows("a")
-        await asyncio.sleep(2e-3)
-        assert not stage.knows("a")
-
-    played(scene, key("a", expires_at=EPOCH + 10.0))
+@on_ring(key("a", expires_at=EPOCH + 10.0))
+async def test_a_key_ends_at_its_instant(stage: Scene) -> None:
+    await asyncio.sleep(9.5)
+    assert stage.knows("a")
+    await asyncio.sleep(0.5 - 1e-3)
+    assert stage.knows("a")
+    await asyncio.sleep(2e-3)
+    assert not stage.knows("a")
 
 
 @pytest.mark.parametrize(("now", "known"), [(EPOCH + 9.999999, True), (EPOCH + 10.0, False), (EPOCH + 1e9, False)])
@@ -227,27 +223,23 @@ def test_a_store_that_is_stuck_is_given_up_with_each_beat() -> None:
     assert "does not answer within 2 s" in logged[0]["error"]
 
 
-def test_a_row_removed_by_hand_is_noticed_in_time() -> None:
-    async def scene(stage: Scene) -> None:
-        stage.store.forget(id_of("a"))
-        await asyncio.sleep(AFRESH_EVERY + 1.5)
-        assert not stage.knows("a")
-        assert stage.knows("b")
-
-    played(scene, key("a"), key("b"))
+@on_ring(key("a"), key("b"))
+async def test_a_row_removed_by_hand_is_noticed_in_time(stage: Scene) -> None:
+    stage.store.forget(id_of("a"))
+    await asyncio.sleep(AFRESH_EVERY + 1.5)
+    assert not stage.knows("a")
+    assert stage.knows("b")
 
 
-def test_a_store_restored_from_a_copy_is_read_afresh() -> None:
-    async def scene(stage: Scene) -> None:
-        await stage.store.add(key("b"))
-        await asyncio.sleep(1.5)
-        assert stage.knows("b")
-        stage.store.restore(key("a"), key("c"))
-        await asyncio.sleep(1.1)
-        assert stage.knows("a") and stage.knows("c")
-        assert not stage.knows("b")
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_a_store_restored_from_a_copy_is_read_afresh(stage: Scene) -> None:
+    await stage.store.add(key("b"))
+    await asyncio.sleep(1.5)
+    assert stage.knows("b")
+    stage.store.restore(key("a"), key("c"))
+    await asyncio.sleep(1.1)
+    assert stage.knows("a") and stage.knows("c")
+    assert not stage.knows("b")
 
 
 def test_a_key_of_a_tier_that_is_gone_is_refused_and_the_others_are_not() -> None:
@@ -273,10 +265,8 @@ async def test_a_store_that_cannot_be_reached_is_no_beginning(clock: Callable[[]
     assert stage.knows("a")
 
 
-def test_nothing_shows_what_it_holds() -> None:
-    async def scene(stage: Scene) -> None:
-        assert "canary" not in repr(vars(stage.ring))
-        assert digest_of("a").hex() not in repr(stage.ring)
-        assert "canary" not in repr(stage.ring.identify(bearer("a")))
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_nothing_shows_what_it_holds(stage: Scene) -> None:
+    assert "canary" not in repr(vars(stage.ring))
+    assert digest_of("a").hex() not in repr(stage.ring)
+    assert "canary" not in repr(stage.ring.identify(bearer("a")))

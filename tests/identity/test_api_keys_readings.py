@@ -23,7 +23,7 @@ from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
 from headway.runtime.counters import Counters
 from tests.identity.store import StoreInMemory
-from tests.identity.test_api_keys_cache import EPOCH, Scene, bearer, key, played
+from tests.identity.test_api_keys_cache import EPOCH, Scene, bearer, key, on_ring, played
 from tests.identity.writing import id_of
 
 BEAT = 1.01
@@ -70,21 +70,19 @@ def test_a_revision_that_is_used_again_after_a_failover_is_noticed_with_the_next
     )
 
 
-def test_keys_are_as_old_as_the_last_reading_of_all_that_was_needed() -> None:
-    async def scene(stage: Scene) -> None:
-        await asyncio.sleep(BEAT)
-        stage.store.slow_from_start = True
-        stage.store.restore(key("a"))
-        await asyncio.sleep(10)
-        assert stage.counters.keys_age == pytest.approx(10, abs=2)
-        await stage.store.expire(id_of("a"), 0.0)
-        await asyncio.sleep(BEAT)
-        assert not stage.knows("a"), "what changes from now on is known all the same"
-        stage.store.slow_from_start = False
-        await asyncio.sleep(ANSWER_WITHIN + TRY_AGAIN + BEAT)
-        assert stage.counters.keys_age == 0.0
-
-    played(scene, key("a"), key("b"))
+@on_ring(key("a"), key("b"))
+async def test_keys_are_as_old_as_the_last_reading_of_all_that_was_needed(stage: Scene) -> None:
+    await asyncio.sleep(BEAT)
+    stage.store.slow_from_start = True
+    stage.store.restore(key("a"))
+    await asyncio.sleep(10)
+    assert stage.counters.keys_age == pytest.approx(10, abs=2)
+    await stage.store.expire(id_of("a"), 0.0)
+    await asyncio.sleep(BEAT)
+    assert not stage.knows("a"), "what changes from now on is known all the same"
+    stage.store.slow_from_start = False
+    await asyncio.sleep(ANSWER_WITHIN + TRY_AGAIN + BEAT)
+    assert stage.counters.keys_age == 0.0
 
 
 async def test_what_a_bite_says_of_a_key_is_older_than_its_change(clock: Callable[[], float]) -> None:
@@ -117,29 +115,25 @@ async def test_what_a_bite_says_of_a_key_is_older_than_its_change(clock: Callabl
     assert not stage.knows("a")
 
 
-def test_many_changes_come_in_bites_of_one_beat() -> None:
-    async def scene(stage: Scene) -> None:
-        for one in many(2 * PAGE + 1):
-            await stage.store.add(one)
-        await asyncio.sleep(BEAT)
-        assert len(stage.ring) == 2 * PAGE + 2
-
-    played(scene, key("a"))
+@on_ring(key("a"))
+async def test_many_changes_come_in_bites_of_one_beat(stage: Scene) -> None:
+    for one in many(2 * PAGE + 1):
+        await stage.store.add(one)
+    await asyncio.sleep(BEAT)
+    assert len(stage.ring) == 2 * PAGE + 2
 
 
-def test_ended_keys_are_not_held() -> None:
-    async def scene(stage: Scene) -> None:
-        assert len(stage.ring) == 2
-        await stage.store.expire(id_of("b"), 0.0)
-        await asyncio.sleep(BEAT)
-        assert len(stage.ring) == 1
-        await stage.store.add(key("c", expires_at=EPOCH + 5.0))
-        await asyncio.sleep(BEAT)
-        assert len(stage.ring) == 2
-        await asyncio.sleep(5.0 + 64 * BEAT)
-        assert len(stage.ring) == 1
-
-    played(scene, key("a"), key("b"), key("ended", expires_at=EPOCH))
+@on_ring(key("a"), key("b"), key("ended", expires_at=EPOCH))
+async def test_ended_keys_are_not_held(stage: Scene) -> None:
+    assert len(stage.ring) == 2
+    await stage.store.expire(id_of("b"), 0.0)
+    await asyncio.sleep(BEAT)
+    assert len(stage.ring) == 1
+    await stage.store.add(key("c", expires_at=EPOCH + 5.0))
+    await asyncio.sleep(BEAT)
+    assert len(stage.ring) == 2
+    await asyncio.sleep(5.0 + 64 * BEAT)
+    assert len(stage.ring) == 1
 
 
 async def test_a_clock_that_was_wrong_costs_no_key(clock: Callable[[], float]) -> None:

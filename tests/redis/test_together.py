@@ -134,101 +134,77 @@ def played(act: Callable[[], Awaitable[None]]) -> None:
     run(main)
 
 
-def test_what_several_read_at_one_moment_is_one_call_but_for_its_last_argument() -> None:
-    async def act() -> None:
-        server = Server()
-        together = joined(server)
-        reads = [(1, "until 5"), (1, "until 6"), (2, "until 6")]
-        first, *others = [asyncio.ensure_future(together.share("f", "k", *read)) for read in reads]
-        await asyncio.sleep(0)
-        first.cancel()
-        await server.asked.wait()
-        assert server.made == [("together", "k", "f", "k", 2, 1, "until 5", "f", "k", 2, 2, "until 6")]
-        later = asyncio.ensure_future(together.share("f", "k", *reads[0]))
-        server.open.set()
-        assert [await one for one in (*others, later)] == [2, 4, 2], "each has its answer, whoever has given up"
-        assert len(server.made) == 2, "what is asked once the call is made is another one"
-
-    played(act)
+async def test_what_several_read_at_one_moment_is_one_call_but_for_its_last_argument(clock: Clock) -> None:
+    server = Server()
+    together = joined(server)
+    reads = [(1, "until 5"), (1, "until 6"), (2, "until 6")]
+    first, *others = [asyncio.ensure_future(together.share("f", "k", *read)) for read in reads]
+    await asyncio.sleep(0)
+    first.cancel()
+    await server.asked.wait()
+    assert server.made == [("together", "k", "f", "k", 2, 1, "until 5", "f", "k", 2, 2, "until 6")]
+    later = asyncio.ensure_future(together.share("f", "k", *reads[0]))
+    server.open.set()
+    assert [await one for one in (*others, later)] == [2, 4, 2], "each has its answer, whoever has given up"
+    assert len(server.made) == 2, "what is asked once the call is made is another one"
 
 
-def test_all_who_share_a_call_have_its_error() -> None:
-    async def act() -> None:
-        server = Server(fails=True)
-        server.open.set()
-        together = joined(server)
-        found = await asyncio.gather(*(together.share("f", "k", number) for number in range(3)), return_exceptions=True)
-        assert len(server.made) == 1 and [type(one) for one in found] == [BrokerUnavailable] * 3
-
-    played(act)
+async def test_all_who_share_a_call_have_its_error(clock: Clock) -> None:
+    server = Server(fails=True)
+    server.open.set()
+    together = joined(server)
+    found = await asyncio.gather(*(together.share("f", "k", number) for number in range(3)), return_exceptions=True)
+    assert len(server.made) == 1 and [type(one) for one in found] == [BrokerUnavailable] * 3
 
 
-def test_a_call_by_itself_goes_as_it_is() -> None:
-    async def act() -> None:
-        server = Server()
-        server.open.set()
-        assert await joined(server).join("f", "k", 4) == 8
-        assert server.made == [("f", "k", 4)]
-
-    played(act)
+async def test_a_call_by_itself_goes_as_it_is(clock: Clock) -> None:
+    server = Server()
+    server.open.set()
+    assert await joined(server).join("f", "k", 4) == 8
+    assert server.made == [("f", "k", 4)]
 
 
-def test_in_a_cluster_only_those_of_one_slot_go_together() -> None:
-    async def act() -> None:
-        server = Server()
-        server.open.set()
-        keys = ["h:{a}:", "h:{b}:", "h:{a}@1:"]
-        assert await asyncio.gather(*gathered(joined(server, tags=True), keys)) == [0, 2, 4]
-        assert server.made == [("together", "h:{a}:", "f", "h:{a}:", 1, 0, "f", "h:{a}@1:", 1, 2), ("f", "h:{b}:", 1)]
-
-    played(act)
+async def test_in_a_cluster_only_those_of_one_slot_go_together(clock: Clock) -> None:
+    server = Server()
+    server.open.set()
+    keys = ["h:{a}:", "h:{b}:", "h:{a}@1:"]
+    assert await asyncio.gather(*gathered(joined(server, tags=True), keys)) == [0, 2, 4]
+    assert server.made == [("together", "h:{a}:", "f", "h:{a}:", 1, 0, "f", "h:{a}@1:", 1, 2), ("f", "h:{b}:", 1)]
 
 
-def test_many_are_several_calls_so_that_none_keeps_the_server_from_others() -> None:
-    async def act() -> None:
-        server = Server()
-        server.open.set()
-        count = 2 * MOST + 1
-        assert await asyncio.gather(*gathered(joined(server), ["k"] * count)) == [2 * n for n in range(count)]
-        assert len(server.made) == 3
-
-    played(act)
+async def test_many_are_several_calls_so_that_none_keeps_the_server_from_others(clock: Clock) -> None:
+    server = Server()
+    server.open.set()
+    count = 2 * MOST + 1
+    assert await asyncio.gather(*gathered(joined(server), ["k"] * count)) == [2 * n for n in range(count)]
+    assert len(server.made) == 3
 
 
-def test_who_gives_up_costs_the_others_nothing() -> None:
-    async def act() -> None:
-        server = Server()
-        together = joined(server)
-        first, second, third = gathered(together, ["k"] * 3)
-        await asyncio.sleep(0)
-        first.cancel()
-        await server.asked.wait()
-        assert server.made == [("together", "k", "f", "k", 1, 1, "f", "k", 1, 2)]
-        second.cancel()
-        server.open.set()
-        assert await third == 4 and second.cancelled() and first.cancelled()
-
-    played(act)
+async def test_who_gives_up_costs_the_others_nothing(clock: Clock) -> None:
+    server = Server()
+    together = joined(server)
+    first, second, third = gathered(together, ["k"] * 3)
+    await asyncio.sleep(0)
+    first.cancel()
+    await server.asked.wait()
+    assert server.made == [("together", "k", "f", "k", 1, 1, "f", "k", 1, 2)]
+    second.cancel()
+    server.open.set()
+    assert await third == 4 and second.cancelled() and first.cancelled()
 
 
-def test_all_hear_of_a_server_that_does_not_answer_and_the_next_are_asked_anew() -> None:
-    async def act() -> None:
-        server = Server(fails=True)
-        server.open.set()
-        together = joined(server)
-        for _ in range(2):
-            heard = await asyncio.gather(*gathered(together, ["k"] * 3), return_exceptions=True)
-            assert all(isinstance(one, BrokerUnavailable) for one in heard)
-        assert len(server.made) == 2
-
-    played(act)
+async def test_all_hear_of_a_server_that_does_not_answer_and_the_next_are_asked_anew(clock: Clock) -> None:
+    server = Server(fails=True)
+    server.open.set()
+    together = joined(server)
+    for _ in range(2):
+        heard = await asyncio.gather(*gathered(together, ["k"] * 3), return_exceptions=True)
+        assert all(isinstance(one, BrokerUnavailable) for one in heard)
+    assert len(server.made) == 2
 
 
-def test_nobody_waits_for_ever_for_a_server_that_answers_nonsense() -> None:
-    async def act() -> None:
-        server = Server(raves=True)
-        server.open.set()
-        heard = await asyncio.gather(*gathered(joined(server), ["k"] * 3), return_exceptions=True)
-        assert all(isinstance(one, Exception) for one in heard)
-
-    played(act)
+async def test_nobody_waits_for_ever_for_a_server_that_answers_nonsense(clock: Clock) -> None:
+    server = Server(raves=True)
+    server.open.set()
+    heard = await asyncio.gather(*gathered(joined(server), ["k"] * 3), return_exceptions=True)
+    assert all(isinstance(one, Exception) for one in heard)

@@ -11,7 +11,7 @@ import pytest
 from headway.http.readiness import ANSWER_WITHIN
 from headway.model import InferenceRequest, LedgerRecord, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
-from tests.http.test_admin import Port, Touchy, played
+from tests.http.test_admin import Port, Touchy, on_admin
 from tests.services.stand import Stand
 from tests.storage.fake_ledger import FakeLedger
 
@@ -44,138 +44,128 @@ def ledger_of(*records: LedgerRecord) -> FakeLedger:
     return ledger
 
 
-def test_a_request_that_is_held_or_was_answered_is_told_from_memory() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        id = new_id()
-        asked = asyncio.ensure_future(
-            stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 2), "m", "text", b""))
-        )
-        await asyncio.sleep(0.05)
-        known = (await port.get(f"/internal/requests/{id}")).json
-        assert known["status"] == "processing"
-        assert (known["tenant"], known["user"], known["tier"], known["model"]) == ("acme", "alice", "free", "m")
-        assert (known["completed_at"], known["batch_size"], known["worker"]) == (None, None, None)
-        await asked
-        known = (await port.get(f"/internal/requests/{id}")).json
-        assert (known["status"], known["batch_size"], known["worker"]) == ("completed", 1, "gpu-0")
-        assert known["created_at"] < known["completed_at"]
-
-    played(scene)
+@on_admin()
+async def test_a_request_that_is_held_or_was_answered_is_told_from_memory(stand: Stand, port: Port) -> None:
+    id = new_id()
+    asked = asyncio.ensure_future(
+        stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 2), "m", "text", b""))
+    )
+    await asyncio.sleep(0.05)
+    known = (await port.get(f"/internal/requests/{id}")).json
+    assert known["status"] == "processing"
+    assert (known["tenant"], known["user"], known["tier"], known["model"]) == ("acme", "alice", "free", "m")
+    assert (known["completed_at"], known["batch_size"], known["worker"]) == (None, None, None)
+    await asked
+    known = (await port.get(f"/internal/requests/{id}")).json
+    assert (known["status"], known["batch_size"], known["worker"]) == ("completed", 1, "gpu-0")
+    assert known["created_at"] < known["completed_at"]
 
 
-def test_of_several_tenants_with_one_id_the_newest_is_shown_unless_one_is_named() -> None:
-    async def scene(stand: Stand, port: Port) -> None:
-        id = new_id()
-        await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
-        asked = asyncio.ensure_future(
-            stand.gateway.ask(InferenceRequest(GLOBEX, id, RequestOptions(4.0, 1), "m", "text", b""))
-        )
-        await asyncio.sleep(0.01)
-        for done in (False, True):
-            if done:
-                await asked
-            assert (await port.get(f"/internal/requests/{id}")).json["tenant"] == "globex"
-            assert (await port.get(f"/internal/requests/{id}?tenant=globex")).json["user"] == "gustav"
-            assert (await port.get(f"/internal/requests/{id}?tenant=acme")).json["user"] == "alice"
-            assert (await port.get(f"/internal/requests/{id}?tenant=umbrella")).status == 404
-
-    played(scene)
+@on_admin()
+async def test_of_several_tenants_with_one_id_the_newest_is_shown_unless_one_is_named(stand: Stand, port: Port) -> None:
+    id = new_id()
+    await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+    asked = asyncio.ensure_future(
+        stand.gateway.ask(InferenceRequest(GLOBEX, id, RequestOptions(4.0, 1), "m", "text", b""))
+    )
+    await asyncio.sleep(0.01)
+    for done in (False, True):
+        if done:
+            await asked
+        assert (await port.get(f"/internal/requests/{id}")).json["tenant"] == "globex"
+        assert (await port.get(f"/internal/requests/{id}?tenant=globex")).json["user"] == "gustav"
+        assert (await port.get(f"/internal/requests/{id}?tenant=acme")).json["user"] == "alice"
+        assert (await port.get(f"/internal/requests/{id}?tenant=umbrella")).status == 404
 
 
-def test_what_memory_does_not_know_is_in_the_ledger() -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        id = new_id()
-        failed = record(id, "globex", status="failed", error="SHED", batch_size=0, worker="")
-        port = Port(stand, ledger=ledger_of(failed, record(id)))
-        known = await port.get(f"/internal/requests/req_{id}")
-        assert known.json == {
-            "request_id": f"req_{id}",
-            "status": "failed",
-            "latency_ms": 1000.0,
-            "error": {"error": "SHED", "message": "Refused because of its tier at this load"},
-            "tenant": "globex",
-            "user": "alice",
-            "tier": "free",
-            "model": "m",
-            "model_version": None,
-            "created_at": "2026-09-21T14:13:19.250+00:00",
-            "completed_at": "2026-09-21T14:13:20.250+00:00",
-            "batch_size": None,
-            "worker": None,
-            "batch_id": None,
-            "part_of": None,
-            "failed_part": None,
-        }
-        known = await port.get(f"/internal/requests/{id}?tenant=acme")
-        assert (known.json["tenant"], known.json["error"], known.json["batch_size"]) == ("acme", None, 8)
-        unknown = await port.get(f"/internal/requests/{id}?tenant=umbrella")
-        assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
-        assert "none is recorded" in unknown.json["detail"]
-
-    played(scene)
+@on_admin()
+async def test_what_memory_does_not_know_is_in_the_ledger(stand: Stand, _: Port) -> None:
+    id = new_id()
+    failed = record(id, "globex", status="failed", error="SHED", batch_size=0, worker="")
+    port = Port(stand, ledger=ledger_of(failed, record(id)))
+    known = await port.get(f"/internal/requests/req_{id}")
+    assert known.json == {
+        "request_id": f"req_{id}",
+        "status": "failed",
+        "latency_ms": 1000.0,
+        "error": {"error": "SHED", "message": "Refused because of its tier at this load"},
+        "tenant": "globex",
+        "user": "alice",
+        "tier": "free",
+        "model": "m",
+        "model_version": None,
+        "created_at": "2026-09-21T14:13:19.250+00:00",
+        "completed_at": "2026-09-21T14:13:20.250+00:00",
+        "batch_size": None,
+        "worker": None,
+        "batch_id": None,
+        "part_of": None,
+        "failed_part": None,
+    }
+    known = await port.get(f"/internal/requests/{id}?tenant=acme")
+    assert (known.json["tenant"], known.json["error"], known.json["batch_size"]) == ("acme", None, 8)
+    unknown = await port.get(f"/internal/requests/{id}?tenant=umbrella")
+    assert (unknown.status, unknown.json["error"]) == (404, "NOT_FOUND")
+    assert "none is recorded" in unknown.json["detail"]
 
 
 @pytest.mark.parametrize("role", WITHOUT_GATEWAY)
-def test_who_has_no_gateway_answers_from_the_ledger(role: Role) -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        id = new_id()
-        port = Port(stand, role, ledger=ledger_of(record(id)))
-        assert (await port.get(f"/internal/requests/{id}")).json["user"] == "alice"
-        unknown = await port.get(f"/internal/requests/{new_id()}")
-        assert unknown.status == 404
-        assert unknown.json["detail"].endswith("is recorded")
-
-    played(scene)
+@on_admin()
+async def test_who_has_no_gateway_answers_from_the_ledger(stand: Stand, _: Port, role: Role) -> None:
+    id = new_id()
+    port = Port(stand, role, ledger=ledger_of(record(id)))
+    assert (await port.get(f"/internal/requests/{id}")).json["user"] == "alice"
+    unknown = await port.get(f"/internal/requests/{new_id()}")
+    assert unknown.status == 404
+    assert unknown.json["detail"].endswith("is recorded")
 
 
-def test_the_broker_tells_where_a_request_of_another_gateway_stands_whether_its_tenant_is_named_or_not() -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        id = new_id()
-        asked = asyncio.ensure_future(
-            stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
-        )
-        await asyncio.sleep(0.05)
-        port = Port(stand, Role.CONTROLLER, ledger=ledger_of())
-        for query in ("?tenant=acme", ""):
-            assert (await port.get(f"/internal/requests/{id}{query}")).json["status"] == "processing"
-        assert (await port.get(f"/internal/requests/{id}?tenant=globex")).status == 404
-        await asked
+@on_admin()
+async def test_the_broker_tells_where_a_request_of_another_gateway_stands_whether_its_tenant_is_named_or_not(
+    stand: Stand, _: Port
+) -> None:
+    id = new_id()
+    asked = asyncio.ensure_future(
+        stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+    )
+    await asyncio.sleep(0.05)
+    port = Port(stand, Role.CONTROLLER, ledger=ledger_of())
+    for query in ("?tenant=acme", ""):
+        assert (await port.get(f"/internal/requests/{id}{query}")).json["status"] == "processing"
+    assert (await port.get(f"/internal/requests/{id}?tenant=globex")).status == 404
+    await asked
 
-    played(scene)
 
-
-def test_a_request_that_the_ledger_alone_knows_to_be_taken_in_is_queued_and_lost_when_its_time_is_long_over() -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        ledger, now = FakeLedger(), time.time()
-        port = Port(stand, Role.CONTROLLER, ledger=ledger)
-        waits, lost = (
-            record(new_id(), status="queued", created_at=now - 1.0, completed_at=now + by) for by in (4.0, -3600.0)
-        )
-        ledger.batches.append([waits, lost])
-        told = (await port.get(f"/internal/requests/{waits.id}")).json
-        assert (told["status"], told["latency_ms"], told["completed_at"], told["error"]) == ("queued", None, None, None)
-        assert (told["tenant"], told["model"], told["tier"]) == ("acme", "m", "free")
-        told = (await port.get(f"/internal/requests/{lost.id}")).json
-        assert (told["status"], told["completed_at"]) == ("failed", None)
-        assert "its gateway has ended" in told["error"]["message"]
-
-    played(scene)
+@on_admin()
+async def test_a_request_that_the_ledger_alone_knows_to_be_taken_in_is_queued_and_lost_when_its_time_is_long_over(
+    stand: Stand, _: Port
+) -> None:
+    ledger, now = FakeLedger(), time.time()
+    port = Port(stand, Role.CONTROLLER, ledger=ledger)
+    waits, lost = (
+        record(new_id(), status="queued", created_at=now - 1.0, completed_at=now + by) for by in (4.0, -3600.0)
+    )
+    ledger.batches.append([waits, lost])
+    told = (await port.get(f"/internal/requests/{waits.id}")).json
+    assert (told["status"], told["latency_ms"], told["completed_at"], told["error"]) == ("queued", None, None, None)
+    assert (told["tenant"], told["model"], told["tier"]) == ("acme", "m", "free")
+    told = (await port.get(f"/internal/requests/{lost.id}")).json
+    assert (told["status"], told["completed_at"]) == ("failed", None)
+    assert "its gateway has ended" in told["error"]["message"]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(hangs: bool) -> None:
-    async def scene(stand: Stand, _: Port) -> None:
-        id = new_id()
-        ledger = ledger_of()
-        ledger.away, ledger.slow = not hangs, 60.0 if hangs else 0.0
-        port = Port(stand, ledger=ledger)
-        began = asyncio.get_running_loop().time()
-        lost = await port.get(f"/internal/requests/{id}")
-        assert asyncio.get_running_loop().time() - began <= ANSWER_WITHIN + 0.01
-        assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
-        assert "the ledger cannot be asked now" in lost.json["detail"]
-        assert ("does not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
-        await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
-        assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"
-
-    played(scene, backend=Touchy())
+@on_admin(backend=Touchy())
+async def test_while_the_ledger_is_away_what_it_alone_would_know_is_503(stand: Stand, _: Port, hangs: bool) -> None:
+    id = new_id()
+    ledger = ledger_of()
+    ledger.away, ledger.slow = not hangs, 60.0 if hangs else 0.0
+    port = Port(stand, ledger=ledger)
+    began = asyncio.get_running_loop().time()
+    lost = await port.get(f"/internal/requests/{id}")
+    assert asyncio.get_running_loop().time() - began <= ANSWER_WITHIN + 0.01
+    assert (lost.status, lost.json["error"], lost.headers["retry-after"]) == (503, "SERVICE_OVERLOADED", "1")
+    assert "the ledger cannot be asked now" in lost.json["detail"]
+    assert ("does not answer within 800 ms" if hangs else "the ledger is away") in lost.json["detail"]
+    await stand.gateway.ask(InferenceRequest(ACME, id, RequestOptions(4.0, 1), "m", "text", b""))
+    assert (await port.get(f"/internal/requests/{id}")).json["status"] == "completed"

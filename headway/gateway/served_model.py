@@ -50,7 +50,8 @@ class ServedModel:
         settings: settings of the model.
         versions: choice of the version that answers.
         reported: versions that workers run or, before there is one, that is to be run.
-        takes, gives: kinds of its inputs and outputs; None while they are not known.
+        takes, gives: kinds of its inputs and outputs; None while they are not known, and where some workers take tensors and
+            others something else, as while a fleet changes to another target.
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
         sharing: whether identical requests share answers.
@@ -87,7 +88,7 @@ class ServedModel:
         self.sharing = settings.cache or settings.collapse
         self.queue_timeout = settings.queue_timeout_ms / 1000
         self._line = UNKNOWN
-        self._set_weigh()
+        self._set_weigh(rows=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what the model's workers report. Without a healthy one what was known stays."""
@@ -95,8 +96,13 @@ class ServedModel:
         healthy = [one for one in workers if one.status is WorkerStatus.HEALTHY]
         if not healthy:
             return
-        self.takes, self.gives = _largest(one.takes for one in healthy), _largest(one.gives for one in healthy)
-        self._set_weigh()
+        named = {one.takes for one in healthy}
+        rows = ValueKind.TENSORS.value in named
+        self.takes = (
+            None if rows and len(named) > 1 else _largest(named)
+        )  # Each worker judges, while some take tensors.
+        self.gives = _largest(one.gives for one in healthy)
+        self._set_weigh(rows=rows)
         self.example = next((one.example for one in healthy if one.example), "")
         self.inputs = next((one.inputs for one in healthy if one.inputs), ())
         self.outputs = next((one.outputs for one in healthy if one.outputs), ())
@@ -107,12 +113,12 @@ class ServedModel:
         """Know what was known of the model while it had other settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
-        self._set_weigh()
+        self._set_weigh(rows=former._rows)
 
-    def _set_weigh(self) -> None:
-        """Have inputs weigh what they should, by what is known of the model."""
+    def _set_weigh(self, *, rows: bool) -> None:
+        """Have inputs weigh their rows, or what the settings say."""
         settings = self.settings
-        self._rows = self.takes is ValueKind.TENSORS
+        self._rows = rows
         self._weighs = self._rows or settings.max_batch_weight > 0
         self.weigh: Callable[[Value], int] = _one
         if self._rows:

@@ -350,7 +350,7 @@ STREAM = WayIn(
 WAYS_IN = (
     NATIVE, API, PREDICT, OCTET_STREAM, SEVERAL, COMPLETIONS, CHAT, EMBEDDINGS, OIP_JSON, OIP_BINARY, CALL, INFER, STREAM,
 )  # fmt: skip
-ROWS_IN = (OIP_JSON, OIP_BINARY)
+ROWS_IN = (OIP_JSON, OIP_BINARY, INFER, STREAM)
 """Ways by which several inputs are the rows of one tensor, where the model takes tensors."""
 TENSORS_IN = (NATIVE, API, PREDICT, SEVERAL, *ROWS_IN)
 """Ways into a model that takes tensors of texts."""

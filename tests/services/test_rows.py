@@ -139,6 +139,21 @@ def test_a_model_whose_workers_come_to_take_texts_again_has_no_rows() -> None:
     assert (known.is_plain, known.weigh(tensors(4)), known.counted(["a", "b"])) == (True, 1, 2)
 
 
+def test_while_workers_of_texts_and_of_tensors_serve_one_model_both_kinds_are_let_in() -> None:
+    """A rollout to another kind breaks nothing that any worker could answer; each judges what it gets."""
+    models = served(ValueKind.TENSORS)
+    workers = [
+        WorkerInfo(worker_id=kind.value, model="m", status=WorkerStatus.HEALTHY, takes=kind.value)
+        for kind in (ValueKind.TENSORS, ValueKind.JSON)
+    ]
+    models.learn(workers)
+    known = models["m"]
+    assert (known.takes, known.weigh(tensors(4)), known.weigh(b"[1]")) == (None, 4, 1)
+    assert models.check("m", b"[1]") is None
+    models.learn(workers[:1])
+    assert models["m"].takes is ValueKind.TENSORS
+
+
 def test_other_settings_of_a_model_leave_its_rows_counted() -> None:
     models = served(ValueKind.TENSORS)
     models.serve({"m": Settings(model="m", max_batch_size=4)})

@@ -12,6 +12,7 @@
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make clients             environments of clients that others made, for the tests that use them
+#   make examples            packages of the models of examples/iris.py and examples/colours.py
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
@@ -43,7 +44,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-both test-fast check format fuzz explore mutants bench triton clients example-embeddings dist lock protos audit clean
+.PHONY: help setup serve test test-both test-fast check format fuzz explore mutants bench triton clients examples example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -94,6 +95,8 @@ clients: .venv/.ready
 dist: .venv/.ready-dist
 	$(BIN)/python -P tests/dist.py $(ARGS)
 
+examples: .venv/.ready-examples
+
 example-embeddings: .venv/.ready-embeddings
 	HF_HUB_OFFLINE=1 $(BIN)/headway serve examples/embeddings.py:Embedder $(ARGS)
 
@@ -102,6 +105,7 @@ lock: .venv/.ready
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --group build -o requirements-serve.lock
 	$(LOCK) -c requirements-dev.lock --group dist -o requirements-dist.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra redis --extra postgres --extra jwt --extra grpc --extra chat --extra otel --extra policy --extra gpu -o requirements.lock
+	$(LOCK) pyproject.toml -c requirements-dev.lock --extra examples -o requirements-examples.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra bench --extra plot -o requirements-bench.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --group mutants -o requirements-mutants.lock
 	$(LOCK) pyproject.toml -c requirements-dev.lock --extra embeddings --group lock --no-emit-package torch \
@@ -165,6 +169,11 @@ endef
 .venv/.ready-bench: .venv/.ready requirements-bench.lock
 	@echo "Adding requirements-bench.lock …"
 	@$(INSTALL) -r requirements-bench.lock
+	@touch $@
+
+.venv/.ready-examples: .venv/.ready-serve requirements-examples.lock
+	@echo "Adding requirements-examples.lock …"
+	@$(INSTALL) -r requirements-examples.lock
 	@touch $@
 
 .venv/.ready-mutants: .venv/.ready requirements-mutants.lock

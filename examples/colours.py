@@ -21,8 +21,14 @@ SIDE = 224
 class Colours:
     """Tells the colour of images."""
 
-    inputs: ClassVar[dict[str, tuple[str, list[int]]]] = {"image": ("UINT8", [SIDE, SIDE, 3]), "temperature": ("FP32", [1])}
-    outputs: ClassVar[dict[str, tuple[str, list[int]]]] = {"probabilities": ("FP32", [len(COLOURS)]), "best": ("INT64", [])}
+    inputs: ClassVar[dict[str, tuple[str, list[int]]]] = {
+        "image": ("UINT8", [SIDE, SIDE, 3]),
+        "temperature": ("FP32", [1]),
+    }
+    outputs: ClassVar[dict[str, tuple[str, list[int]]]] = {
+        "probabilities": ("FP32", [len(COLOURS)]),
+        "best": ("INT64", []),
+    }
 
     def setup(self, device: str) -> None:
         try:

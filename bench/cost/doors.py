@@ -192,18 +192,18 @@ def _doors() -> Iterator[Doors]:
         bare, bare_port = stack.enter_context(_bare_server())
         tensors = f"{server.url}/v2/models/default/infer"
         doors: dict[str, tuple[Server, Load]] = {
-            NATIVE: (server, lambda time: _posts(f"{server.url}/v1/predict", BODY, time)),
-            COMPLETIONS: (server, lambda time: _posts(f"{server.url}/v1/completions", PROMPT, time)),
-            TENSOR: (server, lambda time: _posts(tensors, TENSOR_BODY, time)),
-            BINARY: (server, lambda time: _posts(tensors, BINARY_BODY, time, BINARY_FIELD)),
-            GRPC: (server, lambda time: _calls(port, time)),
-            INFER: (server, lambda time: _calls(port, time, "--infer", "default")),
-            BARE: (bare, lambda time: _calls(bare_port, time)),
+            NATIVE: (server, lambda time: posts(f"{server.url}/v1/predict", BODY, time)),
+            COMPLETIONS: (server, lambda time: posts(f"{server.url}/v1/completions", PROMPT, time)),
+            TENSOR: (server, lambda time: posts(tensors, TENSOR_BODY, time)),
+            BINARY: (server, lambda time: posts(tensors, BINARY_BODY, time, BINARY_FIELD)),
+            GRPC: (server, lambda time: calls(port, time)),
+            INFER: (server, lambda time: calls(port, time, "--infer", "default")),
+            BARE: (bare, lambda time: calls(bare_port, time)),
         }
         if triton_server.is_installed():
             its_port = stand.free_port()
             triton = stack.enter_context(triton_server.upper(grpc_port=its_port, delay_ms=WAIT_MS))
-            doors[TRITON] = triton, lambda time: _calls(its_port, time, "--infer", "upper")
+            doors[TRITON] = triton, lambda time: calls(its_port, time, "--infer", "upper")
         yield doors
 
 
@@ -211,11 +211,12 @@ def _round(doors: Doors, seconds: float, backwards: bool) -> Round:
     order = list(doors)
     if backwards:
         order.reverse()
-    found = {name: _measure(*doors[name], seconds) for name in order}
+    found = {name: measure(*doors[name], seconds) for name in order}
     return {name: found[name] for name in doors}
 
 
-def _measure(server: Server, load: Load, seconds: float) -> Spent:
+def measure(server: Server, load: Load, seconds: float) -> Spent:
+    """CPU time of a request under a load of so many seconds."""
     before = server.usage()
     answered = load(seconds)
     spent = generators.spent(before, server.usage())
@@ -223,17 +224,17 @@ def _measure(server: Server, load: Load, seconds: float) -> Spent:
     return Spent(spent.get("front", 0.0) * each, sum(spent.values()) * each)
 
 
-def _posts(url: str, body: bytes, seconds: float, *fields: str) -> int:
+def posts(url: str, body: bytes, seconds: float, *fields: str, in_hand: int = IN_HAND) -> int:
     """Answered posts of a closed loop."""
-    found = generators.closed_loop(url, body, seconds, IN_HAND, fields)
+    found = generators.closed_loop(url, body, seconds, in_hand, fields)
     if found.errors:
         raise Broken(f"{found.errors} of {found.requests} posts failed")
     return found.requests
 
 
-def _calls(port: int, seconds: float, *more: str) -> int:
+def calls(port: int, seconds: float, *more: str, in_hand: int = IN_HAND) -> int:
     """Answered calls of a closed loop."""
-    said = _called(port, seconds, "--connections", str(CONNECTIONS), "--calls", str(IN_HAND), *more)
+    said = _called(port, seconds, "--connections", str(CONNECTIONS), "--calls", str(in_hand), *more)
     if said["failed"]:
         raise Broken(f"{said['failed']} calls failed")
     return int(said["answered"])

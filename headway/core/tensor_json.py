@@ -57,6 +57,8 @@ _LARGEST = {
     "FP64": 1.7976931348623157e308,
 }
 """Largest number that is rounded to a finite one of each datatype with a fraction."""
+BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
+"""Least and largest number of each datatype of numbers."""
 _HALVES = ("FP16", "BF16")
 """Datatypes of two bytes with a fraction."""
 _MOST_DIGITS = 40
@@ -374,7 +376,7 @@ def _beginning(element: object) -> str:
 
 
 def _in_range(number: float, datatype: str) -> bool:
-    least, most = _RANGES.get(datatype) or (-_LARGEST[datatype], _LARGEST[datatype])
+    least, most = BOUNDS[datatype]
     return least <= number <= most
 
 

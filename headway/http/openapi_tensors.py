@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from headway.core.tensor_json import BOUNDS
 from headway.core.tensors import BYTES, JSON, MOST_AXES, MOST_TENSORS, SIZES, count_of
 from headway.model import TensorSpec
 
@@ -120,10 +121,9 @@ def _schema_of_row(shape: Sequence[int], spec: TensorSpec) -> dict[str, Any]:
 
 
 def _schema_of_element(datatype: str) -> dict[str, Any]:
-    if "INT" in datatype:
-        bits, signed = 8 * SIZES[datatype], datatype[0] != "U"
-        least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-        return {"type": "integer", "minimum": least, "maximum": most} if bits < 64 else {"type": "integer"}
+    if datatype in BOUNDS:
+        least, most = BOUNDS[datatype]
+        return {"type": "integer" if "INT" in datatype else "number", "minimum": least, "maximum": most}
     return {"type": {"BOOL": "boolean", BYTES: "string"}.get(datatype, "number")}
 
 

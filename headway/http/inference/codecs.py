@@ -19,7 +19,15 @@ from headway.config import Settings
 from headway.core import values
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.answer_pieces import HOLE, PIECE, array_within, json_pieces, released, value_within
+from headway.http.inference.answer_pieces import (
+    HOLE,
+    array_within,
+    is_large,
+    json_pieces,
+    released,
+    tensor_pieces,
+    value_within,
+)
 from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
 from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
 from headway.http.inference.octets import open_octets
@@ -84,8 +92,10 @@ class Codec(msgspec.Struct, frozen=True):
     def write_one(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with one input."""
         [output] = outcome.outputs
-        if len(output) > PIECE or isinstance(output, Tensors):
+        if is_large(output):
             return JSON, value_within(self._write_body(self.write, outcome, HOLE), output)
+        if isinstance(output, Tensors):
+            return JSON, self._write_body(self.write, outcome, msgspec.Raw(b"".join(tensor_pieces(output))))
         return JSON, self._write_body(self.write, outcome, values.embedded(output))
 
     def write_all(self, outcome: Outcome) -> Written:

@@ -359,9 +359,7 @@ async def test_too_many_connections_are_told_so(stand: Stand) -> None:
     third.leave()
     first.leave()
     await settled(lambda: len(stand.door._connections()) == 1)
-    fourth = await stand.connect()
-    await fourth.send(get("/livez"))
-    assert (await fourth.answer()).status == 200
+    assert (await stand.ask(get("/livez"))).status == 200
 
 
 @on_stand()

@@ -182,9 +182,7 @@ def test_only_a_name_may_hold_a_slash_written_as_2f(monkeypatch: pytest.MonkeyPa
 )
 @on_stand(KEYS)
 async def test_every_error_of_an_api_has_its_form(stand: Stand, request_: bytes, status: int, code: str) -> None:
-    client = await stand.connect()
-    await client.send(request_)
-    answer = await client.answer()
+    answer = await stand.ask(request_)
     assert own_error(answer) == (status, code)
     if KEY.encode() in request_ and b"/run" in request_:
         assert answer.header["x-limits"] == "1"

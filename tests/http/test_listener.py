@@ -201,9 +201,7 @@ async def test_a_listener_that_dies_is_replaced(stand: Stand) -> None:
     for server in listener._servers:
         server.close()
     stand.door.look_after()
-    other = await stand.connect()
-    await other.send(post(BODY))
-    assert (await other.answer()).status == 200
+    assert (await stand.ask(post(BODY))).status == 200
     await client.send(post(BODY))
     assert (await client.answer()).status == 200, "open connections do not notice"
 

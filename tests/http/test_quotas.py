@@ -50,9 +50,7 @@ async def gone(stand: Stand) -> None:
 @on_stand(keys=SLOW_KEY, whole=True)
 async def test_a_body_over_the_limit_is_refused_before_it_is_read(stand: Stand) -> None:
     assert (await stand.ask(by(ADA))).status == 200
-    client = await stand.connect()
-    await client.send(by(ADA, "", length=1_000_000))
-    answer = await client.answer()
+    answer = await stand.ask(by(ADA, "", length=1_000_000))
     assert (answer.status, answer.error) == (429, "RATE_LIMITED")
     assert answer.header["x-headway-dropped-reason"] == "rate"
     assert answer.header["ratelimit"].startswith('"key";r=0;')
@@ -159,9 +157,7 @@ async def test_unfinished_bodies_of_one_tenant_leave_room_for_others(stand: Stan
     assert answer.header["x-headway-dropped-reason"] == "bodies"
     assert await refused.ended(), "its body is not waited for"
     whole = by(BOB, " " * 500_000 + BODY)
-    client = await stand.connect()
-    await client.send(whole[:100_000], whole[100_000:])
-    assert (await client.answer()).status == 200
+    assert (await stand.ask(whole[:100_000], whole[100_000:])).status == 200
     assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
     assert stand.counters.refusals["bodies", "paid", ""] == 1
     await gone(stand)
@@ -255,9 +251,7 @@ async def test_one_tenant_leaves_connections_for_others(stand: Stand) -> None:
     assert (answer.header["x-headway-dropped-reason"], answer.header["connection"]) == ("connections", "close")
     assert await refused.ended()
     await settled(lambda: len(stand.door._connections()) == 18)
-    polling = await stand.connect()
-    await polling.send(get("/v1/result/x", ADA))
-    assert (await polling.answer()).error == "RATE_LIMITED", "an ordinary route counts as well"
+    assert (await stand.ask(get("/v1/result/x", ADA))).error == "RATE_LIMITED", "an ordinary route counts as well"
     await settled(lambda: len(stand.door._connections()) == 18)
     assert (await stand.ask(by(BOB))).status == 200
     await clients[0].send(by(ADA))
@@ -293,9 +287,7 @@ async def test_silent_strangers_make_room_for_many_who_come_at_once(stand: Stand
 async def test_silent_strangers_make_room_for_those_who_come(stand: Stand) -> None:
     silent = [await stand.connect() for _ in range(18)]
     await settled(lambda: len(stand.door._connections()) == 18)
-    speaking = await stand.connect()
-    await speaking.send(by(BOB))
-    assert (await speaking.answer()).status == 200
+    assert (await stand.ask(by(BOB))).status == 200
     assert await silent[0].ended(), "the one that came first"
     await silent[1].send(by(BOB))
     assert (await silent[1].answer()).status == 200
@@ -336,9 +328,7 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
 @on_stand(keys=SLOW_KEY)
 async def test_refusals_at_the_head_are_told_to_the_gateway(stand: Stand) -> None:
     stand.gateway.limiter.charge(stand.door._context.admission.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
-    client = await stand.connect()
-    await client.send(by(ADA, "", length=10))
-    answer = await client.answer()
+    answer = await stand.ask(by(ADA, "", length=10))
     assert answer.error == "RATE_LIMITED"
     ((id, failure),) = stand.gateway.refusals
     assert f"req_{id}" == answer.header["x-request-id"]

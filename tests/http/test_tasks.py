@@ -285,9 +285,7 @@ async def test_another_tenant_knows_nothing_of_it(stand: Stand) -> None:
 
 @on_stand(keys={"key": {}}, whole=True)
 async def test_a_stranger_is_refused_before_a_body_is_read(stand: Stand) -> None:
-    client = await stand.connect()
-    await client.send(delete(f"/v1/result/{UUID}", "Content-Length: 1000"))
-    assert (await client.answer()).error == "UNAUTHENTICATED"
+    assert (await stand.ask(delete(f"/v1/result/{UUID}", "Content-Length: 1000"))).error == "UNAUTHENTICATED"
 
 
 @on_stand(whole=True)

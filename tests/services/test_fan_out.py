@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -45,14 +45,30 @@ ID = "0189f7a4-1111-7222-8333-444455556666"
 
 
 def fan_out(
-    stand: Stand, inputs: Sequence[str], timeout: float = 30.0, caller: Principal = ADA, tier: int = 1
+    stand: Stand,
+    inputs: Sequence[str],
+    timeout: float = 30.0,
+    caller: Principal = ADA,
+    tier: int = 1,
+    *,
+    id: str = ID,
+    model: str = "m",
+    key: str = "",
+    parameters: bytes = b"",
 ) -> tuple[FanOut, asyncio.Future[Sequence[Reply]]]:
     ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    whole = FanOut(
-        stand.gateway, InferenceRequest(caller, ID, RequestOptions(timeout, tier), "m"), inputs, ended.set_result
-    )
+    options = RequestOptions(timeout, tier, key)
+    asked = InferenceRequest(caller, id, options, model, parameters=parameters)
+    whole = FanOut(stand.gateway, asked, inputs, ended.set_result)
     whole.start()
     return whole, ended
+
+
+async def failure_of(ended: Awaitable[Sequence[Reply]]) -> Failure:
+    """Why a list failed, which has one reply then."""
+    [reply] = await ended
+    assert reply.failure is not None
+    return reply.failure
 
 
 async def test_a_list_longer_than_a_batch_is_answered_in_order(clock: Clock) -> None:
@@ -80,17 +96,15 @@ async def test_an_idle_service_tells_of_the_deadline_and_not_of_load_however_man
     async with served(clock) as stand:
         for _ in range(3):
             await fan_out(stand, ["a"] * 8)[1]
-        [reply] = await fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1]
-        assert reply.failure is not None
-        assert reply.failure.code == errors.DEADLINE_EXCEEDED
+        failure = await failure_of(fan_out(stand, ["a"] * count, 0.05, FREE, tier=2)[1])
+        assert failure.code == errors.DEADLINE_EXCEEDED
 
 
 async def test_a_list_that_does_not_fit_is_refused_whole_and_leaves_nothing_behind(clock: Clock) -> None:
     async with served(clock, max_queue=10) as stand:
         _, ended = fan_out(stand, ["a"] * 20)
-        [reply] = await ended
-        assert reply.failure is not None
-        assert reply.failure.code == errors.SERVICE_OVERLOADED
+        failure = await failure_of(ended)
+        assert failure.code == errors.SERVICE_OVERLOADED
         await asyncio.sleep(1.0)
         assert not any(tier.depth for tier in await stand.broker.depths())
 
@@ -105,9 +119,8 @@ async def test_a_list_that_could_never_be_answered_in_time_is_no_demand(
         throttle = stand.gateway.limiter.throttles["m"]
         throttle.higher = throttle.lowest = 0
         for count in (30, 75):
-            [reply] = await fan_out(stand, ["a"] * count, 0.3, caller, tier)[1]
-            assert reply.failure is not None
-            assert reply.failure.reason == failures.LIST
+            failure = await failure_of(fan_out(stand, ["a"] * count, 0.3, caller, tier)[1])
+            assert failure.reason == failures.LIST
             assert (throttle.higher, throttle.lowest) == (0, 0)
 
 
@@ -163,10 +176,7 @@ async def test_a_prompt_of_which_many_choices_are_asked_is_digested_once(
     async with served(clock) as stand:
         inputs = ["a"] * (AT_ONCE + 9) + ["b"] * 50
         for key in ("k", "k", "l"):
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            options = RequestOptions(30.0, 1, key)
-            FanOut(stand.gateway, InferenceRequest(ADA, new_id(), options, "m"), inputs, ended.set_result).start()
-            replies = await ended
+            replies = await fan_out(stand, inputs, id=new_id(), key=key)[1]
             assert [reply.output for reply in replies] == [text.upper() for text in inputs]
             assert sorted(map(str, read)) == ["a", "a", "b", "b"], "for the whole, and for its parts"
             read.clear()
@@ -178,12 +188,8 @@ def throttled(stand: Stand, burst: float) -> None:
 
 
 async def refusal(stand: Stand, count: int, model: str = "m") -> Failure:
-    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
     inputs = [f"text {number}" for number in range(count)]
-    FanOut(stand.gateway, InferenceRequest(FREE, ID, RequestOptions(30.0, 2), model), inputs, ended.set_result).start()
-    [reply] = await ended
-    assert reply.failure is not None
-    return reply.failure
+    return await failure_of(fan_out(stand, inputs, caller=FREE, tier=2, model=model)[1])
 
 
 async def test_what_the_lowest_tier_has_no_room_for_is_refused_before_it_is_charged(clock: Clock) -> None:
@@ -244,25 +250,16 @@ async def test_entries_that_a_broker_copies_go_to_it_in_calls_of_few_bytes(
 
 async def asked_with(stand: Stand, count: int, parameters: bytes) -> Sequence[Reply]:
     """Replies to a list of so many inputs with these parameters."""
-    ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-    options = RequestOptions(30.0, 1)
-    FanOut(
-        stand.gateway,
-        InferenceRequest(ADA, new_id(), options, "m", parameters=parameters),
-        ["a"] * count,
-        ended.set_result,
-    ).start()
-    return await ended
+    return await fan_out(stand, ["a"] * count, id=new_id(), parameters=parameters)[1]
 
 
 async def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused_and_told_how_many_may_be(
     clock: Clock,
 ) -> None:
     async with served(clock, max_body_bytes=10_000) as stand:
-        [reply] = await asked_with(stand, 160, b"x" * 900)
-        assert reply.failure is not None
-        assert reply.failure.code == errors.PAYLOAD_TOO_LARGE
-        assert reply.failure.message == (
+        failure = await failure_of(asked_with(stand, 160, b"x" * 900))
+        assert failure.code == errors.PAYLOAD_TOO_LARGE
+        assert failure.message == (
             "160 inputs come to 160 bytes, and 160 times 900 of parameters, as each has them with it; at most 80000 are taken in "
             "one request (8 times max_body_bytes). Send fewer inputs at a time"
         )
@@ -280,12 +277,9 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
 
         for count, caller, reason in ((11, limited, "burst"), (160, ADA, "")):
             before = wrong()
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            asked = InferenceRequest(caller, new_id(), RequestOptions(30.0, 1), "m", parameters=b"x" * 900)
-            FanOut(stand.gateway, asked, ["a"] * count, ended.set_result).start()
-            [reply] = await ended
-            assert reply.failure is not None
-            assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, reason)
+            _, ended = fan_out(stand, ["a"] * count, caller=caller, id=new_id(), parameters=b"x" * 900)
+            failure = await failure_of(ended)
+            assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, reason)
             assert wrong() == before + 1
         limiter = stand.gateway.limiter
         for _ in range(9):
@@ -294,9 +288,8 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
         assert limiter.excess(stand.gateway.counted(limited.limits), stand.gateway.broker) is not None
         debts = dict(limiter.debts)
         _, ended = fan_out(stand, ["a"] * 11, caller=limited)
-        [reply] = await ended
-        assert reply.failure is not None
-        assert reply.failure.code == errors.RATE_LIMITED, "a door may know a limit for one model only now"
+        failure = await failure_of(ended)
+        assert failure.code == errors.RATE_LIMITED, "a door may know a limit for one model only now"
         assert dict(limiter.debts) == debts, "a refusal by rate costs nothing"
 
 
@@ -314,13 +307,9 @@ async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_fo
             for _ in range(3):
                 single = await stand.gateway.ask(InferenceRequest(caller, new_id(), asked, "n", "a", b""))
                 stand.gateway.limiter.refund(limits)
-                ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-                FanOut(
-                    stand.gateway, InferenceRequest(caller, new_id(), asked, "n"), ["a"] * count, ended.set_result
-                ).start()
-                [several] = await ended
-                assert single.failure is not None and several.failure is not None
-                codes.append((single.failure.code, several.failure.code))
+                several = await failure_of(fan_out(stand, ["a"] * count, caller=caller, id=new_id(), model="n")[1])
+                assert single.failure is not None
+                codes.append((single.failure.code, several.code))
             assert codes == [(code, code)] * 3
             assert stand.gateway.limiter.excess(limits, stand.gateway.broker) is not None, "each was charged as one"
 
@@ -328,14 +317,7 @@ async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_fo
 async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     async with served(clock, max_queue_mb=64) as stand:
         line = stand.gateway.turns = Line()
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        options, parameters = RequestOptions(30.0, 1), b"x" * (BYTES_AT_ONCE // 4)
-        FanOut(
-            stand.gateway,
-            InferenceRequest(ADA, new_id(), options, "m", parameters=parameters),
-            ["a"] * 20,
-            ended.set_result,
-        ).start()
+        _, ended = fan_out(stand, ["a"] * 20, parameters=b"x" * (BYTES_AT_ONCE // 4))
         assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"
         assert len(await ended) == 20
 
@@ -393,10 +375,9 @@ async def test_a_long_list_that_is_refused_has_made_one_entry(monkeypatch: pytes
         line = stand.gateway.turns = Line()
         _, ended = fan_out(stand, ["a"] * 1000, timeout=2.0)
         assert await slices(stand, line, monkeypatch) == [1]
-        [reply] = await ended
-        assert reply.failure is not None
-        assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
-        assert reply.failure.message.startswith("so many inputs in one request")
+        failure = await failure_of(ended)
+        assert (failure.code, failure.reason) == (errors.PAYLOAD_TOO_LARGE, "list")
+        assert failure.message.startswith("so many inputs in one request")
         await asyncio.sleep(2.0)
         assert sum(map(len, stand.backends[0].batches)) == ran
 
@@ -407,9 +388,8 @@ async def test_what_a_request_waits_for_its_turn_is_of_its_deadline(clock: Clock
         _, ended = fan_out(stand, ["a"] * (FEW + 1), timeout=0.5)
         await asyncio.sleep(0.3)
         line.waiting.pop()[1]()
-        [reply] = await ended
-        assert reply.failure is not None
-        assert reply.failure.code == errors.DEADLINE_EXCEEDED
+        failure = await failure_of(ended)
+        assert failure.code == errors.DEADLINE_EXCEEDED
 
 
 async def test_places_of_inputs_that_were_not_submitted_are_given_back(clock: Clock) -> None:
@@ -483,11 +463,7 @@ def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None
         await writer.open()
         writer.start(supervisor)
         async with stand:
-            ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            whole = FanOut(
-                stand.gateway, InferenceRequest(ADA, ID, RequestOptions(timeout, 1), "m"), inputs, ended.set_result
-            )
-            whole.start()
+            whole, ended = fan_out(stand, inputs, timeout)
             held = dict.fromkeys(pending.entry.id for pending in stand.gateway._pending.values())
             before = {id: await part_of(stand, id) for id in held}
             if leave_after is None:
@@ -568,10 +544,7 @@ async def test_a_list_of_which_the_first_input_is_answered_is_processed_until_th
 ) -> None:
     stand = Stand(clock, FakeBackend(0.1), max_batch=1)
     async with stand:
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(
-            stand.gateway, InferenceRequest(ADA, ID, RequestOptions(9.0, 1), "m"), list("abc"), ended.set_result
-        ).start()
+        _, ended = fan_out(stand, list("abc"), 9.0)
         await asyncio.sleep(0.15)
         status = await stand.gateway.status(ID)
         assert status is not None
@@ -584,9 +557,5 @@ async def test_the_outcome_of_a_list_that_is_remembered_holds_none_of_its_inputs
     clock: Clock,
 ) -> None:
     async with Stand(clock, FakeBackend(0.1)) as stand:
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        FanOut(
-            stand.gateway, InferenceRequest(ADA, ID, RequestOptions(9.0, 1), "m"), ["secret", "b"], ended.set_result
-        ).start()
-        await ended
+        await fan_out(stand, ["secret", "b"], 9.0)[1]
         assert "secret" not in repr(stand.gateway._recent._last).lower()

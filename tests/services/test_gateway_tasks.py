@@ -57,6 +57,20 @@ async def busy(fleet: Fleet) -> None:
     assert all(backend.busy for backend in fleet.backends)
 
 
+async def gone_direct(fleet: Fleet) -> None:
+    """Let the gateway notice that the broker is away, and use its fallback."""
+    await fleet.server.become("refuse")
+    fleet.ask("notices")
+    await asyncio.sleep(1.5)
+
+
+async def admitted(fleet: Fleet, text: str, **how: Any) -> Asked:
+    """A task that has been admitted."""
+    asked = fleet.ask(text, task=True, **how)
+    await asked.was_admitted.wait()
+    return asked
+
+
 def scene(**how: Any) -> Callable[[Test], Test]:
     """Makes a test of a coroutine function over two gateways and a GPU that takes a second."""
 
@@ -118,8 +132,7 @@ async def test_a_refused_task_is_none(fleet: Fleet, clock: Clock) -> None:
 async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_request(
     fleet: Fleet, clock: Clock
 ) -> None:
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     follows = [asyncio.ensure_future(gateway.follow(TENANT, asked.id, 5.0)) for gateway in fleet.gateways]
     began = clock()
     for gateway in fleet.gateways:
@@ -139,8 +152,7 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
 
 @scene()
 async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     follow = asyncio.ensure_future(fleet.gateways[1].follow(TENANT, asked.id, 5.0))
     await asyncio.sleep(0.1)
     follow.cancel()
@@ -154,13 +166,11 @@ async def test_who_stops_following_leaves_the_task_as_it_is(fleet: Fleet, clock:
 @scene()
 async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=30.0)
     await asyncio.sleep(0.1)
     rate = fleet.gateway.requests_per_second
     held = [asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0)) for _ in range(30)]
-    later = fleet.ask("b", task=True, timeout=30.0)
-    await later.was_admitted.wait()
+    await admitted(fleet, "b", timeout=30.0)
     [alone, followers] = fleet.server.named("enqueue")[-2:]
     assert [entry.input for entry in alone[2]] == ["b"]
     assert len(followers[2]) == 30
@@ -181,8 +191,7 @@ async def test_who_follows_tasks_takes_nothing_from_requests(fleet: Fleet, clock
 @scene()
 async def test_who_follows_a_task_waits_through_an_outage(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=30.0)
     before = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
     await asyncio.sleep(0.1)
     await fleet.server.become("refuse")
@@ -201,8 +210,7 @@ async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_
     fleet: Fleet, clock: Clock
 ) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=30.0)
     follow = asyncio.ensure_future(fleet.gateway.follow(TENANT, asked.id, 20.0))
     await asyncio.sleep(0.1)
     fleet.server.lose_everything()
@@ -216,8 +224,7 @@ async def test_who_follows_a_task_that_the_broker_loses_gets_the_outcome_of_the_
 
 @scene()
 async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     before = len(fleet.server.named("enqueue"))
     fleet.server.script = once("enqueue", "lose")
     assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
@@ -238,8 +245,7 @@ async def test_a_task_that_is_cancelled_before_it_runs_never_does_and_is_unknown
     fleet: Fleet, clock: Clock, at: int
 ) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     fleet.gateway.detach(TENANT, asked.id)
     follow = asyncio.ensure_future(fleet.gateways[1 - at].follow(TENANT, asked.id, 5.0))
     await asyncio.sleep(0.1)
@@ -265,8 +271,7 @@ async def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(
 ) -> None:
     """The offer is on its way, and arrives when the gateway has read, and acknowledged, that the task was cancelled."""
     await busy(fleet)
-    asked = fleet.ask("a", task=True, key=key, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", key=key, timeout=30.0)
     fleet.gateway.detach(TENANT, asked.id)
     real, offered, arrives = fleet.server.inner.enqueue, asyncio.Event(), asyncio.Event()
 
@@ -291,8 +296,7 @@ async def test_a_task_that_is_cancelled_while_it_is_offered_again_stays_unknown(
 @scene(max_batch=1)
 async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost_it(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=30.0)
     there = fleet.gateways[1]
     assert await there.outcome(TENANT, asked.id) is EntryState.QUEUED
     fleet.server.lose_everything()
@@ -318,8 +322,7 @@ async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, cloc
 
 @scene()
 async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     broker, arrived, goes_on = fleet.gateway.broker, asyncio.Event(), asyncio.Event()
     cancel = broker.cancel_task
 
@@ -342,8 +345,7 @@ async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(f
 
 @scene()
 async def test_while_the_broker_is_away_nothing_is_said_of_tasks(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     await fleet.server.become("refuse")
     for gateway in fleet.gateways:
         with pytest.raises(BrokerUnavailable):
@@ -359,8 +361,7 @@ async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_un
     fleet: Fleet, clock: Clock
 ) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a")
     fleet.server.script = nothing_is_taken
     fleet.server.lose_everything()
     for _ in range(2):
@@ -375,8 +376,7 @@ async def test_a_task_that_the_broker_has_lost_is_neither_unknown_nor_pending_un
 @scene(max_batch=1)
 async def test_another_gateway_does_not_call_a_task_unknown_that_was_just_lost(fleet: Fleet, clock: Clock) -> None:
     await busy(fleet)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=30.0)
     there = fleet.gateways[1]
     assert await there.outcome(TENANT, "never heard of") is None
     fleet.server.lose_everything()
@@ -415,8 +415,7 @@ async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock
 async def test_what_was_asked_of_a_gateway_that_died_is_answered_under_its_key_and_its_id(
     fleet: Fleet, clock: Clock
 ) -> None:
-    lost = fleet.ask("a", key="k", task=True)
-    await lost.was_admitted.wait()
+    lost = await admitted(fleet, "a", key="k")
     await fleet.kill(0)
     again = fleet.ask("a", key="k", gateway=1)
     assert await fleet.answered(again) == ["ok"]
@@ -452,8 +451,7 @@ async def test_a_broker_that_lost_its_data_gets_leaders_and_followers_back_from_
 async def test_a_gateway_that_drains_brings_its_task_back_to_a_broker_that_has_lost_it(
     fleet: Fleet, clock: Clock
 ) -> None:
-    asked = fleet.ask("a", task=True, timeout=600.0)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=600.0)
     fleet.gateway.detach(TENANT, asked.id)
     await fleet.server.become("refuse")
     fleet.server.cut()
@@ -523,8 +521,7 @@ async def test_in_direct_mode_tasks_are_kept_and_told_and_noted_once(fleet: Flee
     await fleet.server.become("refuse")
     fleet.server.cut()
     await asyncio.sleep(1.5)
-    direct = fleet.ask("direct", task=True, timeout=30.0)
-    await direct.was_admitted.wait()
+    direct = await admitted(fleet, "direct", timeout=30.0)
     assert isinstance(await gateway.outcome(TENANT, direct.id), EntryState)
     assert output(await gateway.follow(TENANT, direct.id, 5.0)) == "DIRECT"
     assert await fleet.answered(direct) == ["ok"]
@@ -587,9 +584,7 @@ async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_i
     fleet: Fleet, clock: Clock
 ) -> None:
     gateway = fleet.gateway
-    await fleet.server.become("refuse")
-    fleet.ask("notices")
-    await asyncio.sleep(1.5)
+    await gone_direct(fleet)
     direct = fleet.ask("direct", task=True, id=new_id())
     assert await fleet.answered(direct) == ["ok"]
     await fleet.server.become("fine")
@@ -615,9 +610,7 @@ async def test_the_id_of_a_task_that_went_direct_stands_for_it_when_the_broker_i
 async def test_a_finished_task_that_went_direct_can_be_forgotten_while_the_broker_is_away(
     fleet: Fleet, clock: Clock
 ) -> None:
-    await fleet.server.become("refuse")
-    fleet.ask("notices")
-    await asyncio.sleep(1.5)
+    await gone_direct(fleet)
     asked = fleet.ask("a", task=True, timeout=30.0)
     assert await fleet.answered(asked) == ["ok"]
     assert output(await fleet.gateway.outcome(TENANT, asked.id)) == "A"
@@ -630,11 +623,8 @@ async def test_a_finished_task_that_went_direct_can_be_forgotten_while_the_broke
 
 @scene(fallback=FakeBackend(2.0), gateways=1)
 async def test_a_task_that_runs_direct_can_be_forgotten_while_the_broker_is_away(fleet: Fleet, clock: Clock) -> None:
-    await fleet.server.become("refuse")
-    fleet.ask("notices")
-    await asyncio.sleep(1.5)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    await gone_direct(fleet)
+    asked = await admitted(fleet, "a", timeout=30.0)
     await fleet.gateway.cancel(TENANT, asked.id)
     assert await fleet.direct.broker.outcome(TENANT, asked.id) is None  # type: ignore[union-attr]
     await fleet.server.become("fine")
@@ -644,11 +634,8 @@ async def test_a_task_that_runs_direct_can_be_forgotten_while_the_broker_is_away
 
 @scene(fallback=FakeBackend(2.0), gateways=1)
 async def test_a_task_that_runs_direct_is_followed_there_when_the_broker_is_back(fleet: Fleet, clock: Clock) -> None:
-    await fleet.server.become("refuse")
-    fleet.ask("notices")
-    await asyncio.sleep(1.5)
-    asked = fleet.ask("a", task=True, timeout=30.0)
-    await asked.was_admitted.wait()
+    await gone_direct(fleet)
+    asked = await admitted(fleet, "a", timeout=30.0)
     await fleet.server.become("fine")
     await asyncio.sleep(0.6)
     assert fleet.gateway.broker is not fleet.direct.broker  # type: ignore[union-attr]
@@ -657,8 +644,7 @@ async def test_a_task_that_runs_direct_is_followed_there_when_the_broker_is_back
 
 async def late(fleet: Fleet) -> Asked:
     """A task that nobody waits for, half a second before its end and just after its deadline."""
-    asked = fleet.ask("a", task=True, timeout=0.5)
-    await asked.was_admitted.wait()
+    asked = await admitted(fleet, "a", timeout=0.5)
     fleet.gateways[0].detach(ANYBODY.tenant, asked.id)
     await asyncio.sleep(0.55)
     return asked
@@ -722,8 +708,7 @@ async def test_late_tasks_are_bounded_and_the_oldest_is_noted_first(
         fleet.ask("busy")
         await asyncio.sleep(0.05)
         for text in texts:
-            asked = fleet.ask(text, task=True, timeout=1.5)
-            await asked.was_admitted.wait()
+            asked = await admitted(fleet, text, timeout=1.5)
             fleet.gateways[0].detach(ANYBODY.tenant, asked.id)
         await asyncio.sleep(1.6)
         late = [(text, "DEADLINE_EXCEEDED") for text in texts[:2]]

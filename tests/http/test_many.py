@@ -155,29 +155,6 @@ def test_a_list_is_charged_once_for_all_of_it_or_not_at_all() -> None:
     served(main, keys=keys, whole=True)
 
 
-@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
-async def test_a_list_that_never_fits_is_a_wrong_request_at_its_callers_rate(stand: Stand) -> None:
-    never = many(["a"] * 6, "Authorization: Bearer k")
-    for _ in range(5):
-        answer = await stand.ask(never)
-        assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
-        assert "only 5 fit into the rate limit at once for this key" in answer.json["message"]
-    for _ in range(20):
-        answer = await stand.ask(never)
-        assert (answer.status, answer.error) == (429, "RATE_LIMITED")
-    assert answer.json["retry_after_ms"] <= 1000, "what is refused by rate adds nothing"
-    assert stand.runs == []
-
-
-@on_stand(keys={"k": {"rate": 60.0, "burst": 5.0}}, whole=True)
-async def test_a_wrong_list_is_charged_as_one_wrong_request(stand: Stand) -> None:
-    bearer = "Authorization: Bearer k"
-    absent = await stand.ask(many(["a", "b", "c"], bearer, model="none"))
-    assert (absent.status, absent.error) == (404, "NOT_FOUND")
-    assert ";r=4;" in absent.header["ratelimit"]
-    assert (await stand.ask(many(["a", "b", "c", "d"], bearer))).status == 200
-
-
 @on_stand(whole=True)
 async def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole(stand: Stand) -> None:
     key = "Idempotency-Key: k"

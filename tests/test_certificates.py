@@ -209,26 +209,22 @@ def test_a_pair_is_taken_when_both_files_fit(authority: Authority) -> None:
     ]
 
 
-def test_a_file_that_is_gone_leaves_what_was_read(authority: Authority) -> None:
+async def test_a_file_that_is_gone_leaves_what_was_read(authority: Authority) -> None:
     certificate, key = authority.issue()
-
-    async def main() -> None:
-        found = made(certificate, key)
-        before = found.context("h2")
-        content = certificate.read_bytes()
-        certificate.unlink()
-        for _ in range(3):
-            await found.look()
-        assert found.context("h2") is before
-        certificate.write_bytes(content)
-        for _ in range(2):
-            await found.look()
-        assert found.context("h2") is not before
-
-    asyncio.run(main())
+    found = made(certificate, key)
+    before = found.context("h2")
+    content = certificate.read_bytes()
+    certificate.unlink()
+    for _ in range(3):
+        await found.look()
+    assert found.context("h2") is before
+    certificate.write_bytes(content)
+    for _ in range(2):
+        await found.look()
+    assert found.context("h2") is not before
 
 
-def test_links_are_followed_to_what_they_name_by_then(authority: Authority, tmp_path: Path) -> None:
+async def test_links_are_followed_to_what_they_name_by_then(authority: Authority, tmp_path: Path) -> None:
     """Kubernetes changes a mounted secret by a link to another folder."""
     folders = [tmp_path / "1", tmp_path / "2"]
     for folder in folders:
@@ -237,66 +233,50 @@ def test_links_are_followed_to_what_they_name_by_then(authority: Authority, tmp_
             file.rename(folder / file.name)
     link = tmp_path / "data"
     link.symlink_to(folders[0])
-
-    async def main() -> None:
-        found = made(link / "service.pem", link / "service.key")
-        (tmp_path / "new").symlink_to(folders[1])
-        (tmp_path / "new").rename(link)
-        for _ in range(2):
-            await found.look()
-        assert shown(found.context("h2"), authority.trust()) == number(folders[1] / "service.pem")
-
-    asyncio.run(main())
+    found = made(link / "service.pem", link / "service.key")
+    (tmp_path / "new").symlink_to(folders[1])
+    (tmp_path / "new").rename(link)
+    for _ in range(2):
+        await found.look()
+    assert shown(found.context("h2"), authority.trust()) == number(folders[1] / "service.pem")
 
 
-def test_the_authorities_of_clients_change_too(authority: Authority, tmp_path: Path) -> None:
+async def test_the_authorities_of_clients_change_too(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue()
     other = Authority(tmp_path, "other")
-
-    async def main() -> None:
-        found = made(certificate, key, other.file)
-        before = found.context("h2")
-        other.file.write_bytes(other.file.read_bytes() + authority.file.read_bytes())
-        for _ in range(2):
-            await found.look()
-        assert before.cert_store_stats()["x509"] == 1
-        assert found.context("h2").cert_store_stats()["x509"] == 2
-
-    asyncio.run(main())
+    found = made(certificate, key, other.file)
+    before = found.context("h2")
+    other.file.write_bytes(other.file.read_bytes() + authority.file.read_bytes())
+    for _ in range(2):
+        await found.look()
+    assert before.cert_store_stats()["x509"] == 1
+    assert found.context("h2").cert_store_stats()["x509"] == 2
 
 
-def test_a_signal_reads_at_once_and_says_what_is_wrong(authority: Authority) -> None:
+async def test_a_signal_reads_at_once_and_says_what_is_wrong(authority: Authority) -> None:
     certificate, key = authority.issue()
-
-    async def main() -> None:
-        found = made(certificate, key)
-        authority.issue()
+    found = made(certificate, key)
+    authority.issue()
+    await found.reread()
+    assert shown(found.context("h2"), authority.trust()) == number(certificate)
+    key.write_text("")
+    with pytest.raises(SettingError, match="holds no private key"):
         await found.reread()
-        assert shown(found.context("h2"), authority.trust()) == number(certificate)
-        key.write_text("")
-        with pytest.raises(SettingError, match="holds no private key"):
-            await found.reread()
-        assert shown(found.context("h2"), authority.trust()) == number(certificate)
-
-    asyncio.run(main())
+    assert shown(found.context("h2"), authority.trust()) == number(certificate)
 
 
-def test_the_files_are_looked_at_until_the_end(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_files_are_looked_at_until_the_end(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "CHECK_FILES_EVERY", 0.01)
     certificate, key = authority.issue()
-
-    async def main() -> None:
-        found = made(certificate, key)
-        before, supervisor = found.context("h2"), Supervisor()
-        await found.open()
-        found.start(supervisor)
-        authority.issue()
-        for _ in range(1000):
-            await asyncio.sleep(0.01)
-            if found.context("h2") is not before:
-                break
-        assert found.context("h2") is not before
-        await supervisor.stop()
-        await found.close()
-
-    asyncio.run(main())
+    found = made(certificate, key)
+    before, supervisor = found.context("h2"), Supervisor()
+    await found.open()
+    found.start(supervisor)
+    authority.issue()
+    for _ in range(1000):
+        await asyncio.sleep(0.01)
+        if found.context("h2") is not before:
+            break
+    assert found.context("h2") is not before
+    await supervisor.stop()
+    await found.close()

@@ -351,45 +351,39 @@ async def test_calls_wait_for_room_to_read_their_message_and_lose_nothing(port: 
     assert [predicted(one).output for one in answers] == [(f"A{n}" * 100).encode() for n in range(200)]
 
 
-def test_room_to_read_is_shared_fairly_and_given_back() -> None:
-    async def main() -> None:
-        quotas = CallQuotas(Settings(max_body_bytes=1 << 18, keys="k"), HeldBytes(2 << 20))
-        for _ in range(7):
-            await quotas.room_to_read("a")
-        greedy = asyncio.ensure_future(quotas.room_to_read("a"))
-        await asyncio.sleep(0)
-        assert not greedy.done()
-        await quotas.room_to_read("b")
-        left = asyncio.ensure_future(quotas.room_to_read("a"))
-        await asyncio.sleep(0)
-        left.cancel()
-        await asyncio.gather(left, return_exceptions=True)
-        quotas.has_read("b")
+async def test_room_to_read_is_shared_fairly_and_given_back() -> None:
+    quotas = CallQuotas(Settings(max_body_bytes=1 << 18, keys="k"), HeldBytes(2 << 20))
+    for _ in range(7):
+        await quotas.room_to_read("a")
+    greedy = asyncio.ensure_future(quotas.room_to_read("a"))
+    await asyncio.sleep(0)
+    assert not greedy.done()
+    await quotas.room_to_read("b")
+    left = asyncio.ensure_future(quotas.room_to_read("a"))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    quotas.has_read("b")
+    quotas.has_read("a")
+    await greedy
+    for _ in range(7):
         quotas.has_read("a")
-        await greedy
-        for _ in range(7):
-            quotas.has_read("a")
-        with pytest.raises(KeyError):
-            quotas.has_read("a")
-
-    asyncio.run(main())
-
-
-def test_bytes_that_another_port_gives_back_let_a_waiting_call_read() -> None:
-    async def main() -> None:
-        bytes = HeldBytes(2 << 20)
-        quotas = CallQuotas(Settings(max_body_bytes=1 << 18), bytes)
-        assert bytes.take("by HTTP", 2 << 20)
-        waiting = asyncio.ensure_future(quotas.room_to_read("a"))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        bytes.give("by HTTP", 1 << 20)
-        await waiting
+    with pytest.raises(KeyError):
         quotas.has_read("a")
-        assert bytes.free == 1 << 20
-        assert bytes.freed is None
 
-    asyncio.run(main())
+
+async def test_bytes_that_another_port_gives_back_let_a_waiting_call_read() -> None:
+    bytes = HeldBytes(2 << 20)
+    quotas = CallQuotas(Settings(max_body_bytes=1 << 18), bytes)
+    assert bytes.take("by HTTP", 2 << 20)
+    waiting = asyncio.ensure_future(quotas.room_to_read("a"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    bytes.give("by HTTP", 1 << 20)
+    await waiting
+    quotas.has_read("a")
+    assert bytes.free == 1 << 20
+    assert bytes.freed is None
 
 
 def test_unread_answers_are_bounded_for_each_owner() -> None:

@@ -270,12 +270,13 @@ async def test_a_list_that_carries_too_many_bytes_with_its_parameters_is_refused
 
 async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wrong_request(clock: Clock) -> None:
     limited = Principal("eve", "acme", 1, (Limit("key-2", "key", 60.0, 10.0),))
+    one_at_once = Principal("cyd", "acme", 1, (Limit("key-3", "key", 60.0, 1.0),))
     async with served(clock, max_body_bytes=10_000) as stand:
 
         def wrong() -> float:
             return stand.counters.requests["m", "paid", "payload_too_large"]
 
-        for count, caller, reason in ((11, limited, "burst"), (160, ADA, "")):
+        for count, caller, reason in ((11, limited, "burst"), (2, one_at_once, "burst"), (160, ADA, "")):
             before = wrong()
             _, ended = fan_out(stand, ["a"] * count, caller=caller, id=new_id(), parameters=b"x" * 900)
             failure = await failure_of(ended)

@@ -138,47 +138,39 @@ def test_a_file_is_made_for_its_owner_only(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_process_has_locked_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "BUSY_WITHIN", 0.01)
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
-        ledger = await opened(f"sqlite:///{path}")
-        kept = record()
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreUnavailable, match="locked"):
-                await ledger.write([kept])
-            assert await ledger.find(kept.id) == []
-            other.execute("ROLLBACK")
-        await ledger.write([kept])
-        assert await ledger.find(kept.id) == [kept]
-        await ledger.close()
-
-    asyncio.run(main())
+    ledger = await opened(f"sqlite:///{path}")
+    kept = record()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await ledger.write([kept])
+        assert await ledger.find(kept.id) == []
+        other.execute("ROLLBACK")
+    await ledger.write([kept])
+    assert await ledger.find(kept.id) == [kept]
+    await ledger.close()
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is given up, and the next ones wait for it no longer either; when the disk is back they go on."""
     monkeypatch.setattr(database, "BUSY_WITHIN", LONG)
     path = tmp_path / "ledger.db"
-
-    async def main() -> None:
-        ledger = await opened(f"sqlite:///{path}")
-        monkeypatch.setattr(connection_thread, "CALL_WITHIN", 0.02)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            for _ in range(3):
-                with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
-                    await ledger.write([record()])
-            other.execute("ROLLBACK")
-        monkeypatch.setattr(connection_thread, "CALL_WITHIN", LONG)
-        kept = record()
-        await ledger.write([kept])
-        assert await ledger.find(kept.id) == [kept]
-        await ledger.close()
-
-    asyncio.run(main())
+    ledger = await opened(f"sqlite:///{path}")
+    monkeypatch.setattr(connection_thread, "CALL_WITHIN", 0.02)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match=r"within 0\.02 s"):
+                await ledger.write([record()])
+        other.execute("ROLLBACK")
+    monkeypatch.setattr(connection_thread, "CALL_WITHIN", LONG)
+    kept = record()
+    await ledger.write([kept])
+    assert await ledger.find(kept.id) == [kept]
+    await ledger.close()
 
 
 def test_a_server_that_is_not_there_does_not_answer_and_its_password_is_not_told() -> None:
@@ -342,26 +334,22 @@ def test_a_missing_client_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch
     assert "canary" not in str(caught.value)
 
 
-def test_a_file_that_is_moved_takes_no_rows_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_file_that_is_moved_takes_no_rows_until_it_is_back(tmp_path: Path) -> None:
     path, away = tmp_path / "ledger.db", tmp_path / "elsewhere.db"
     before, meanwhile, after = record(), record(), record()
-
-    async def main() -> None:
-        ledger = await opened(f"sqlite:///{path}")
-        try:
-            await ledger.write([before])
-            path.rename(away)
-            for _ in range(2):
-                with pytest.raises(StoreUnavailable, match="moved or removed"):
-                    await ledger.write([meanwhile])
-            assert not path.exists()
-            path.write_text("another file in its place")
+    ledger = await opened(f"sqlite:///{path}")
+    try:
+        await ledger.write([before])
+        path.rename(away)
+        for _ in range(2):
             with pytest.raises(StoreUnavailable, match="moved or removed"):
                 await ledger.write([meanwhile])
-            away.rename(path)
-            await ledger.write([after])
-            assert [len(await ledger.find(one.id)) for one in (before, meanwhile, after)] == [1, 0, 1]
-        finally:
-            await ledger.close()
-
-    asyncio.run(main())
+        assert not path.exists()
+        path.write_text("another file in its place")
+        with pytest.raises(StoreUnavailable, match="moved or removed"):
+            await ledger.write([meanwhile])
+        away.rename(path)
+        await ledger.write([after])
+        assert [len(await ledger.find(one.id)) for one in (before, meanwhile, after)] == [1, 0, 1]
+    finally:
+        await ledger.close()

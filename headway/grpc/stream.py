@@ -147,7 +147,7 @@ class CallStream:
                     )
                 missing += length
                 if missing <= 0:
-                    packed, body = received[0], bytes(received[PREFIX : PREFIX + length])
+                    packed, body = received[0], bytes(memoryview(received)[PREFIX : PREFIX + length])
                     del received[: PREFIX + length]
                     return await self._unpack(packed, body, most) if packed else body
             if self._whole:

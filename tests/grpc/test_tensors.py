@@ -187,6 +187,10 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         (TensorSpec("x", "UINT8"),), typed("UINT8", [2], uint_contents=[255, 256]),
         "element 1 of the input `x` is 256, which is out of the range of UINT8",
     ),
+    "range of a later page": (
+        (TensorSpec("x", "INT8", (-1,)),), typed("INT8", [1, 3000], int_contents=[*[1] * 2500, 128, *[1] * 499]),
+        "element 2500 of the input `x` is 128, which is out of the range of INT8",
+    ),
     "lower range": (
         (TensorSpec("x", "INT16"),), typed("INT16", [1], int_contents=[-40_000]),
         "element 0 of the input `x` is -40000, which is out of the range of INT16",

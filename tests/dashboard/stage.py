@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import functools
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import aiohttp
@@ -122,3 +123,13 @@ async def sign_in(page: Page) -> None:
         await page.write(TOKEN)
         await enter(page)
         await page.until(LIVE)
+
+
+def on_stage(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine function, which runs in the loop of the stage."""
+
+    @functools.wraps(test)
+    def play(stage: Stage, **given: Any) -> None:
+        stage.run(test(stage, **given))
+
+    return play

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from tests.dashboard.stage import LIVE, Stage, enter, quiet, sign_in, tab_to
+from tests.dashboard.stage import LIVE, Stage, enter, on_stage, quiet, sign_in, tab_to
 
 __all__ = ["quiet"]
 
@@ -25,19 +25,16 @@ FETCHED = """
 """
 
 
-def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage: Stage) -> None:
+@on_stage
+async def test_a_page_of_a_name_that_was_rebound_to_this_host_gets_nothing(stage: Stage) -> None:
     """The page is of http://evil.test, which by now means 127.0.0.1: to the browser all that it asks is its own site."""
-
-    async def act() -> None:
-        for server in (stage.gateway, stage.guarded):
-            page = await stage.chromium.open(f"http://evil.test:{server.admin_port}/dashboard")
-            assert '"status":403' in await page.text("body")
-            assert await page.run("location.host") == f"evil.test:{server.admin_port}"
-            assert await page.run(FETCHED) == [403, 403, 403, 403, 403, "refused"]
-            assert (await page.send("Network.getCookies"))["cookies"] == []
-            await page.send("Page.close")
-
-    stage.run(act())
+    for server in (stage.gateway, stage.guarded):
+        page = await stage.chromium.open(f"http://evil.test:{server.admin_port}/dashboard")
+        assert '"status":403' in await page.text("body")
+        assert await page.run("location.host") == f"evil.test:{server.admin_port}"
+        assert await page.run(FETCHED) == [403, 403, 403, 403, 403, "refused"]
+        assert (await page.send("Network.getCookies"))["cookies"] == []
+        await page.send("Page.close")
 
 
 def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stage) -> None:
@@ -83,24 +80,22 @@ def test_a_page_of_another_site_changes_nothing_for_who_is_signed_in(stage: Stag
     stage.run(act())
 
 
-def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: Stage) -> None:
-    async def act() -> None:
-        victim = await stage.open(stage.guarded)
-        await sign_in(victim)
-        [cookie] = (await victim.send("Network.getCookies"))["cookies"]
-        home = f"http://localhost:{stage.guarded.admin_port}"  # Cookies of 127.0.0.1 are none of this host.
-        thief = await stage.chromium.open(f"{home}/dashboard")
-        await thief.until("!document.querySelector('#sign-in').hidden")
-        await thief.send("Network.setCookie", name=cookie["name"], value=cookie["value"], url=home, httpOnly=True)
-        await thief.go(f"{home}/dashboard")
-        await thief.until(LIVE)
-        await tab_to(victim, "Sign out")
-        await enter(victim)
-        await thief.until("!document.querySelector('#sign-in').hidden")
-        await thief.go(f"{home}/dashboard")
-        await thief.until("!document.querySelector('#sign-in').hidden")
-        asked = "fetch('internal/dlq').then((told) => told.status)"
-        assert await thief.run(asked) == 401
-        await thief.send("Page.close")
-
-    stage.run(act())
+@on_stage
+async def test_a_stolen_cookie_in_another_browser_ends_with_the_session(stage: Stage) -> None:
+    victim = await stage.open(stage.guarded)
+    await sign_in(victim)
+    [cookie] = (await victim.send("Network.getCookies"))["cookies"]
+    home = f"http://localhost:{stage.guarded.admin_port}"  # Cookies of 127.0.0.1 are none of this host.
+    thief = await stage.chromium.open(f"{home}/dashboard")
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    await thief.send("Network.setCookie", name=cookie["name"], value=cookie["value"], url=home, httpOnly=True)
+    await thief.go(f"{home}/dashboard")
+    await thief.until(LIVE)
+    await tab_to(victim, "Sign out")
+    await enter(victim)
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    await thief.go(f"{home}/dashboard")
+    await thief.until("!document.querySelector('#sign-in').hidden")
+    asked = "fetch('internal/dlq').then((told) => told.status)"
+    assert await thief.run(asked) == 401
+    await thief.send("Page.close")

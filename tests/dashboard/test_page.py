@@ -16,7 +16,7 @@ from headway.model.board import Notice, ScalingChange
 from tests.cli.terminal import Terminal
 from tests.clients.environments import FOLDER, REQUIRED
 from tests.dashboard.chromium import Page
-from tests.dashboard.stage import EVIL, LIVE, TOKEN, Stage, enter, quiet, tab_to, under_load
+from tests.dashboard.stage import EVIL, LIVE, TOKEN, Stage, enter, on_stage, quiet, tab_to, under_load
 
 __all__ = ["quiet"]
 
@@ -80,39 +80,34 @@ def test_no_table_is_cut_on_a_desktop(stage: Stage, width: int) -> None:
     stage.run(under_load(stage, act()))
 
 
-def test_the_lines_of_the_charts_have_no_tiers_colour(stage: Stage) -> None:
+@on_stage
+async def test_the_lines_of_the_charts_have_no_tiers_colour(stage: Stage) -> None:
     colours = """(() => {
       const of = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
       const lines = [...document.querySelectorAll('#latency-chart .swatch, #arrivals-chart .swatch')].map((one) => one.style.background);
       const tiers = [0, 1, 2, 3, 4, 5, 6, 7].map((tier) => of(`tier-${tier}`));
       return [lines, lines.filter((line) => tiers.includes(of(line.replace(/var\\(--|\\)/g, ''))))];
     })()"""
-
-    async def act() -> None:
-        page = await stage.open(stage.gateway)
-        await page.until(LIVE)
-        lines, shared = await page.run(colours)
-        assert (len(lines), shared) == (8, [])
-
-    stage.run(act())
+    page = await stage.open(stage.gateway)
+    await page.until(LIVE)
+    lines, shared = await page.run(colours)
+    assert (len(lines), shared) == (8, [])
 
 
-def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
-    async def act() -> None:
-        page = await stage.open(stage.gateway)
-        await page.until(LIVE)
-        worker = stage.fleet.workers[0]
-        name = stage.fleet.slot(worker)
-        http = aiohttp.ClientSession()
-        async with http, http.get(f"http://127.0.0.1:{worker.admin_port}/internal/workers") as answer:
-            pid = next(one["pid"] for one in (await answer.json())["workers"] if one["worker_id"] == name)
-        os.kill(pid, signal.SIGKILL)
-        killed = json.dumps(f"{name} is starting: died of SIGKILL")
-        await page.until(f"document.querySelector('#events').textContent.includes({killed})")
-        back = json.dumps(f"{name} is healthy, after 1 restart")
-        await page.until(f"document.querySelector('#events').textContent.includes({back})")
-
-    stage.run(act())
+@on_stage
+async def test_a_killed_worker_is_seen_and_its_return(stage: Stage) -> None:
+    page = await stage.open(stage.gateway)
+    await page.until(LIVE)
+    worker = stage.fleet.workers[0]
+    name = stage.fleet.slot(worker)
+    http = aiohttp.ClientSession()
+    async with http, http.get(f"http://127.0.0.1:{worker.admin_port}/internal/workers") as answer:
+        pid = next(one["pid"] for one in (await answer.json())["workers"] if one["worker_id"] == name)
+    os.kill(pid, signal.SIGKILL)
+    killed = json.dumps(f"{name} is starting: died of SIGKILL")
+    await page.until(f"document.querySelector('#events').textContent.includes({killed})")
+    back = json.dumps(f"{name} is healthy, after 1 restart")
+    await page.until(f"document.querySelector('#events').textContent.includes({back})")
 
 
 def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_alone(stage: Stage) -> None:
@@ -154,85 +149,78 @@ def test_a_dead_letter_is_shown_as_text_replayed_and_purged_by_keyboard_alone(st
     stage.run(act())
 
 
-def test_signing_in_and_out_by_keyboard_and_the_cookie_after_it(stage: Stage) -> None:
-    async def act() -> None:
-        page = await stage.open(stage.guarded)
-        await page.until("!document.querySelector('#sign-in').hidden && document.activeElement.id === 'token'")
-        await page.write("wrong")
+@on_stage
+async def test_signing_in_and_out_by_keyboard_and_the_cookie_after_it(stage: Stage) -> None:
+    page = await stage.open(stage.guarded)
+    await page.until("!document.querySelector('#sign-in').hidden && document.activeElement.id === 'token'")
+    await page.write("wrong")
+    await enter(page)
+    await page.until("document.querySelector('#sign-in-error').textContent.includes('not the service token')")
+    page.complaints.clear()  # Chromium notes every 401 in the console.
+    await page.write(TOKEN)
+    await enter(page)
+    await page.until(LIVE)
+    assert await page.run("document.cookie") == ""
+    assert not any(TOKEN in url for url in page.requests)
+    cookies = (await page.send("Network.getCookies"))["cookies"]
+    assert [(one["httpOnly"], one["sameSite"]) for one in cookies] == [(True, "Strict")]
+    await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
+    stolen = {cookies[0]["name"]: cookies[0]["value"]}
+    url = f"http://127.0.0.1:{stage.guarded.admin_port}/internal/dlq"
+    async with aiohttp.ClientSession(cookies=stolen, cookie_jar=aiohttp.CookieJar(unsafe=True)) as thief:
+        async with thief.get(url) as answer:
+            assert answer.status == 200
+        await tab_to(page, "Sign out")
         await enter(page)
-        await page.until("document.querySelector('#sign-in-error').textContent.includes('not the service token')")
-        page.complaints.clear()  # Chromium notes every 401 in the console.
-        await page.write(TOKEN)
-        await enter(page)
-        await page.until(LIVE)
-        assert await page.run("document.cookie") == ""
-        assert not any(TOKEN in url for url in page.requests)
-        cookies = (await page.send("Network.getCookies"))["cookies"]
-        assert [(one["httpOnly"], one["sameSite"]) for one in cookies] == [(True, "Strict")]
-        await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
-        stolen = {cookies[0]["name"]: cookies[0]["value"]}
-        url = f"http://127.0.0.1:{stage.guarded.admin_port}/internal/dlq"
-        async with aiohttp.ClientSession(cookies=stolen, cookie_jar=aiohttp.CookieJar(unsafe=True)) as thief:
-            async with thief.get(url) as answer:
-                assert answer.status == 200
-            await tab_to(page, "Sign out")
-            await enter(page)
-            await page.until("!document.querySelector('#sign-in').hidden")
-            async with thief.get(url) as answer:
-                assert answer.status == 401
-
-    stage.run(act())
+        await page.until("!document.querySelector('#sign-in').hidden")
+        async with thief.get(url) as answer:
+            assert answer.status == 401
 
 
-def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage) -> None:
-    async def act() -> None:
-        page = await stage.open(stage.gateway)
-        await page.until(LIVE)
-        await page.until("document.querySelectorAll('.lane').length === 2")
-        await page.size(400, 800, mobile=True)
-        assert await page.run("document.documentElement.scrollWidth") == 400
-        assert await page.run(
-            "[...document.querySelectorAll('main button')].every((one) => one.getBoundingClientRect().right <= 400)"
-        )
-        await page.prefer(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
-        await page.until("document.documentElement.dataset.theme === 'dark'")
-        panel = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"
-        assert await page.run(panel) == DARK
-        await page.run("document.querySelector('#theme').click()")
-        await page.until("document.documentElement.dataset.theme === 'light'")
-        await page.run("document.querySelector('#theme').click()")
-        await page.until("document.documentElement.dataset.theme === 'dark'")
-        await page.run("localStorage.clear()")
-
-    stage.run(act())
+@on_stage
+async def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage) -> None:
+    page = await stage.open(stage.gateway)
+    await page.until(LIVE)
+    await page.until("document.querySelectorAll('.lane').length === 2")
+    await page.size(400, 800, mobile=True)
+    assert await page.run("document.documentElement.scrollWidth") == 400
+    assert await page.run(
+        "[...document.querySelectorAll('main button')].every((one) => one.getBoundingClientRect().right <= 400)"
+    )
+    await page.prefer(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
+    await page.until("document.documentElement.dataset.theme === 'dark'")
+    panel = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"
+    assert await page.run(panel) == DARK
+    await page.run("document.querySelector('#theme').click()")
+    await page.until("document.documentElement.dataset.theme === 'light'")
+    await page.run("document.querySelector('#theme').click()")
+    await page.until("document.documentElement.dataset.theme === 'dark'")
+    await page.run("localStorage.clear()")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
+@on_stage
+async def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
     script = FOLDER / "axe" / "node_modules" / "axe-core" / "axe.min.js"
     if not script.exists():
         reason = "the environment of axe is not there; run `make clients`"
         if os.environ.get(REQUIRED):
             pytest.fail(reason)
         pytest.skip(reason)
-
-    async def act() -> None:
-        await stage.letter("seen")
-        page = await stage.open(stage.gateway)
-        await page.prefer(prefers_color_scheme=theme)
-        await page.until(f"document.documentElement.dataset.theme === '{theme}'")
-        await page.until("document.querySelector('#letters').textContent.includes('req_seen')")
-        await page.run("document.querySelector('#batches').open = true")
-        await check(page, script)
-        await page.run("document.querySelector('#letters .danger').click()")
-        await page.until("document.querySelector('#dialog').open")
-        await check(page, script)
-        guarded = await stage.open(stage.guarded)
-        await guarded.prefer(prefers_color_scheme=theme)
-        await guarded.until("!document.querySelector('#sign-in').hidden")
-        await check(guarded, script)
-
-    stage.run(act())
+    await stage.letter("seen")
+    page = await stage.open(stage.gateway)
+    await page.prefer(prefers_color_scheme=theme)
+    await page.until(f"document.documentElement.dataset.theme === '{theme}'")
+    await page.until("document.querySelector('#letters').textContent.includes('req_seen')")
+    await page.run("document.querySelector('#batches').open = true")
+    await check(page, script)
+    await page.run("document.querySelector('#letters .danger').click()")
+    await page.until("document.querySelector('#dialog').open")
+    await check(page, script)
+    guarded = await stage.open(stage.guarded)
+    await guarded.prefer(prefers_color_scheme=theme)
+    await guarded.until("!document.querySelector('#sign-in').hidden")
+    await check(guarded, script)
 
 
 async def check(page: Page, script: Path) -> None:
@@ -242,25 +230,22 @@ async def check(page: Page, script: Path) -> None:
     assert not told, told
 
 
-def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(stage: Stage) -> None:
-    async def act() -> None:
-        page = await stage.open(stage.gateway)
-        await page.until("document.querySelector('#scaling tbody tr').cells[0].textContent === 'default'")
-        await page.until(
-            "document.querySelector('#decisions').textContent.includes('No decision in the last 30 minutes.')"
-        )
-        change = ScalingChange("default", 2, 4, "up", f"queue above 500 for 30 s {EVIL}")
-        await RedisBoard(stage.link).post(Notice("of a test", scalings=(change,)))
-        told = f"default: 2 → 4, queue above 500 for 30 s {EVIL}"
-        await page.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
-        later = await stage.open(stage.fleet.workers[0])
-        await later.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
-        assert "taken" not in await page.run("document.title")
-
-    stage.run(act())
+@on_stage
+async def test_decisions_of_the_autoscaler_are_shown_with_their_reasons_as_text(stage: Stage) -> None:
+    page = await stage.open(stage.gateway)
+    await page.until("document.querySelector('#scaling tbody tr').cells[0].textContent === 'default'")
+    await page.until("document.querySelector('#decisions').textContent.includes('No decision in the last 30 minutes.')")
+    change = ScalingChange("default", 2, 4, "up", f"queue above 500 for 30 s {EVIL}")
+    await RedisBoard(stage.link).post(Notice("of a test", scalings=(change,)))
+    told = f"default: 2 → 4, queue above 500 for 30 s {EVIL}"
+    await page.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
+    later = await stage.open(stage.fleet.workers[0])
+    await later.until(f"document.querySelector('#decisions').textContent.includes({json.dumps(told)})")
+    assert "taken" not in await page.run("document.title")
 
 
-def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> None:
+@on_stage
+async def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> None:
     shown = """import(new URL('panels.js', document.querySelector('script[src]').src)).then(({ tables }) => {
       const worker = { worker_id: 'w', model: 'm', status: 'healthy', reason: '', failed: 0, utilisation: 0, restarts: 0 };
       const gpu = { memory_used_bytes: 60 * 2 ** 30, memory_total_bytes: 80 * 2 ** 30, utilisation: 0.734, power_watts: 310.5,
@@ -274,15 +259,11 @@ def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> None:
       };
       return [see(null, undefined), see(gpu, { ...nothing, xids: {} }, null)];
     })"""
-
-    async def act() -> None:
-        page = await stage.open(stage.gateway)
-        await page.until(LIVE)
-        none, some = await page.run(shown)
-        assert none == []
-        assert some == ["GPU", "75 % of 80 GiB, computes 73 %, 311 W, 61 °C, 2 ECC errors, Xid 31, 94", "–", "–"]
-
-    stage.run(act())
+    page = await stage.open(stage.gateway)
+    await page.until(LIVE)
+    none, some = await page.run(shown)
+    assert none == []
+    assert some == ["GPU", "75 % of 80 GiB, computes 73 %, 311 W, 61 °C, 2 ECC errors, Xid 31, 94", "–", "–"]
 
 
 def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,35 +288,30 @@ def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, mo
     stage.run(under_load(stage, act()))
 
 
-def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its_data_afterwards(stage: Stage) -> None:
+@on_stage
+async def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its_data_afterwards(stage: Stage) -> None:
     redis = stage.redis
     stage.fleet.expected |= {"the broker is out of reach", "what the broker knew is lost"}
-
-    async def act() -> None:
-        before = await stage.open(stage.gateway)
-        await before.until(LIVE)
-        await before.until("document.querySelectorAll('#workers tbody tr').length === 2")
-        await asyncio.to_thread(redis.pause)
-        try:
-            later = await stage.open(stage.fleet.workers[0])  # It has looked at the fleet by itself.
-            for page in (before, later):
-                await page.until("document.querySelector('#state-text').textContent.includes('out of reach')")
-                await page.until(
-                    "/^What is shown of the fleet is [0-9.]+ s old/.test(document.querySelector('#age-note').textContent)"
-                )
-                await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
-                await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
-        finally:
-            await asyncio.to_thread(redis.resume)
-        for page in (before, later):  # A list of dead letters that was asked for just then.
-            page.complaints = [one for one in page.complaints if "internal/dlq" not in one]
-            await page.until(f"{LIVE} && document.querySelector('#age-note').hidden")
-        await asyncio.to_thread(redis.command, "FLUSHALL")
-        await before.until(
-            "document.querySelector('#lost-note').textContent.startsWith('The broker lost its data at ')"
-        )
-        fresh = await stage.open(stage.fleet.controllers[0])
-        await fresh.until("document.querySelector('#events').textContent.startsWith('None since ')")
-        await fresh.until("!document.querySelector('#lost-note').hidden")
-
-    stage.run(act())
+    before = await stage.open(stage.gateway)
+    await before.until(LIVE)
+    await before.until("document.querySelectorAll('#workers tbody tr').length === 2")
+    await asyncio.to_thread(redis.pause)
+    try:
+        later = await stage.open(stage.fleet.workers[0])  # It has looked at the fleet by itself.
+        for page in (before, later):
+            await page.until("document.querySelector('#state-text').textContent.includes('out of reach')")
+            await page.until(
+                "/^What is shown of the fleet is [0-9.]+ s old/.test(document.querySelector('#age-note').textContent)"
+            )
+            await page.until("document.querySelectorAll('#workers tbody tr').length === 2")
+            await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
+    finally:
+        await asyncio.to_thread(redis.resume)
+    for page in (before, later):  # A list of dead letters that was asked for just then.
+        page.complaints = [one for one in page.complaints if "internal/dlq" not in one]
+        await page.until(f"{LIVE} && document.querySelector('#age-note').hidden")
+    await asyncio.to_thread(redis.command, "FLUSHALL")
+    await before.until("document.querySelector('#lost-note').textContent.startsWith('The broker lost its data at ')")
+    fresh = await stage.open(stage.fleet.controllers[0])
+    await fresh.until("document.querySelector('#events').textContent.startsWith('None since ')")
+    await fresh.until("!document.querySelector('#lost-note').hidden")

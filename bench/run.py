@@ -41,8 +41,7 @@ def _program(group: str, what: str, short: str = "", full: str = "") -> Program:
 
 PROGRAMS = {
     "policies": _program(
-        "simulated",
-        "the cases of the default policy, all policies on real traffic, and poison, simulated",
+        "simulated", "the cases of the default policy, all policies on real traffic, and poison, simulated"
     ),
     "never_worse": _program("simulated", "the default policy on random services", "--configurations 16"),
     "sharding": _program("simulated", "a queue cut into shards, simulated"),
@@ -65,6 +64,7 @@ PROGRAMS = {
     "peer": _program("cost", "CPU time beside mosec, and how it grows", "--rounds 1 --seconds 4", "--seconds 15"),
     "fleet_peer": _program("cost", "CPU time over Redis, beside Triton", "--rounds 1 --seconds 4", "--seconds 10"),
     "doors": _program("cost", "CPU time door by door", "--rounds 1 --seconds 3"),
+    "tensors": _program("cost", "arrays beside Triton, and door by door", "--rounds 1 --seconds 2"),
     "payload": _program("cost", "large payloads", "--seconds 3", "--seconds 20"),
     "instructions": _program("cost", "instructions of Redis for each call", "--times 50"),
     "claims": _program("cost", "claims by many hosts", "--seconds 4", "--seconds 15"),

@@ -169,11 +169,7 @@ def _since(before: Operations | None, server: Server | Fleet) -> Operations | No
 
 @contextmanager
 def mosec(
-    fast_json: bool = False,
-    max_batch: int = MAX_BATCH,
-    wait_ms: int = WAIT_MS,
-    batch_ms: float = 0.0,
-    workers: int = 1,
+    fast_json: bool = False, max_batch: int = MAX_BATCH, wait_ms: int = WAIT_MS, batch_ms: float = 0.0, workers: int = 1
 ) -> Iterator[Server]:
     """Mosec, up and answering.
 

@@ -66,10 +66,7 @@ class Case:
         return self.batch_ms * (1 + 0.95 / self.workers)
 
 
-CASES = (
-    Case("H1", 100, 100, 2, 1_000, 155),
-    Case("H3", 50, 32, 2, 1_000, 85),
-)
+CASES = (Case("H1", 100, 100, 2, 1_000, 155), Case("H3", 50, 32, 2, 1_000, 85))
 STEPS = tuple(
     Case(f"H2 at {rate:,}/s", 100, 100, -(-rate * 11 // 10_000), rate, 125) for rate in range(2000, 10_001, 2000)
 )

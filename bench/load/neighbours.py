@@ -282,7 +282,7 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
         tenant, tier = ("calm", worst.calm_tier) if name == "calm" else ("worst", worst.tier)
         rows.append(entry(name, name, tenant, tier, f"rate = {rate}\n" + (f"burst = {burst}\n" if burst else "")))
     (folder / "keys.toml").write_text("".join(rows), encoding="utf-8")
-    target, environment = f"{stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
+    target, environment = f"default={stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
     batch = ("--max-batch-size", str(MAX_BATCH))
     gpus = ("--workers", str(GPUS))
     doors = ("--keys", str(folder / "keys.toml"), "--max-connections", str(MOST_CONNECTIONS))

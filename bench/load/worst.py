@@ -289,7 +289,37 @@ def _listed(number: int) -> bytes:
     return bytes(asked.SerializeToString())
 
 
+_ROWS = ("rows=bench/stand/targets.py:Ends('FP32', -1)",)
+"""A second model, which takes arrays."""
+
+
+def _rows(rows: int, width: int, size: int) -> bytes:
+    """Tensor of `size` bytes that says that it has so many rows of so many FP32."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [rows, width], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    return _post(head + bytes(size), length, path="/v2/models/rows/infer")
+
+
+_TENSOR_600 = _rows(1, 150_000, 600_000)
+_MISSHAPEN = (_rows(1, 150_001, 600_000), _rows(1 << 40, 4, 600_000), _rows(0, 4, 0), _rows(1000, 150, 600_000))
+_THOUSAND = (
+    _members("/v1/inference", model="rows", inputs=[[1.5, 2.5, 3.5, 4.5]] * 1000),
+    _members("/v1/inference", model="rows", input=[[1.5, 2.5, 3.5, 4.5]] * 1000),
+)
+
 NEIGHBOURS: dict[str, Worst] = {
+    "large tensors": Worst(
+        "100 tensors/s of 600 kB for another model", lambda n: _TENSOR_600, 16, every=0.16, limited=False, bound=125, worker_flags=_ROWS,
+    ),
+    "misshapen tensors": Worst(
+        "600 kB of other shapes than they say, or of too many rows", lambda n: _MISSHAPEN[n % 4], 16, every=0.16, limited=False,
+        bound=125, worker_flags=_ROWS,
+    ),
+    "many rows": Worst(
+        "1,000 rows as a list, and as one array", lambda n: _THOUSAND[n % 2], 8, every=4.0, limited=False, bound=125,
+        worker_flags=_ROWS,
+    ),
     "free": Worst(
         "300 requests/s of a tier that has room for 20", lambda n: _ask(f"flood {n}"), 30, every=0.1, limited=False, bound=125,
         worker_flags=_FEW, controller_flags=_LITTLE, tier="free", calm_tier="free", rate=5.0,

@@ -292,8 +292,7 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     findings.table("Trouble", [{"fault": what, "times": times} for what, times in sorted(troubles.items())])
     outcomes = Counter((one.kind.value, _outcome(one.status, one.code, one.lost)) for one in history.operations)
     findings.table(
-        "Outcomes",
-        [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())],
+        "Outcomes", [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())]
     )
     findings.table("Outputs of requests, ms from the call", [lone.row("", [1000 * s for s in crowd.latencies])])
     findings.keep("faults", history.faults)

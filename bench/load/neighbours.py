@@ -463,8 +463,8 @@ async def _status(reader: asyncio.StreamReader) -> str:
         while size := int((await reader.readline()).split(b";")[0], 16):
             await _skip(reader, size + 2)
         await reader.readline()
-    elif (at := lowered.find(b"content-length:")) >= 0:
-        await _skip(reader, int(head[at + 15 :].split(b"\r\n", 1)[0]))
+    elif (at := lowered.find(b"\r\ncontent-length:")) >= 0:
+        await _skip(reader, int(head[at + 17 :].split(b"\r\n", 1)[0]))
     return head[9:12].decode()
 
 

@@ -369,7 +369,8 @@ class CallConnection(asyncio.Protocol):
         turns, at, length = self._port.turns, 0, len(data)
         begun = turns.clock()
         while at < length:
-            read = self._feed(data[at : at + _PIECE])
+            piece = max(_PIECE, 0 if self._http2 is None else self._http2.missing)  # A frame is put together once.
+            read = self._feed(data[at : at + piece])
             if not read:
                 return
             at += read

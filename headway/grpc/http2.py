@@ -200,6 +200,14 @@ class Http2:
 
     # What comes.
 
+    @property
+    def missing(self) -> int:
+        """Bytes until the end of the frame of which a part has come; 0 where none has begun."""
+        part = self._part
+        if len(part) < FRAME_HEADER or not self._begun:
+            return 0
+        return (part[0] << 16 | part[1] << 8 | part[2]) + FRAME_HEADER - len(part)
+
     def receive(self, data: bytes) -> int:
         """Read what has come, up to the end of a frame behind which the caller is to look at the time.
 

@@ -484,6 +484,20 @@ def test_room_that_is_granted_may_be_used() -> None:
     assert len(log.heard) == 21
 
 
+def test_what_is_missing_of_a_frame_that_has_begun_is_told() -> None:
+    http2, _ = begun()
+    whole = ask(1) + data(1, bytes(5000))
+    receive(http2, ask(1))
+    told = []
+    for begin in range(len(ask(1)), len(whole), 1000):
+        told.append(http2.missing)
+        receive(http2, whole[begin : begin + 1000])
+    assert told == [0, 4009, 3009, 2009, 1009, 9]
+    assert http2.missing == 0
+    receive(http2, whole[-5009:-5004])
+    assert http2.missing == 0  # Its length is not known yet.
+
+
 def test_only_the_latest_streams_that_ended_here_are_kept_in_mind() -> None:
     http2, log = begun()
     numbers = range(1, 2 * STREAMS + 2, 2)

@@ -9,6 +9,7 @@ clients alike.
     call           one call: attempts, pauses, time
     polling        the long polls for a task's outcome
     messages       requests and answers
+    arrays         those of arrays
     service        where the service is, and how it is reached
     reaching       errors of a service that is not reached
     errors         the tree of errors

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from headway.client.arrays import inference_of, several
 from headway.client.call import Attempt, Call
 from headway.client.client import CONCURRENCY
 from headway.client.errors import ClientError, NotFound
@@ -16,12 +17,9 @@ from headway.client.messages import (
     Request,
     Result,
     State,
-    check_inputs,
     forget,
-    inference,
     poll,
     read_outcome,
-    read_result,
     read_task,
     task,
 )
@@ -81,10 +79,11 @@ class AsyncClient(AnyClient):
         timeout: float | None = None,
         *,
         idempotency_key: str | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> Result:
         """Answer of the model to one input; see `Client.infer`."""
-        request = inference(input, model, parameters, self._service.key(idempotency_key))
-        return read_result(await self._send(request, self._service.seconds(timeout)))
+        request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
+        return read(await self._send(request, self._service.seconds(timeout)))
 
     @overload
     async def infer_many(
@@ -96,6 +95,7 @@ class AsyncClient(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: Literal[False] = False,
+        outputs: Sequence[str] | None = None,
     ) -> list[Result]: ...
 
     @overload
@@ -108,6 +108,7 @@ class AsyncClient(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: Literal[True],
+        outputs: Sequence[str] | None = None,
     ) -> list[Result | ClientError]: ...
 
     async def infer_many(
@@ -119,17 +120,18 @@ class AsyncClient(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: bool = False,
+        outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:
         """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        waiting = enumerate(check_inputs(inputs))
+        waiting = enumerate(several(inputs))
         found: dict[int, Result | ClientError] = {}
 
         async def work() -> None:
             for place, input in waiting:
                 try:
-                    found[place] = await self.infer(input, model, parameters, timeout)
+                    found[place] = await self.infer(input, model, parameters, timeout, outputs=outputs)
                 except ClientError as error:
                     found[place] = error
                     if not return_errors:

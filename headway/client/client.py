@@ -6,10 +6,11 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
+from headway.client.arrays import inference_of, several
 from headway.client.call import Attempt, Call
 from headway.client.errors import ClientError, NotFound
 from headway.client.messages import (
@@ -17,12 +18,9 @@ from headway.client.messages import (
     Request,
     Result,
     State,
-    check_inputs,
     forget,
-    inference,
     poll,
     read_outcome,
-    read_result,
     read_task,
     task,
 )
@@ -88,22 +86,25 @@ class Client(AnyClient):
         timeout: float | None = None,
         *,
         idempotency_key: str | None = None,
+        outputs: Sequence[str] | None = None,
     ) -> Result:
         """Answer of the model to one input.
 
         Arguments:
-            input: a string, or any JSON value where the target takes one.
+            input: a string, or any JSON value where the target takes one. Or an array of numpy, or a dict of several by name,
+                whose first axis is that of the rows; the output is then an array, or a dict of several.
             model: name of the model; None: the service's only or default one.
             parameters: parameters of this input, a JSON object.
             timeout: seconds for the call in all; None: the client's.
             idempotency_key: a key of the caller's own, for requests that another process may send again.
+            outputs: names of the outputs that are wanted, of arrays; None: all.
 
         Raises:
             ClientError: there is no answer, or it is an error; see `headway.client.errors`.
-            InvalidInput: the input or the parameters are no JSON; it is a TypeError and a ValueError, too.
+            InvalidInput: the input or the parameters are no JSON, or an array cannot be sent; it is a TypeError and a ValueError, too.
         """
-        request = inference(input, model, parameters, self._service.key(idempotency_key))
-        return read_result(self._send(request, self._service.seconds(timeout)))
+        request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
+        return read(self._send(request, self._service.seconds(timeout)))
 
     @overload
     def infer_many(
@@ -115,6 +116,7 @@ class Client(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: Literal[False] = False,
+        outputs: Sequence[str] | None = None,
     ) -> list[Result]: ...
 
     @overload
@@ -127,6 +129,7 @@ class Client(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: Literal[True],
+        outputs: Sequence[str] | None = None,
     ) -> list[Result | ClientError]: ...
 
     def infer_many(
@@ -138,17 +141,20 @@ class Client(AnyClient):
         *,
         concurrency: int = CONCURRENCY,
         return_errors: bool = False,
+        outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:
         """Answers to several inputs, in their order, each asked for by a request of its own.
 
         Arguments:
-            inputs: a list of inputs, or another iterable of them, but not one text.
+            inputs: a list of inputs, or another iterable of them, but not one text. Of an array each row is an input, and its
+                output has one row.
             model: name of the model; None: the service's only or default one.
             parameters: parameters of each input, a JSON object.
             timeout: seconds for each input; None: the client's.
             concurrency: most requests at once.
             return_errors: whether an input that fails has its error in the list. If not, the first error ends the
                 call, as soon as what is on its way is done; what has not been sent by then is not sent.
+            outputs: names of the outputs that are wanted, of arrays; None: all.
 
         Raises:
             ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs' order.
@@ -156,11 +162,11 @@ class Client(AnyClient):
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        several = check_inputs(inputs)
+        each = several(inputs)
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
-            asked = [threads.submit(self.infer, input, model, parameters, timeout) for input in several]
+            asked = [threads.submit(self.infer, input, model, parameters, timeout, outputs=outputs) for input in each]
             wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
             finished = True
         finally:  # Who is interrupted waits for nothing.

@@ -41,7 +41,7 @@ class InvalidArgument(ClientError, SettingError, ValueError):
 
 
 class InvalidInput(ClientError, TypeError, ValueError):
-    """The input or the parameters are no JSON, or the inputs no list; nothing was sent."""
+    """The input or the parameters are no JSON, an array cannot be sent, or the inputs are no list; nothing was sent."""
 
     hopeless = True
 

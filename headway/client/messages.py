@@ -19,16 +19,17 @@ _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
 _OCTETS = "an input of bytes is no JSON; for a target that takes bytes send base64.b64encode(input).decode()"
 _VALUES = "Send text, a number, True, False, None, or lists and dicts of these with text as keys; of an array or a tensor its .tolist()."
-_ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
+ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
 class Result(msgspec.Struct, frozen=True):
     """Answer of the model to one input.
 
     Attributes:
-        output: the output: a string, or any JSON value where the target returns one.
+        output: the output: a string, or any JSON value where the target returns one. For arrays it is an array of numpy, or
+            a dict of several by name; texts in it are bytes, in UTF-8.
         request_id: id of the request, as the service's log and ledger know it.
-        latency_ms: milliseconds that the service took from the complete request to its answer; None for a task.
+        latency_ms: milliseconds that the service took from the complete request to its answer; None for a task and for arrays.
         tokens_used: tokens that the input has used, as its target tells; None where it does not.
         model_version: version of the model that ran it; empty from a service that does not tell.
     """
@@ -120,18 +121,19 @@ def _json_header(key: str) -> dict[str, str]:
     return {**header, "Idempotency-Key": key} if key else header
 
 
-def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -> bytes:
-    if isinstance(input, bytes | bytearray | memoryview):
-        raise InvalidInput(_OCTETS)
-    body: dict[str, Any] = {"input": input}
-    if model is not None:
-        body["model"] = model
-    if parameters is not None:
-        if not isinstance(parameters, Mapping):
-            raise InvalidInput(
-                f"parameters of type {type(parameters).__name__}: must be a dict, such as {{'length': 3}}."
-            )
-        body["parameters"] = dict(parameters)
+def json_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as a JSON object has them. Raises InvalidInput where they are no mapping."""
+    if not isinstance(parameters, Mapping):
+        raise InvalidInput(f"parameters of type {type(parameters).__name__}: must be a dict, such as {{'length': 3}}.")
+    return dict(parameters)
+
+
+def as_json(body: Mapping[str, Any]) -> bytes:
+    """JSON text of a body.
+
+    Raises:
+        InvalidInput: a member is no JSON.
+    """
     try:
         return _json(body)
     except (TypeError, ValueError, RecursionError):
@@ -141,6 +143,17 @@ def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -
             except (TypeError, ValueError, RecursionError) as exc:
                 raise InvalidInput(f"{name} of type {type(value).__name__}: is no JSON: {exc}. {_VALUES}") from None
         raise
+
+
+def _body(input: Any, model: str | None, parameters: Mapping[str, Any] | None) -> bytes:
+    if isinstance(input, bytes | bytearray | memoryview):
+        raise InvalidInput(_OCTETS)
+    body: dict[str, Any] = {"input": input}
+    if model is not None:
+        body["model"] = model
+    if parameters is not None:
+        body["parameters"] = json_parameters(parameters)
+    return as_json(body)
 
 
 def _json(value: Any) -> bytes:
@@ -226,6 +239,10 @@ def read_error(answer: Answer) -> ApiError:
         text = " ".join(answer.body[:_SHOWN_BODY].decode("utf-8", "replace").split())
         kind = BY_STATUS.get(answer.status, ApiError)
         return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
+    if not problem.status:  # The form of the Open Inference Protocol: the message alone. The rest is in the header.
+        problem = _Problem(
+            answer.header.get("x-headway-error", ""), problem.error, request_id=answer.header.get("x-request-id", "")
+        )
     found = _error(problem, answer.status, hopeless)
     told = _pause(answer)
     found.retry_after = found.retry_after if told is None else told
@@ -256,4 +273,4 @@ def _pause(answer: Answer) -> float | None:
 
 
 def _odd(answer: Answer) -> ApiError:
-    return ApiError(_ODD, status=answer.status, hopeless=True)
+    return ApiError(ODD, status=answer.status, hopeless=True)

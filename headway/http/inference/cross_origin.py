@@ -19,7 +19,7 @@ from headway.http.server.head import Head
 ANY = "*"
 _EXPOSED = (
     "x-request-id, retry-after, retry-after-ms, location, preference-applied, ratelimit, ratelimit-policy, idempotency-replayed, "
-    "x-headway-cache, x-headway-kept, x-headway-dropped-reason, x-should-retry, x-ratelimit-limit-requests, "
+    "x-headway-cache, x-headway-kept, x-headway-dropped-reason, x-headway-error, x-should-retry, x-ratelimit-limit-requests, "
     "x-ratelimit-remaining-requests, x-ratelimit-reset-requests, inference-header-content-length"
 )
 _MAX_AGE = 600

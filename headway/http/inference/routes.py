@@ -31,6 +31,7 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/embeddings": embeddings,
     "/v2/models/{model:path}/versions/{version}/infer": infer,
     "/v2/models/{model:path}/infer": infer,
+    "/v2/infer": infer,
 }
 """Makers of the codecs, by path of the inference route.
 

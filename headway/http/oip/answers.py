@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headway.errors import BadRequest
+from headway.errors import SHOWN, BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.bodies import LENGTH_FIELD
@@ -19,6 +19,8 @@ from headway.oip.tensors import BYTES, OUTPUT, check_outputs, head_of, packed_si
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
 
 
+CODE_FIELD = "x-headway-error"
+"""Header field with the code of an error, for which the protocol's body has no place."""
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _SMALL = 1 << 13
 """Bytes of numbers up to which their JSON is made at once."""
@@ -197,7 +199,8 @@ class _Error(msgspec.Struct, gc=False):
 
 def encode_error(error: AnyError, shown: str) -> Encoded:
     """Encode an error as the protocol has it; see `headway.http.problem.EncodeError`."""
-    fields = problem_header(error) | {"content-type": "application/json"}
+    code = SHOWN.get(error.code, error.code)
+    fields = problem_header(error) | {"content-type": "application/json", CODE_FIELD: code}
     try:
         return fields, _encode(_Error(error.message))
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The inference routes, `/v2/models/{model}/infer`, also with a version: their codec."""
+"""The inference routes, `/v2/models/{model}/infer`, also with a version, and `/v2/infer` of the default model: their codec."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def infer(settings: Settings) -> Codec:
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
     ) -> tuple[RequestOptions, ReadRequest]:
         target.refuse_named("name it in the path")
-        model, version = target.names["model"], target.names.get("version")
-        check_version(context.known, model, version)
+        named, version = target.names.get("model", ""), target.names.get("version")
+        check_version(context.known, named, version)
         length = _json_length(head)
 
         def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            model = named or known.default
             served = known[model]
             try:
                 asked = read_request(body, length, served)

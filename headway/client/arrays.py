@@ -1,0 +1,301 @@
+"""Arrays of numpy in requests and answers, in the binary form of the Open Inference Protocol. No I/O happens here.
+
+    a JSON object: name, datatype and shape of each array    as long as Inference-Header-Content-Length says
+    the numbers of each array, little-endian, in rows        behind it
+
+numpy is imported once an input holds arrays, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headway.client.errors import ApiError, InvalidInput
+from headway.client.messages import (
+    ODD,
+    Answer,
+    Request,
+    Result,
+    as_json,
+    check_inputs,
+    inference,
+    json_parameters,
+    read_result,
+)
+
+LENGTH = "Inference-Header-Content-Length"
+"""Header field with the length of the JSON object."""
+INPUT = "INPUT"
+"""Name of an array that is given without one: a model with one input takes it under any name."""
+_LENGTH_BYTES = 4
+_OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
+"""Names of parameters that are the protocol's own."""
+
+_DTYPES = {
+    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
+    "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+_DATATYPES = {dtype.lstrip("<"): name for name, dtype in _DTYPES.items()} | {"b1": "BOOL"}
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array, of numpy or of a library whose arrays numpy takes."""
+    kind = type(value)  # Not a number of numpy, which is one of Python's, too.
+    return hasattr(kind, "__array__") and hasattr(kind, "__len__") and not isinstance(value, str | bytes)
+
+
+def holds_arrays(input: object) -> bool:
+    """Whether an input is to be sent as arrays: it is one, or a dict or list that holds one."""
+    if is_array(input):
+        return True
+    held = input.values() if isinstance(input, Mapping) else input if isinstance(input, list | tuple) else ()
+    return any(map(is_array, held))
+
+
+def several(inputs: Any) -> Iterable[Any]:
+    """Several inputs: of an array each row, as an array of one row.
+
+    Raises:
+        InvalidInput: they are no several inputs.
+    """
+    if not is_array(inputs):
+        return check_inputs(inputs)
+    array = as_array("inputs", inputs)
+    _check_rows("inputs", array)
+    return [array[place : place + 1] for place in range(len(array))]
+
+
+def inference_of(
+    input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
+) -> tuple[Request, Callable[[Answer], Result]]:
+    """Make the request for the answer to one input, of arrays or in JSON, and what reads that.
+
+    Raises:
+        InvalidInput: the input, the parameters or the names of the outputs cannot be sent.
+    """
+    if holds_arrays(input):
+        return array_inference(input, model, parameters, key, outputs), read_arrays
+    if outputs is not None:
+        raise InvalidInput(
+            f"outputs = {outputs!r}: are named for arrays, and the input is of type {type(input).__name__}."
+        )
+    return inference(input, model, parameters, key), read_result
+
+
+def array_inference(
+    input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
+) -> Request:
+    """Make the request for the outputs of arrays.
+
+    Arguments:
+        input: an array, or several by name.
+        model: name of the model; None: the service's only or default one.
+        parameters: parameters of the target.
+        key: idempotency key; empty for none.
+        outputs: names of the outputs that are wanted; None: all.
+
+    Raises:
+        InvalidInput: the arrays or the parameters cannot be sent, or numpy is missing.
+    """
+    arrays = {name: as_array(f"input[{name!r}]" if several else "input", one) for name, one, several in _named(input)}
+    heads, data = [], []
+    for name, array in arrays.items():
+        datatype, content = _packed(f"input {name!r}", array)
+        size = {"binary_data_size": len(content) if isinstance(content, bytes) else content.nbytes}
+        heads.append({"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": size})
+        data.append(content)
+    told = json_parameters(parameters) if parameters is not None else {}
+    if own := [name for name in told if name in _OWN]:
+        raise InvalidInput(
+            f"parameters with `{own[0]}`: the protocol in which arrays travel has a parameter of this name. Rename it, or send "
+            "input.tolist()."
+        )
+    body: dict[str, Any] = {"inputs": heads, "parameters": {**told, "binary_data_output": True}}
+    if outputs is not None:
+        body["outputs"] = [{"name": name} for name in _checked(outputs)]
+    text = as_json(body)
+    header = {"Content-Type": "application/octet-stream", LENGTH: str(len(text))}
+    if key:
+        header["Idempotency-Key"] = key
+    path = f"/v2/models/{quote(model, safe='')}/infer" if model else "/v2/infer"
+    return Request("POST", path, header, b"".join([text, *data]), timed=True)
+
+
+def as_array(what: str, value: Any) -> Any:
+    """Array of numpy that a value is, or becomes without another look at its numbers.
+
+    Raises:
+        InvalidInput: it becomes none, or numpy is missing.
+    """
+    try:
+        import numpy
+    except ImportError:
+        raise InvalidInput(
+            f"{what} of type {type(value).__name__}: arrays are sent by numpy, which is not installed. Run pip install numpy, or send "
+            ".tolist()."
+        ) from None
+    try:
+        return numpy.asarray(value)
+    except Exception as exc:  # Whatever a library raises for one on a GPU, or one that a gradient goes through.
+        raise InvalidInput(f"{what} of type {type(value).__name__}: is no array that numpy takes: {exc}") from None
+
+
+def read_arrays(answer: Answer) -> Result:
+    """Read the answer to `array_inference`: the array, or several by name. They are the caller's own, and may be written to.
+
+    Raises:
+        ApiError: it is no such answer.
+    """
+    try:
+        length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
+        told = _decode(answer.body[:length])
+        arrays: dict[str, Any] = {}
+        at = length
+        for one in told.outputs:
+            end = at + one.parameters.binary_data_size
+            arrays[one.name] = _unpacked(one.datatype, one.shape, answer.body[at:end])
+            at = end
+        if at != len(answer.body) or not arrays:
+            raise ValueError
+    except (KeyError, ValueError, OverflowError, msgspec.DecodeError):
+        raise ApiError(ODD, status=answer.status, hopeless=True) from None
+    output = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    id = answer.header.get("x-request-id", "")
+    return Result(output, id, None, told.parameters.tokens_used, told.model_version)
+
+
+class _DataSize(msgspec.Struct, gc=False):
+    binary_data_size: int
+
+
+class _Output(msgspec.Struct, gc=False):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: _DataSize
+
+
+class _Told(msgspec.Struct, frozen=True, gc=False):
+    tokens_used: int | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    outputs: list[_Output]
+    model_version: str = ""
+    parameters: _Told = _Told()
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def _named(input: Any) -> list[tuple[str, Any, bool]]:
+    """Arrays of an input, each with its name, and whether there are several."""
+    if is_array(input):
+        return [(INPUT, input, False)]
+    if not isinstance(input, Mapping):
+        raise InvalidInput(
+            "input with arrays in a list: is no array. Put those of one shape into one by numpy.stack, or call infer_many, which asks for "
+            "each by itself."
+        )
+    for name, one in input.items():
+        if not isinstance(name, str):
+            raise InvalidInput(f"input with the key {name!r}: arrays are named by text, as in {{'x': array}}.")
+        if not is_array(one):
+            raise InvalidInput(
+                f"input[{name!r}] of type {type(one).__name__}: others in the input are arrays. Make it one by numpy.asarray, with its "
+                "dtype."
+            )
+    return [(name, one, True) for name, one in input.items()]
+
+
+def _checked(outputs: Sequence[str]) -> Sequence[str]:
+    if isinstance(outputs, str) or not outputs or not all(isinstance(one, str) for one in outputs):
+        raise InvalidInput(f"outputs = {outputs!r}: are no names of outputs. For example ['scores'].")
+    return outputs
+
+
+def _check_rows(what: str, array: Any) -> None:
+    if array.ndim == 0:
+        raise InvalidInput(
+            f"{what} of shape (): has no rows. The first axis is that of the rows; send [value] for one."
+        )
+
+
+def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
+    """Datatype of an array, and its data, which are copied only where they are not as they travel. Raises InvalidInput."""
+    import numpy
+
+    _check_rows(what, array)
+    kind = array.dtype.kind
+    if kind in "OSU":
+        return "BYTES", _elements(what, array)
+    if array.dtype.name == "bfloat16":
+        return "BF16", _octets(numpy.ascontiguousarray(array).view(numpy.uint16).astype("<u2", copy=False))
+    datatype = _DATATYPES.get(f"{kind}{array.dtype.itemsize}")
+    if datatype is None:
+        raise InvalidInput(
+            f"{what} of dtype {array.dtype}: does not travel. Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, "
+            "text or bytes."
+        )
+    return datatype, _octets(numpy.ascontiguousarray(array, _DTYPES[datatype]))
+
+
+def _octets(array: Any) -> bytes | memoryview:
+    return memoryview(array.reshape(-1)).cast("B") if array.size else b""
+
+
+def _elements(what: str, array: Any) -> bytes:
+    """Data of texts or bytes: the length of each before it."""
+    pieces: list[bytes] = []
+    for one in array.ravel().tolist():
+        if not isinstance(one, str | bytes):
+            raise InvalidInput(f"{what} of dtype {array.dtype} with a {type(one).__name__}: expected texts or bytes.")
+        try:
+            element = one.encode() if isinstance(one, str) else one
+        except UnicodeEncodeError as exc:
+            raise InvalidInput(f"{what}: is no proper Unicode text: {exc}") from None
+        pieces += (len(element).to_bytes(_LENGTH_BYTES, "little"), element)
+    return b"".join(pieces)
+
+
+def _unpacked(datatype: str, shape: Sequence[int], data: bytes) -> Any:
+    """Array of an output. Raises ValueError where the data are no such array."""
+    import numpy
+
+    if datatype == "BYTES":
+        return _texts(math.prod(shape), data).reshape(shape)
+    if datatype == "BF16":
+        return _brain_floats(numpy.frombuffer(data, "<u2")).reshape(shape)
+    if datatype not in _DTYPES:
+        raise ValueError(datatype)
+    return numpy.frombuffer(data, _DTYPES[datatype]).reshape(shape).copy()
+
+
+def _texts(count: int, data: bytes) -> Any:
+    import numpy
+
+    found, at = [], 0
+    while at < len(data):
+        begin = at + _LENGTH_BYTES
+        at = begin + int.from_bytes(data[at:begin], "little")
+        found.append(data[begin:at])
+    if at != len(data) or len(found) != count:
+        raise ValueError("elements")
+    array = numpy.empty(count, object)
+    array[:] = found
+    return array
+
+
+def _brain_floats(bits: Any) -> Any:
+    """Array of bfloat16 where a library has made that known to numpy, else of float32, which holds each of its numbers."""
+    import numpy
+
+    try:
+        return bits.copy().view(numpy.dtype("bfloat16"))
+    except TypeError:
+        return (bits.astype(numpy.uint32) << 16).view(numpy.float32)

@@ -1,0 +1,349 @@
+"""Arrays through both clients: what is sent, what is read, and a real service in between."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headway.client import (
+    ApiError,
+    BadRequest,
+    ClientError,
+    InvalidInput,
+    NotFound,
+    RateLimited,
+    RejectedByModel,
+    Result,
+)
+from headway.client.arrays import array_inference, read_arrays
+from headway.client.messages import Answer, Request
+from tests.client.asking import CLIENTS, asking
+from tests.client.scripted import LOST, Step, scripted
+from tests.e2e.server import Server, serving
+
+kinds = pytest.mark.parametrize("kind", CLIENTS)
+NAN, INFINITY = float("nan"), float("inf")
+
+ARRAYS: dict[str, Any] = {
+    "BOOL": np.array([[True, False], [False, True]]),
+    **{f"UINT{bits}": np.array([[0, 2**bits - 1]], f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{
+        f"INT{bits}": np.array([[-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]], f"i{bits // 8}") for bits in (8, 16, 32, 64)
+    },
+    **{f"FP{bits}": np.array([[0.1, NAN], [-INFINITY, -0.0]], f"f{bits // 8}") for bits in (16, 32, 64)},
+    "BYTES": np.array([[b"", b"\xff\0"], ["é".encode(), b"x"]], object),
+}
+
+
+def body_of(request: Request) -> tuple[Any, bytes]:
+    assert request.body is not None
+    length = int(request.header["Inference-Header-Content-Length"])
+    return json.loads(request.body[:length]), request.body[length:]
+
+
+def echo(request: Request, **more: Any) -> Answer:
+    """Answer that gives the arrays of a request back."""
+    head, data = body_of(request)
+    text = json.dumps({"model_version": "3", "outputs": head["inputs"], **more}).encode()
+    header = {"inference-header-content-length": str(len(text)), "x-request-id": "req_1"}
+    return Answer(200, header, text + data)
+
+
+def asked(input: Any, **how: Any) -> Request:
+    given = {"model": None, "parameters": None, "key": "", "outputs": None, **how}
+    return array_inference(input, **given)
+
+
+def step(answer: Answer) -> Step:
+    return answer.status, answer.header, answer.body
+
+
+def same(one: Any, other: Any) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and (one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes())
+    )
+
+
+@pytest.mark.parametrize("datatype", ARRAYS)
+def test_an_array_of_every_datatype_comes_back_as_it_was(datatype: str) -> None:
+    array = ARRAYS[datatype]
+    request = asked(array)
+    assert body_of(request)[0]["inputs"] == [
+        {
+            "name": "INPUT",
+            "datatype": datatype,
+            "shape": list(array.shape),
+            "parameters": {"binary_data_size": len(body_of(request)[1])},
+        }
+    ]
+    output = read_arrays(echo(request)).output
+    assert same(output, array)
+    output[...] = array[::-1]  # It is the caller's own.
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(24, dtype=">i4").reshape(2, 3, 4),
+        np.arange(24.0).reshape(4, 6).T,
+        np.arange(24, dtype="u1").reshape(4, 6)[::2, ::-1],
+        np.zeros((3, 0), "f4"),
+    ],
+)
+def test_an_array_is_sent_in_rows_however_it_lies_in_memory(array: Any) -> None:
+    output = read_arrays(echo(asked(array))).output
+    assert output.shape == array.shape
+    assert (output == array).all()
+
+
+def test_texts_are_sent_in_utf_8() -> None:
+    for array in (np.array(["é", "b"]), np.array(["é", b"b"], object)):
+        assert read_arrays(echo(asked(array))).output.tolist() == ["é".encode(), b"b"]
+
+
+def test_bfloat16_is_read_as_float32_where_no_library_has_made_it_known() -> None:
+    head, data = body_of(asked(np.array([16256, 49248], "u2")))
+    request = asked(np.array([16256, 49248], "u2"))
+    said = {**head["inputs"][0], "datatype": "BF16"}
+    output = read_arrays(echo(request, outputs=[said])).output
+    assert (len(data), output.tolist()) == (4, [1.0, -3.5])
+    assert output.dtype.name in ("float32", "bfloat16")
+
+
+def test_bfloat16_of_a_library_that_knows_it_comes_back_as_it_was() -> None:
+    library = pytest.importorskip("ml_dtypes")
+    array = np.array([[0.1, -3.5]], library.bfloat16)
+    assert body_of(asked(array))[0]["inputs"][0]["datatype"] == "BF16"
+    assert same(read_arrays(echo(asked(array))).output, array)
+
+
+def test_arrays_by_name_with_parameters_and_wanted_outputs_are_one_request() -> None:
+    arrays = {"a": np.zeros((2, 3), "f4"), "b": np.ones((2,), "i8")}
+    request = asked(arrays, model="org/m", parameters={"top": 3}, key="k", outputs=["b"])
+    assert (request.method, request.path, request.timed) == ("POST", "/v2/models/org%2Fm/infer", True)
+    assert request.header["Idempotency-Key"] == "k"
+    head, data = body_of(request)
+    assert [one["name"] for one in head["inputs"]] == ["a", "b"]
+    assert head["parameters"] == {"top": 3, "binary_data_output": True}
+    assert head["outputs"] == [{"name": "b"}]
+    assert data == bytes(24) + arrays["b"].tobytes()
+    result = read_arrays(echo(request, parameters={"tokens_used": 7}))
+    assert {name: one.tolist() for name, one in result.output.items()} == {"a": [[0.0] * 3] * 2, "b": [1, 1]}
+    assert result == Result(result.output, "req_1", None, 7, "3")
+
+
+@pytest.mark.parametrize(
+    ("input", "how", "what"),
+    [
+        (np.float32(1), {}, "is no JSON"),
+        (np.array(1.5), {}, r"of shape \(\): has no rows"),
+        (np.zeros(2, complex), {}, "of dtype complex128: does not travel. Send bool, int8"),
+        (np.zeros(2, "M8[s]"), {}, "does not travel"),
+        (np.array([None, 1], object), {}, "with a NoneType: expected texts or bytes"),
+        (np.array(["\ud800"], object), {}, "no proper Unicode"),
+        ({"a": np.zeros(2), "b": [1, 2]}, {}, r"input\['b'\] of type list: .*numpy.asarray"),
+        ({"a": np.zeros(2), 5: np.zeros(2)}, {}, "input with the key 5: arrays are named by text"),
+        ([np.zeros(2), np.zeros(3)], {}, "numpy.stack, or call infer_many"),
+        (np.zeros(2), {"parameters": {"timeout": 5}}, "parameters with `timeout`: .*Rename it"),
+        (np.zeros(2), {"parameters": [1]}, "parameters of type list: must be a dict"),
+        (np.zeros(2), {"parameters": {"a": {1}}}, "parameters of type dict: is no JSON"),
+        (np.zeros(2), {"outputs": "scores"}, r"outputs = 'scores': are no names of outputs. For example \['scores'\]"),
+        (np.zeros(2), {"outputs": []}, "are no names of outputs"),
+        ("text", {"outputs": ["a"]}, "are named for arrays, and the input is of type str"),
+    ],
+)
+@kinds
+def test_what_cannot_be_sent_is_refused_before_it_is(kind: str, input: Any, how: dict[str, Any], what: str) -> None:
+    with asking(kind, "http://127.0.0.1:1") as client, pytest.raises(InvalidInput, match=what):
+        client.infer(input, **how)
+
+
+class Remote:
+    """Array on a device of its own."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("copy it to the host first")
+
+
+def test_an_array_of_another_library_that_numpy_does_not_take_is_refused_with_its_words() -> None:
+    with pytest.raises(
+        InvalidInput, match="input of type Remote: is no array that numpy takes: copy it to the host first"
+    ):
+        asked(Remote())
+
+
+def test_numbers_and_texts_of_numpy_are_values_as_ever() -> None:
+    with scripted((200, {}, b'{"request_id":"r","output":1}')) as service, asking("threads", service.url) as client:
+        client.infer({"a": np.float64(0.5), "b": np.str_("x")})
+        assert service.asked[0].json == {"input": {"a": 0.5, "b": "x"}}
+
+
+@pytest.mark.processes
+def test_without_numpy_texts_are_sent_and_arrays_refused() -> None:
+    script = """
+import sys
+sys.modules["numpy"] = None
+from headway.client import Client, InvalidInput
+class Array(list):
+    def __array__(self): ...
+try:
+    Client().infer(Array())
+except InvalidInput as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert "arrays are sent by numpy, which is not installed. Run pip install numpy" in done.stdout
+
+
+@pytest.mark.processes
+def test_the_clients_import_no_numpy() -> None:
+    script = "import sys, headway.client; assert 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 20, -1, -30])
+def test_an_answer_that_is_cut_is_none(cut: int) -> None:
+    answer = echo(asked(np.zeros((2, 2), "f4")))
+    with pytest.raises(ApiError, match="the answer is not Headway's"):
+        read_arrays(Answer(200, answer.header, answer.body[:cut]))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"shape": [3, 2]},
+        {"shape": [2**80]},
+        {"datatype": "WHAT"},
+        {"datatype": "BYTES"},
+        {"parameters": {}},
+        {"parameters": {"binary_data_size": -1}},
+    ],
+)
+def test_an_answer_of_other_arrays_than_it_says_is_none(output: dict[str, Any]) -> None:
+    request = asked(np.ones((2, 2), "f4"))
+    said = {**body_of(request)[0]["inputs"][0], **output}
+    for answer in (
+        echo(request, outputs=[said]),
+        Answer(200, {}, b"{}"),
+        Answer(200, {"inference-header-content-length": "x"}, b""),
+    ):
+        with pytest.raises(ApiError, match="the answer is not Headway's"):
+            read_arrays(answer)
+
+
+@kinds
+def test_a_request_with_arrays_is_sent_again_under_its_key_and_with_the_time_that_is_left(kind: str) -> None:
+    good = echo(asked(np.ones((1, 2), "f4")))
+    refused: Step = (503, {"retry-after-ms": "1"}, b'{"error":"no worker is ready"}')
+    with scripted(LOST, refused, step(good)) as service, asking(kind, service.url) as client:
+        assert client.infer(np.ones((1, 2), "f4"), timeout=9.0).output.tolist() == [[1.0, 1.0]]
+        assert {one.path for one in service.asked} == {"/v2/infer"}
+        assert len({one.header["Idempotency-Key"] for one in service.asked}) == 1
+        assert len({one.body for one in service.asked}) == 1
+        assert all(8000 < int(one.header["X-Request-Timeout-Ms"]) <= 9000 for one in service.asked)
+
+
+@kinds
+def test_errors_have_their_code_from_the_header(kind: str) -> None:
+    header = {
+        "x-headway-error": "RATE_LIMITED",
+        "x-request-id": "req_9",
+        "x-should-retry": "false",
+        "retry-after-ms": "1500",
+    }
+    with scripted((429, header, b'{"error":"over the rate"}')) as service, asking(kind, service.url) as client:
+        with pytest.raises(RateLimited) as raised:
+            client.infer(np.ones((1, 2)))
+        error = raised.value
+        assert (error.message, error.code, error.request_id, error.retry_after) == (
+            "over the rate",
+            "RATE_LIMITED",
+            "req_9",
+            1.5,
+        )
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("halved"), target="tests.targets.passed:Halved", lawful=False) as server:
+        server.expected = {"batch failed"}
+        yield server
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder: Path = tmp_path_factory.mktemp("passed")
+    with serving(folder, "--model", "org/any", target="tests.targets.passed:Passed", lawful=False) as server:
+        yield server
+
+
+ROWS = np.arange(12, dtype="f4").reshape(3, 4)
+
+
+@pytest.mark.processes
+@kinds
+def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
+    with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
+        result = client.infer(ROWS)
+        assert same(result.output, ROWS[:, :2] / 2)
+        assert result.request_id.startswith("req_") and result.model_version == "1"
+        assert client.infer(ROWS, "default", idempotency_key="once").output.shape == (3, 2)
+        infinite = np.array([[INFINITY, NAN, 0, 0]], "f4")
+        assert same(client.infer(infinite).output, infinite[:, :2])
+
+
+@pytest.mark.processes
+@kinds
+def test_each_row_of_an_array_is_an_input_of_many(kind: str, halved: Server) -> None:
+    with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
+        results = client.infer_many(ROWS)
+        assert same(np.concatenate([one.output for one in results]), ROWS[:, :2] / 2)
+        ragged = client.infer_many([ROWS[:1], ROWS[1:]], outputs=["OUTPUT"])
+        assert [one.output.shape for one in ragged] == [(1, 2), (2, 2)]
+        good, bad = client.infer_many([ROWS[:1], ROWS[:1] + 13], return_errors=True)
+        assert isinstance(good, Result) and isinstance(bad, RejectedByModel)
+        assert "thirteen" in str(bad) and bad.code == "REJECTED_BY_MODEL"
+
+
+@pytest.mark.processes
+@kinds
+def test_errors_of_a_service_are_those_of_other_requests(kind: str, halved: Server) -> None:
+    with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
+        for wrong, what in (
+            (ROWS[0], r"`INPUT` is FP32 of shape \[4\]; the model takes `INPUT`, FP32 of shape \[-1, 4\]"),
+            (ROWS.astype("f8"), "is FP64 of shape"),
+            ({"x": ROWS, "y": ROWS}, "2 inputs; the model takes"),
+        ):
+            with pytest.raises(BadRequest, match=what) as raised:
+                client.infer(wrong)
+            assert (raised.value.status, raised.value.code) == (400, "BAD_REQUEST")
+        with pytest.raises(NotFound, match="no model named 'other'"):
+            client.infer(ROWS, "other")
+        with pytest.raises(ClientError, match="no output `scores`"):
+            client.infer(ROWS, outputs=["scores"])
+
+
+@pytest.mark.processes
+@kinds
+def test_every_datatype_goes_through_a_service_bit_for_bit(kind: str, passed: Server) -> None:
+    arrays = {f"in_{name}": np.concatenate([one, one, one])[:2] for name, one in ARRAYS.items()}
+    with asking(kind, f"http://127.0.0.1:{passed.port}") as client:
+        outputs = client.infer(arrays, "org/any").output
+        assert outputs.keys() == {f"out_{name}" for name in ARRAYS}
+        for name in ARRAYS:
+            assert same(outputs[f"out_{name}"], arrays[f"in_{name}"]), name
+        assert same(client.infer(arrays, outputs=["out_FP16"]).output, arrays["in_FP16"])
+        two = client.infer(arrays, outputs=["out_BYTES", "out_BOOL"]).output
+        assert sorted(two) == ["out_BOOL", "out_BYTES"]

@@ -1,0 +1,46 @@
+"""Targets of arrays that give back what they get."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_DATATYPES = (
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+)
+
+
+class Passed:
+    """One array of each datatype, of rows of any length."""
+
+    inputs = {f"in_{name}": (name, [-1]) for name in _DATATYPES}
+    outputs = {f"out_{name}": (name, [-1]) for name in _DATATYPES}
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {name.replace("in_", "out_"): one for name, one in inputs.items()}
+
+
+class Halved:
+    """Rows of four numbers, each halved. One that holds 13 is refused, and NaN is given back."""
+
+    example = np.zeros(4, np.float32)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        if (x == 13).any():
+            raise ValueError("thirteen")
+        return x[:, :2] / 2
+
+
+def lengths(texts: list[str]) -> np.ndarray:
+    return np.array([[len(text), 0.5] for text in texts], np.float32)

@@ -23,6 +23,9 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
+_EXAMPLE = "give the target an attribute named example: an input that it takes"
+_SIZES = "the remote model's metadata leave an axis beside the first free; name its size there, if it takes only one"
+
 
 class Limits(msgspec.Struct, frozen=True):
     """Limits of a run.
@@ -131,7 +134,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
             "starts without a warm-up batch, as no input is known to fit",
             worker=slot.worker,
             takes=backend.signature.takes.value,
-            hint="give the target an attribute named example: an input that it takes",
+            hint=_EXAMPLE if backend.pid else _SIZES,
         )
     if full is not None and full > limits.gpu_timeout:
         log.warning(

@@ -66,11 +66,9 @@ def step(answer: Answer) -> Step:
 
 
 def same(one: Any, other: Any) -> bool:
-    return (
-        one.dtype == other.dtype
-        and one.shape == other.shape
-        and (one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes())
-    )
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return bool(one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes())
 
 
 @pytest.mark.parametrize("datatype", ARRAYS)

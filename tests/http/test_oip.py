@@ -335,6 +335,7 @@ async def test_an_output_with_a_lone_surrogate_is_an_error(stand: Stand) -> None
         ("/v2/models/a/b%2Fc/infer", 404, "no model named 'a/b/c'"),
         ("/v2/models//infer", 404, "nothing is served"),
         ("/v2/models/default/infer?version=1", 400, "the query names `version`"),
+        ("/v2/infer", 200, ""),
     ],
 )
 @on_stand(whole=True)
@@ -342,6 +343,7 @@ async def test_a_path_names_the_model_and_its_version(stand: Stand, path: str, s
     answer = await stand.ask(infer(["a"], path=path))
     assert answer.status == status
     assert says in answer.json.get("error", "")
+    assert answer.header.get("x-headway-error") == {200: None, 400: "BAD_REQUEST", 404: "NOT_FOUND"}[status]
 
 
 @on_stand(whole=True)

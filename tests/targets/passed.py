@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 _DATATYPES = (
@@ -24,8 +26,8 @@ _DATATYPES = (
 class Passed:
     """One array of each datatype, of rows of any length."""
 
-    inputs = {f"in_{name}": (name, [-1]) for name in _DATATYPES}
-    outputs = {f"out_{name}": (name, [-1]) for name in _DATATYPES}
+    inputs: ClassVar = {f"in_{name}": (name, [-1]) for name in _DATATYPES}
+    outputs: ClassVar = {f"out_{name}": (name, [-1]) for name in _DATATYPES}
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {name.replace("in_", "out_"): one for name, one in inputs.items()}

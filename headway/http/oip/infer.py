@@ -30,12 +30,11 @@ def infer(settings: Settings) -> Codec:
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
     ) -> tuple[RequestOptions, ReadRequest]:
         target.refuse_named("name it in the path")
-        named, version = target.names.get("model", ""), target.names.get("version")
-        check_version(context.known, named, version)
+        model, version = target.names.get("model", ""), target.names.get("version")
+        check_version(context.known, model, version)
         length = _json_length(head)
 
         def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-            model = named or known.default
             served = known[model]
             try:
                 asked = read_request(body, length, served)
@@ -47,7 +46,12 @@ def infer(settings: Settings) -> Codec:
             answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted)
             return asked.exchange(model, options, served.takes, check, answerer.write)
 
-        return with_version(options, version), read
+        def read_default(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
+            nonlocal model
+            model = known.default  # It may be another than at the request before.
+            return read(body, options, known)
+
+        return with_version(options, version), read if model else read_default
 
     return Codec(open=open_head, encode_error=encode_error, compressed=True, tasks=False)
 

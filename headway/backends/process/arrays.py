@@ -5,13 +5,14 @@
     named    a dict of such arrays by name     a dict of them
     list     a list of arrays, one for a row   a list of them
 
-Entries whose rows have another shape, but for padded axes, run in batches of their own. numpy is imported once a target needs it.
+Entries whose rows have another shape, but for padded axes, run in calls of their own, and so do those that would be mostly padding. numpy is imported once a target needs it.
 """
 
 from __future__ import annotations
 
+import math
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,6 +43,10 @@ INPUT, OUTPUT = "INPUT", "OUTPUT"
 LENGTHS = "_lengths"
 """Behind the name of a padded input: name of the input that holds the lengths of its rows."""
 NUMPY = "pip install numpy"
+_PADDED_FREELY = 1 << 20
+"""Bytes of a padded call up to which rows of any lengths run together."""
+_MOST_PADDED = 4
+"""Most bytes of a larger padded call, as a multiple of those of its rows."""
 
 _DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
@@ -289,7 +294,10 @@ def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int) -> Iterator[lis
             else tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(one.arrays.items()))
         )
         of_shape.setdefault(key, []).append(one)
-    for group in of_shape.values():
+    groups: Iterable[list[Rows]] = of_shape.values()
+    if kind.pad is not None and kind.takes != LIST:
+        groups = [part for group in groups for part in _padded_alike(group)]
+    for group in groups:
         part: list[Rows] = []
         rows = 0
         for one in group:
@@ -299,6 +307,51 @@ def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int) -> Iterator[lis
             part.append(one)
             rows += one.rows
         yield part
+
+
+def _padded_alike(entries: list[Rows]) -> list[list[Rows]]:
+    """Entries in as few groups as pad little: one long row would make all rows of its call as long, and its memory without bound."""
+    together = _Padding()
+    if all(together.takes(one) for one in entries):  # Nearly always.
+        return [entries]
+    found: list[tuple[_Padding, list[Rows]]] = []
+    for one in sorted(entries, key=_bytes_of, reverse=True):
+        for padding, group in found:
+            if padding.takes(one):
+                group.append(one)
+                break
+        else:
+            padding = _Padding()
+            padding.takes(one)
+            found.append((padding, [one]))
+    return [group for _, group in found]
+
+
+class _Padding:
+    """Room that the rows of a call take when they are padded."""
+
+    __slots__ = ("_own", "_rows", "_shapes")
+
+    def __init__(self) -> None:
+        self._own = self._rows = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def takes(self, one: Rows) -> bool:
+        """Add an entry, unless too much of the room would be padding. The first one fits."""
+        rows, own, size = self._rows + one.rows, self._own + _bytes_of(one), 0
+        shapes = {}
+        for name, array in one.arrays.items():
+            shape = array.shape[1:]
+            shapes[name] = shape = tuple(map(max, self._shapes.get(name, shape), shape))
+            size += rows * math.prod(shape) * array.itemsize
+        if size > max(_PADDED_FREELY, _MOST_PADDED * own):
+            return False
+        self._rows, self._own, self._shapes = rows, own, shapes
+        return True
+
+
+def _bytes_of(one: Rows) -> int:
+    return sum(array.nbytes for array in one.arrays.values())
 
 
 def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:

@@ -1,0 +1,53 @@
+"""Rows of several lengths in one call: filled up where that takes little, and apart where a few would make all of them long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headway.backends.process import arrays
+from headway.backends.process.frames import Outputs
+from headway.core.tensors import pack, unpack
+from headway.model import Tensors, TensorSpec
+
+
+def calls_of(rows: list[np.ndarray], axes: int = 1) -> list[tuple[int, ...]]:
+    """Shapes of the calls that rows run in; each gets its own sum back."""
+    shapes = []
+
+    def call(inputs: Any, _places: list[int]) -> object:
+        shapes.append(inputs["a"].shape)
+        return {"sum": inputs["a"].reshape(len(inputs["a"]), -1).sum(axis=1)}
+
+    kind = arrays.ArrayKind(arrays.NAMED, True, (TensorSpec("a", "INT64", (-1,) * axes),), pad=0)
+    found = arrays.run(1, [pack([arrays.packed("a", row)]) for row in rows], kind, 0, call)
+    assert isinstance(found, Outputs)
+    assert [int(arrays.array_of(unpack(Tensors(one))[0])[0]) for one in found.outputs] == [
+        int(row.sum()) for row in rows
+    ]
+    return shapes
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones((1, *shape), np.int64)
+
+
+def test_short_rows_of_any_lengths_run_in_one_call() -> None:
+    assert calls_of([ones(length) for length in (1, 512, 3, 0, 17)]) == [(5, 512)]
+
+
+def test_long_rows_of_like_lengths_run_in_one_call() -> None:
+    assert calls_of([ones(100_000), ones(40_000), ones(70_000)]) == [(3, 100_000)]
+
+
+def test_a_long_row_is_no_burden_for_the_short_ones_beside_it() -> None:
+    shapes = calls_of([ones(length) for length in (5, 100_000, *[7] * 60, 90_000)])
+    assert len(shapes) == 2
+    assert sum(rows * length for rows, length in shapes) <= 4 * 200_000
+
+
+def test_rows_long_in_one_axis_each_do_not_take_the_product() -> None:
+    shapes = calls_of([ones(1, 100_000), ones(2, 3), ones(100_000, 1), ones(1, 90_000), ones(80_000, 1)], axes=2)
+    assert sum(rows * one * other for rows, one, other in shapes) <= 4 * 370_000 + (1 << 17)
+    assert len(shapes) <= 3

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from headway.backends.process import arrays
+from headway.backends.process.array_data import array_of, column, tensor_of
+from headway.backends.process.array_kind import NAMED, ArrayKind
 from headway.backends.process.frames import Outputs
+from headway.backends.process.usercode import describe
 from headway.core.tensors import pack, unpack
 from headway.model import Tensors, TensorSpec
 
@@ -20,12 +23,10 @@ def calls_of(rows: list[np.ndarray], axes: int = 1) -> list[tuple[int, ...]]:
         shapes.append(inputs["a"].shape)
         return {"sum": inputs["a"].reshape(len(inputs["a"]), -1).sum(axis=1)}
 
-    kind = arrays.ArrayKind(arrays.NAMED, True, (TensorSpec("a", "INT64", (-1,) * axes),), pad=0)
-    found = arrays.run(1, [pack([arrays.packed("a", row)]) for row in rows], kind, 0, call)
+    kind = ArrayKind(NAMED, True, (TensorSpec("a", "INT64", (-1,) * axes),), pad=0)
+    found = arrays.run(1, [pack([tensor_of("a", column(row))]) for row in rows], kind, 0, call, describe)
     assert isinstance(found, Outputs)
-    assert [int(arrays.array_of(unpack(Tensors(one))[0])[0]) for one in found.outputs] == [
-        int(row.sum()) for row in rows
-    ]
+    assert [int(array_of(unpack(Tensors(one))[0])[0]) for one in found.outputs] == [int(row.sum()) for row in rows]
     return shapes
 
 

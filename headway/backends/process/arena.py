@@ -50,12 +50,16 @@ class Arena:
         self._views: list[memoryview] = []
         self._lent: list[weakref.ref[Any]] = []
 
-    def write(self, place: Place, value: str | bytes) -> None:
-        """Write a value to its place; a text is ASCII."""
-        if isinstance(value, str):
-            _write_text(self._base + place.offset, value, place.length)
-        else:
-            self._memory[place.offset : place.end] = value
+    def write(self, place: Place, *pieces: str | bytes | memoryview) -> None:
+        """Write a value, in one piece or several, to its place; a text is ASCII."""
+        at = place.offset
+        for piece in pieces:
+            end = at + len(piece)
+            if isinstance(piece, str):
+                _write_text(self._base + at, piece, len(piece))
+            else:
+                self._memory[at:end] = piece
+            at = end
 
     def copy(self, place: Place) -> bytes:
         """Copy of what lies at a place. The other side may write there at any time, so only a copy can be judged."""

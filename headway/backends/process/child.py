@@ -33,6 +33,7 @@ import msgspec
 
 from headway.backends.process import arrays, frames
 from headway.backends.process.arena import Arena, receive
+from headway.backends.process.array_kind import ArrayKind
 from headway.backends.process.frames import (
     Build,
     Failed,
@@ -129,8 +130,8 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows:
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
-        if target.signature.takes is ValueKind.TENSORS:
-            return _run_arrays(target, batch, most_rows)
+        if target.arrays is not None and target.arrays.takes:
+            return _run_arrays(target, target.arrays, batch, most_rows)
         inputs, reasons = target.read(batch.inputs)
         parameters = batch.parameters_of_each()
         if not reasons and weighing is None:
@@ -154,17 +155,21 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows:
     return _too_large(number, sum(len(one or "") for one in whole.outputs)) or whole
 
 
-def _run_arrays(target: Target, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Have user code run a batch of arrays."""
+def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
+    """Have user code run a batch of arrays. Each row has the parameters of its request."""
     parameters = batch.parameters_of_each()
+    if target.takes_parameters and parameters is None:
+        parameters = [b""] * len(batch.inputs)
 
     def call(inputs: Any, places: list[int]) -> object:
-        return target.run(inputs, parameters and [parameters[place] for place in places])
+        try:
+            return target.run(inputs, parameters and [parameters[place] for place in places])
+        except ValueError as exc:
+            if "read-only" in str(exc):
+                exc.args = (f"{exc}; the arrays of a batch can only be read: change a copy, as by x = x.copy()",)
+            raise
 
-    word = arrays.run(batch.number, batch.inputs, target.arrays or arrays.ArrayKind("", False), most_rows, call)
-    if isinstance(word, Failed):
-        return word
-    return _too_large(batch.number, sum(len(one or "") for one in word.outputs)) or word
+    return arrays.run(batch.number, batch.inputs, kind, most_rows, call, describe)
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
@@ -194,7 +199,7 @@ def judge(
     expected: int,
     result: object,
     gives: ValueKind = ValueKind.TEXT,
-    kind: arrays.ArrayKind | None = None,
+    kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
     """Answer that `result` makes.
 
@@ -206,7 +211,7 @@ def judge(
         kind: how it gives arrays; None where it gives none.
     """
     if kind is not None and gives is ValueKind.TENSORS:
-        return arrays.judge(number, expected, result, kind)
+        return arrays.judge(number, expected, result, kind, describe)
     result = listed(result, gives)
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
@@ -324,11 +329,12 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
         begun = monotonic()
         word = run(target, batch, weighing, most_rows)
         word.begun, word.ended = begun, monotonic()
-        if arena is not None:
-            if not isinstance(word, Failed):
-                place_outputs(arena, batch, word)
-            if not arena.take_back():  # What the next batch leaves there must not be seen by what was kept.
-                word.keeps, pipe.arena = True, None
+        if not isinstance(word, Failed):
+            place_outputs(arena, batch, word)
+        if (
+            arena is not None and not arena.take_back()
+        ):  # What the next batch leaves there must not be seen by what was kept.
+            word.keeps, pipe.arena = True, None
         pipe.send(word)
         del content, batch, word  # Else they would be there until the next batch has come.
 

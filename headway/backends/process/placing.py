@@ -5,7 +5,7 @@ The host copies in steps, of which each tells how many bytes it took, so that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from headway.backends.process.arena import LARGE, Arena
 from headway.backends.process.frames import NoFrame, Outputs, PlacedInput, Run
@@ -14,6 +14,32 @@ from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 
 Count = Callable[[str, bool], None]
 """Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
+
+
+class Pieces:
+    """Packed tensors that a target returned, in pieces that look at its arrays, so that they are copied where they travel.
+
+    Arguments:
+        pieces: pieces in order.
+
+    Attributes:
+        are_large: whether they are to lie in the arena.
+    """
+
+    __slots__ = ("_size", "are_large", "pieces")
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.pieces = pieces
+        self._size = sum(map(len, pieces))
+        self.are_large = self._size >= LARGE
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self._size
+
+    def joined(self) -> bytes:
+        """Copy of all pieces as one."""
+        return b"".join(self.pieces)
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
@@ -54,21 +80,27 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
             inputs[one.position] = KIND[one.kind].of(arena.copy(one.place))
 
 
-def place_outputs(arena: Arena, run: Run, word: Outputs) -> None:
-    """Move the large outputs of a batch into the arena, as far as there is room behind its inputs."""
-    allocator = Allocator(arena.size, run.number, run.used)
+def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
+    """Move the large outputs of a batch into the arena, as far as there is one, and room in it behind the inputs."""
     outputs = word.outputs
+    if arena is None:
+        if word.kind is ValueKind.TENSORS:
+            outputs[:] = [one.joined() if type(one) is Pieces else one for one in outputs]
+        return
+    allocator = Allocator(arena.size, run.number, run.used)
     for position, value in enumerate(outputs):
         if value is None or len(value) < LARGE:
             continue
-        content, _ = _content(value)
-        place = allocator.take(len(content))
-        if place is None:
-            word.unplaced += 1
-        else:
-            arena.write(place, content)
+        pieces = value.pieces if type(value) is Pieces else (_content(value)[0],)
+        place = allocator.take(sum(map(len, pieces)))
+        if place is not None:
+            arena.write(place, *pieces)
             word.placed[position] = place
             outputs[position] = None
+        else:
+            word.unplaced += 1
+            if type(value) is Pieces:
+                outputs[position] = value.joined()
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:

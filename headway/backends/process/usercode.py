@@ -8,8 +8,8 @@ The target may be:
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
 - either of them `async`. One event loop lives as long as the process.
 
-Its annotations say whether inputs and outputs are texts, JSON values or octets. An attribute `example` is its warm-up
-input.
+Its annotations say whether inputs and outputs are texts, JSON values, octets or arrays (`array_kind.py`). An attribute `example`
+is its warm-up input.
 
 Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
 (while running); it never ends the process.
@@ -23,7 +23,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headway.backends.process import arrays
+from headway.backends.process.array_data import NoArrays
+from headway.backends.process.array_kind import ArrayKind, example_of, kind_of_arrays
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.backends.process.values import (
     NoOutput,
@@ -161,26 +162,26 @@ class Target:
         self._loop = loop
         self.takes_parameters, self._by_name, first = _parameters_of(call, name)
         hints = annotations_of(call)
-        if not arrays.form_of(hints.get(first)) and (single := single_input(call, hints.get(first))):
-            raise Refusal(
-                f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
-                f"Write {first}: list[{single}], and return a list with one output for each."
-            )
         example = getattr(call, "example", None)
         example = None if callable(example) else example
         try:
-            self.arrays = arrays.kind_of_arrays(call, hints, first)
+            self.arrays = kind_of_arrays(call, hints, first)
             if self.arrays is not None and self.arrays.takes:
-                takes, gives = ValueKind.TENSORS, ValueKind.TENSORS
-                packed: Value | None = arrays.example_of(call, self.arrays)
+                takes = gives = ValueKind.TENSORS
+                value: Value | None = example_of(call, self.arrays)
             else:
+                if single := single_input(call, hints.get(first)):
+                    raise Refusal(
+                        f"target {name}: its parameter {first} is annotated {single}, and a target gets a list of inputs. "
+                        f"Write {first}: list[{single}], and return a list with one output for each."
+                    )
                 takes, gives = kinds_of(hints, first, example)
                 gives = gives if self.arrays is None else ValueKind.TENSORS
-                packed = _example(example, takes, name, first)
-        except arrays.NoArrays as exc:
+                value = _example(example, takes, name, first)
+        except NoArrays as exc:
             raise Refusal(f"target {name}: {exc}.") from None
-        known = self.arrays or arrays.ArrayKind("", False)
-        self.signature = Signature(takes, gives, packed, inputs=known.inputs, outputs=known.outputs)
+        known = self.arrays or ArrayKind("", False)
+        self.signature = Signature(takes, gives, value, inputs=known.inputs, outputs=known.outputs)
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets)

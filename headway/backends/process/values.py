@@ -19,7 +19,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.core import values
-from headway.model import Octets, Output, Value, ValueKind
+from headway.model import Octets, Output, Tensors, Value, ValueKind
 
 Encode = Callable[[object], Value]
 """Function that makes what travels of an output; raises NoOutput."""
@@ -75,8 +75,8 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
         first: name of its parameter for the inputs.
         example: its example; None for none.
     """
-    takes = _kind(hints.get(first)) or _kind_of_value(example)
-    gives = _kind(hints.get("return"))
+    takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
+    gives = kind_of_elements(hints.get("return"))
     if gives is None:
         gives = ValueKind.TEXT if takes is ValueKind.TEXT else ValueKind.JSON
     return takes, gives
@@ -123,14 +123,14 @@ def listed(result: object, gives: ValueKind) -> object:
     return result
 
 
-def _kind(annotation: Any) -> ValueKind | None:
+def kind_of_elements(annotation: Any) -> ValueKind | None:
     """ValueKind of the elements that an annotation of a list says; None when it says nothing of them."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [one for one in typing.get_args(annotation) if one is not Ellipsis]
     if not elements or not _is(typing.get_origin(annotation), (Sequence,)):
         return None
-    found = {_kind_of_one(one) for element in elements for one in _members(element)} - {None}
+    found = {_kind_of_one(one) for element in elements for one in members_of(element)} - {None}
     return found.pop() if len(found) == 1 else ValueKind.JSON if found else None
 
 
@@ -140,13 +140,13 @@ def _kind_of_value(value: object) -> ValueKind:
     return ValueKind.BYTES if isinstance(value, _OCTETS) else ValueKind.JSON
 
 
-def _members(annotation: Any) -> Sequence[Any]:
+def members_of(annotation: Any) -> Sequence[Any]:
     """Members of a union, without exceptions, which may stand for any output; else the annotation itself. An Output is its value."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
-        return [one for member in members for one in _members(member)]
+        return [one for member in members for one in members_of(member)]
     if typing.get_origin(annotation) is Output:
-        return _members(typing.get_args(annotation)[0])
+        return members_of(typing.get_args(annotation)[0])
     return [annotation]
 
 
@@ -185,6 +185,8 @@ def _json_in(value: Value) -> object:
 
 
 def _octets_in(octets: type, value: Value) -> object:
+    if isinstance(value, Tensors):
+        raise ValueError("this model takes octets, and the input is tensors")
     try:
         if isinstance(value, Octets | str):
             found = value.content if isinstance(value, Octets) else base64.b64decode(value, validate=True)

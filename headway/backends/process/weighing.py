@@ -17,6 +17,7 @@ from headway.backends.process.usercode import Refusal, Target, UserLoop, describ
 from headway.backends.process.values import kind_of
 from headway.core.values import shown
 from headway.core.weight_estimate import MOST_WEIGHT
+from headway.model import ValueKind
 
 _MOST_SHOWN = 60
 
@@ -44,6 +45,11 @@ class Weighing:
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
         self._name, self._most, self._loop = function, most, loop
+        if target.signature.takes is ValueKind.TENSORS:
+            raise Refusal(
+                f"target {target.name}: --weight {function} names a function that weighs inputs, and a target that takes arrays is "
+                "weighed by its rows. Leave --weight out, and set --max-batch-size to the rows that a batch may hold."
+            )
         self._call = _find(target, function)
         self._try(target)
 

@@ -1,0 +1,267 @@
+"""Data of tensors as arrays of numpy, and arrays of any library as data of tensors.
+
+BYTES are arrays of bytes objects; BF16, which numpy has not, is read as FP32. What a target gives is made fit for the datatype
+that it has declared: a float of another width is rounded, an integer of another width must fit, and another kind is refused.
+numpy is imported where it is needed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headway.backends.process.values import NoOutput, encoder, kind_of
+from headway.core.tensors import BYTES, JSON, Tensor, TensorHead, join_elements, shown_shape, split_elements
+from headway.core.values import as_json
+from headway.model import ValueKind
+
+BF16 = "BF16"
+DTYPES = {
+    "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
+    "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+}  # fmt: skip
+"""Dtype of each datatype that numpy has."""
+_DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
+_NUMPY_NAMES = {
+    "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
+}  # fmt: skip
+_LARGEST_BF16 = 3.3895313892515355e38
+_encode_json = encoder(ValueKind.JSON)
+
+
+class NoArrays(Exception):
+    """The target cannot take or give arrays as it is. The text is a whole sentence without its full stop, with its mend."""
+
+
+class Column(NamedTuple):
+    """Array of a datatype.
+
+    Attributes:
+        array: array of numpy; BF16 as UINT16, and JSON as JSON texts in octets.
+        datatype: its datatype.
+    """
+
+    array: Any
+    datatype: str
+
+
+class Rows(NamedTuple):
+    """Arrays of one entry.
+
+    Attributes:
+        place: place of the entry in its batch.
+        arrays: arrays by name, as many rows each.
+        length: number of rows.
+        single: whether the entry is one row without an axis of rows to its reader.
+    """
+
+    place: int
+    arrays: Mapping[str, Any]
+    length: int
+    single: bool
+
+
+def numpy() -> Any:
+    """Numpy. Raises NoArrays where it is not installed."""
+    try:
+        import numpy
+    except ImportError:
+        raise NoArrays(
+            "it takes or gives arrays, and numpy is not installed where Headway runs. Run pip install numpy there"
+        ) from None
+    return numpy
+
+
+def array_of(tensor: Tensor) -> Any:
+    """Array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES and BF16. Raises NoTensors."""
+    np = numpy()
+    head = tensor.head
+    if head.datatype in (BYTES, JSON):
+        elements = split_elements(tensor.data)
+        found = np.empty(len(elements), object)
+        found[:] = elements
+    elif head.datatype == BF16:
+        found = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+    else:
+        found = np.frombuffer(tensor.data, DTYPES[head.datatype])
+    found = found.reshape(head.shape)
+    found.flags.writeable = False
+    return found
+
+
+def column(value: Any, datatype: str = "") -> Column:
+    """Array that a target gave: one of any library, or a list of rows.
+
+    Arguments:
+        value: the array.
+        datatype: declared datatype; empty where none is, and it follows from the value.
+
+    Raises:
+        NoOutput: it is no array, or not of that datatype.
+    """
+    if isinstance(value, list | tuple):
+        return _column_of_rows(value, datatype)
+    found = _column_of_array(value)
+    if found.array.dtype.kind == "O":
+        return _column_of_objects(found.array, datatype)
+    return _cast(found, datatype) if datatype and found.datatype != datatype else found
+
+
+def tensor_of(name: str, found: Column) -> Tensor:
+    """Tensor of an array, whose data it looks at where they are contiguous."""
+    np = numpy()
+    array, datatype = found
+    head = TensorHead(name, datatype, tuple(array.shape))
+    if datatype in (BYTES, JSON):
+        return Tensor(head, join_elements(_octets(one) for one in array.ravel().tolist()))
+    if not array.size:
+        return Tensor(head, b"")
+    flat = np.ascontiguousarray(array, DTYPES["UINT16" if datatype == BF16 else datatype]).reshape(-1)
+    return Tensor(head, memoryview(flat.view("u1")))
+
+
+def datatype_of(dtype: Any) -> str:
+    """Datatype of a dtype; empty where it has none."""
+    if dtype.kind in "SU":
+        return BYTES
+    return _DATATYPES.get(dtype.str[1:], "")
+
+
+def looks_like_array(value: object) -> bool:
+    """Whether a value is an array, or one number of an array, of any library."""
+    return hasattr(value, "__array__")
+
+
+def _column_of_array(value: Any) -> Column:
+    """Array of numpy of an array of any library."""
+    np = numpy()
+    if callable(getattr(value, "detach", None)):  # One of torch, which may be on a GPU.
+        value = value.detach().cpu()
+        if str(value.dtype) == "torch.bfloat16":
+            import torch
+
+            return Column(value.contiguous().view(torch.int16).numpy().view("<u2"), BF16)
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return Column(array.astype(array.dtype.newbyteorder("<")).view("<u2"), BF16)
+    if array.dtype.kind == "O":
+        return Column(array, "")
+    if not (datatype := datatype_of(array.dtype)):
+        raise NoOutput(
+            f"an array of dtype {array.dtype}, which has no datatype",
+            "; give it one that has, as by .astype(np.float32)",
+        )
+    return Column(array, datatype)
+
+
+def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
+    """Array of a list of rows: of arrays, of numbers or lists of them, of texts, or of other JSON values."""
+    np = numpy()
+    if any(map(looks_like_array, rows)) and datatype != JSON:
+        columns = [_column_of_array(one) for one in rows]
+        if len({one.datatype for one in columns if BF16 in (one.datatype, columns[0].datatype)}) > 1:
+            raise NoOutput("arrays of BF16 and of other datatypes for its rows")
+        if len({one.array.shape for one in columns}) > 1:
+            shapes = " and ".join(sorted({shown_shape(one.array.shape) for one in columns})[:3])
+            raise NoOutput(f"arrays of shapes {shapes} for the rows of one request")
+        whole = np.stack([one.array for one in columns])
+        if whole.dtype.kind == "O":
+            return _column_of_objects(whole, datatype)
+        found = Column(whole, BF16 if columns[0].datatype == BF16 else datatype_of(whole.dtype))
+        return _cast(found, datatype) if datatype and found.datatype != datatype else found
+    if datatype not in (BYTES, JSON) and (numbers := _numbers(rows)) is not None:
+        if (
+            _family(datatype) in ("float", "integer")
+            and numbers.dtype.kind in "bi"[: 1 + (_family(datatype) == "float")]
+        ):
+            numbers = numbers.astype(
+                DTYPES.get(datatype, "<f4")
+            )  # To Python a whole number is a float, and a truth a whole number.
+        found = Column(numbers, datatype_of(numbers.dtype))
+        return _cast(found, datatype) if datatype and found.datatype != datatype else found
+    objects = np.empty(len(rows), object)
+    for place, one in enumerate(rows):  # All at once numpy would look into lists.
+        objects[place] = one
+    return _column_of_objects(objects, datatype)
+
+
+def _numbers(rows: Sequence[Any]) -> Any:
+    """Array of numbers, or nested lists of them; None where there is anything else, or lists differ in length."""
+    np = numpy()
+    first = rows[0] if rows else None
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if not isinstance(first, int | float | list | tuple):
+        return None
+    try:
+        found = np.asarray(rows)
+    except (ValueError, OverflowError):
+        return None
+    return found if found.dtype.kind in "biuf" else None
+
+
+def _column_of_objects(array: Any, datatype: str) -> Column:
+    """Array of Python's objects: BYTES where all are texts or octets, else JSON."""
+    np = numpy()
+    elements = array.ravel().tolist()
+    wrong = next((one for one in elements if not isinstance(one, str | bytes | bytearray)), None)
+    texts = all(isinstance(one, str | bytes | bytearray) for one in elements)
+    if datatype in ("", BYTES) and texts:
+        return Column(array, BYTES)
+    if datatype not in ("", JSON):
+        what = f"{kind_of(wrong)} for a row" if not texts else "a text for a row"
+        raise NoOutput(f"{what}, expected {datatype}", _mend(datatype) if datatype in DTYPES else "")
+    found = np.empty(len(elements), object)
+    found[:] = [as_json(_encode_json(one)) for one in elements]
+    return Column(found.reshape(array.shape), JSON)
+
+
+def _cast(found: Column, datatype: str) -> Column:
+    """Array as one of a declared datatype.
+
+    Raises:
+        NoOutput: it is of another kind, or a number of it is out of range.
+    """
+    np = numpy()
+    kinds = [_family(one) for one in (found.datatype, datatype)]
+    if kinds[0] != kinds[1] or kinds[0] not in ("float", "integer"):
+        raise NoOutput(f"an array of {found.datatype}, and declares {datatype}", _mend(datatype))
+    array = found.array
+    if found.datatype == BF16:
+        array = (array.astype("<u4") << 16).view("<f4")
+    if datatype == BF16:
+        fits = not (np.isfinite(array) & (abs(array) > _LARGEST_BF16)).any()
+        cast = _brain(array) if fits else array
+    elif kinds[0] == "float":
+        with np.errstate(over="ignore"):
+            cast = array.astype(DTYPES[datatype])
+        fits = bool((np.isinf(cast) == np.isinf(array)).all())
+    else:
+        limits = np.iinfo(DTYPES[datatype])
+        fits = not array.size or limits.min <= int(array.min()) <= int(array.max()) <= limits.max
+        cast = array.astype(DTYPES[datatype]) if fits else array
+    if not fits:
+        raise NoOutput(f"a number that is out of the range of {datatype}, which it declares")
+    return Column(cast, datatype)
+
+
+def _brain(array: Any) -> Any:
+    """Bits of BF16 of floats, rounded to the nearest, ties to even. NaN stays NaN."""
+    np = numpy()
+    bits = np.ascontiguousarray(array, "<f4").view("<u4").reshape(array.shape)
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return np.where(np.isnan(array), (bits >> 16).astype("<u2") | np.uint16(0x40), rounded)
+
+
+def _family(datatype: str) -> str:
+    if datatype in ("FP16", "FP32", "FP64", BF16):
+        return "float"
+    return "integer" if "INT" in datatype else datatype
+
+
+def _mend(datatype: str) -> str:
+    return f"; give it one, as by .astype(np.{_NUMPY_NAMES.get(datatype, datatype.lower())}), or declare what it is"
+
+
+def _octets(element: Any) -> bytes:
+    return element.encode("utf-8", "backslashreplace") if isinstance(element, str) else bytes(element)

@@ -1,0 +1,312 @@
+"""Kinds of arrays: what a target's annotations and attributes say of the arrays that it takes and gives.
+
+    form     the target takes                  and gives
+    array    one array, rows along axis 0      one array
+    named    a dict of such arrays by name     a dict of them
+    list     a list of arrays, one for a row   a list of them
+
+    attribute   says
+    example     one row of its inputs: an array, or a dict of them by name
+    shapes      shape of a row where axes are free: None or -1 for such an axis
+    inputs      datatype and shape of a row of each input by name, in place of an example
+    outputs     the same of its outputs, to which they are held
+    pad         number to fill up free axes with, so that rows of several lengths run together
+
+An array of another library is annotated by its own class; torch's tensors come as such, and all others as arrays of numpy.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headway.backends.process.array_data import DTYPES, NoArrays, column, numpy, tensor_of
+from headway.backends.process.values import NoOutput, kind_of, kind_of_elements, members_of
+from headway.core.tensors import BYTES, JSON, SIZES, NoTensors, Tensor, TensorHead, check_heads, pack, shown_shape
+from headway.model import Tensors, TensorSpec
+
+ARRAY, NAMED, LIST = "array", "named", "list"
+INPUT, OUTPUT = "INPUT", "OUTPUT"
+"""Names of the input and output of a target that names none, as the Open Inference Protocol's metadata has them."""
+LENGTHS = "_lengths"
+"""Behind the name of a padded input: name of the input that holds the lengths of its rows."""
+_LINE = '{"x": ("FP32", [4])}'
+"""Specifications as an author writes them."""
+_LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Mapping: JSON}
+
+
+class ArrayKind(NamedTuple):
+    """Kind of arrays that a target takes and gives.
+
+    Attributes:
+        takes: form of its inputs; empty where it takes no arrays.
+        gives: whether it gives arrays.
+        inputs, outputs: their specifications; empty where they are not known.
+        pad: number that free axes are filled up with; None: batches are of rows of one shape.
+        library: library whose arrays it takes, `torch`; empty for numpy.
+    """
+
+    takes: str
+    gives: bool
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    pad: float | None = None
+    library: str = ""
+
+
+def form_of(annotation: Any) -> str:
+    """Form of arrays that an annotation says; empty for none."""
+    if _is_array(annotation):
+        return ARRAY
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if not isinstance(origin, type):
+        return ""
+    if issubclass(origin, Mapping) and len(arguments) == 2 and _is_array(arguments[1]):
+        return NAMED
+    members = [member for one in arguments for member in members_of(one)]
+    return LIST if issubclass(origin, Sequence) and any(map(_is_array, members)) else ""
+
+
+def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
+    """Kind of arrays that a target takes and gives, by its annotations and its attributes; None where it has to do with none.
+
+    Attributes `inputs` and `outputs` that are no specifications count only where an annotation has arrays: a target that
+    takes texts may have such for reasons of its own.
+
+    Raises:
+        NoArrays: numpy is not installed, or an attribute is none that it may be.
+    """
+    taken, given = hints.get(first), hints.get("return")
+    inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
+    takes = form_of(taken)
+    if not takes and _are_specs(inputs) and _says_nothing(taken):
+        takes = LIST if taken in (list, Sequence) else NAMED
+    gives = bool(takes or form_of(given)) or (_are_specs(outputs) and _says_nothing(given))
+    if not takes and not gives:
+        return None
+    numpy()
+    wants: tuple[TensorSpec, ...] = ()
+    if takes:
+        wants = _specs("inputs", inputs) if isinstance(inputs, Mapping) else _specs_of_example(call, takes)
+        if takes != NAMED and len(wants) > 1:
+            raise NoArrays(
+                f"it takes one array, and {'inputs' if isinstance(inputs, Mapping) else 'example'} names {len(wants)}; "
+                f"write {first or 'inputs'}: dict[str, np.ndarray]"
+            )
+    said = _specs("outputs", outputs) if isinstance(outputs, Mapping) else _specs_of_rows(given)
+    kind = ArrayKind(takes, gives, wants, said, library=_library_of(taken))
+    return kind._replace(pad=_pad(call, kind)) if takes else kind
+
+
+def example_of(call: Any, kind: ArrayKind) -> Tensors:
+    """Example of a target's input, one row; zeros where it has none.
+
+    Raises:
+        NoArrays: it does not fit the specifications.
+    """
+    example = getattr(call, "example", None)
+    if example is None or callable(example):
+        return pack([_zeros(one) for one in kind.inputs], single=True)
+    np = numpy()
+    rows = example if isinstance(example, Mapping) else {kind.inputs[0].name: example}
+    datatypes = {one.name: one.datatype for one in kind.inputs}
+    try:
+        found = [
+            tensor_of(str(name), column(np.asarray(one)[None], datatypes.get(str(name), "")))
+            for name, one in rows.items()
+        ]
+        heads = check_heads([one.head for one in found], kind.inputs)
+    except NoOutput as exc:
+        raise NoArrays(f"its attribute example is {exc}{exc.mend}") from None
+    except NoTensors as exc:
+        raise NoArrays(
+            f"its attribute example does not fit its attribute inputs or shapes: {str(exc).replace('the model', 'it')}"
+        ) from None
+    return pack([Tensor(head, one.data) for head, one in zip(heads, found, strict=True)], single=True)
+
+
+def free_axes(spec: TensorSpec) -> tuple[int, ...]:
+    """Free axes of a specification, as axes of a batch."""
+    return tuple(axis for axis, size in enumerate(spec.shape, 1) if size == -1)
+
+
+def _says_nothing(annotation: Any) -> bool:
+    """Whether an annotation says nothing of what is in a list or dict."""
+    kind = typing.get_origin(annotation) or annotation
+    return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
+
+
+def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
+    """Specifications out of a target's attribute. Raises NoArrays."""
+    specs = []
+    for name, given in found.items():
+        try:
+            datatype, shape = given
+            axes = tuple(-1 if size is None else int(size) for size in shape)
+            spec = TensorSpec(str(name), str(datatype).upper(), axes)
+        except (TypeError, ValueError):
+            raise NoArrays(
+                f"its attribute {attribute} has {str(given)[:80]} for {str(name)!r}; write a datatype and the shape of a row, as in "
+                f"{attribute} = {_LINE}"
+            ) from None
+        if spec.datatype not in SIZES or spec.datatype == JSON:
+            known = ", ".join(one for one in SIZES if one != JSON)
+            raise NoArrays(
+                f"its attribute {attribute} has the datatype {str(datatype)!r} for {spec.name!r}; the datatypes are {known}"
+            )
+        if any(one < -1 for one in spec.shape):
+            raise NoArrays(
+                f"its attribute {attribute} has the shape {shown_shape(spec.shape)} for {spec.name!r}; an axis is a size, or -1 for any"
+            )
+        specs.append(spec)
+    if not specs:
+        raise NoArrays(f"its attribute {attribute} is empty; name at least one, as in {attribute} = {_LINE}")
+    return tuple(specs)
+
+
+def _are_specs(found: Any) -> bool:
+    """Whether an attribute is surely of specifications: each a datatype of the protocol and a shape."""
+    return isinstance(found, Mapping) and bool(found) and all(map(_is_spec, found.values()))
+
+
+def _is_spec(found: Any) -> bool:
+    return (
+        isinstance(found, list | tuple)
+        and len(found) == 2
+        and isinstance(found[0], str)
+        and found[0].upper() in SIZES
+        and isinstance(found[1], list | tuple)
+    )
+
+
+def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
+    """Specifications that an example shows: an array, or several by name. Raises NoArrays."""
+    example = getattr(call, "example", None)
+    if example is None or callable(example):
+        raise NoArrays(
+            "it takes arrays, and does not say of which datatype and shape. Give it an attribute example, as in "
+            f"example = np.zeros(4, np.float32), or inputs, as in inputs = {_LINE}"
+        )
+    np = numpy()
+    named = example if isinstance(example, Mapping) else {INPUT: example}
+    shapes = getattr(call, "shapes", None)
+    if isinstance(shapes, Mapping) and (unknown := [str(name) for name in shapes if name not in named]):
+        raise NoArrays(f"its attribute shapes names {unknown[0]!r}, which its attribute example does not have")
+    specs = []
+    for name, one in named.items():
+        try:
+            array = np.asarray(one)
+            known = column(array[None]).datatype
+        except (NoOutput, ValueError) as exc:
+            mend = getattr(exc, "mend", "")
+            raise NoArrays(
+                f"its attribute example is {exc if mend else kind_of(one)}{mend or '; give it an array'}"
+            ) from None
+        if known == JSON:
+            raise NoArrays("its attribute example is an array of objects; give it an array of numbers or of texts")
+        row = tuple(array.shape)
+        free = shapes.get(name) if isinstance(shapes, Mapping) else shapes
+        if free is not None:
+            row = _with_free_axes(free, row)
+        elif takes == LIST:
+            row = tuple(-1 for _ in row)
+        specs.append(TensorSpec(str(name), known, row))
+    if not specs:
+        raise NoArrays("its attribute example is empty; give it an array by name, as in {'x': np.zeros(4, np.float32)}")
+    return tuple(specs)
+
+
+def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of a row whose example is of a shape. Raises NoArrays."""
+    try:
+        shape = tuple(-1 if size is None else int(size) for size in given)
+    except (TypeError, ValueError):
+        shape = (-2,)
+    if len(shape) != len(row) or any(want not in (-1, got) for want, got in zip(shape, row, strict=False)):
+        line = ", ".join(["None", *map(str, row[1:])]) if row else ""
+        raise NoArrays(
+            f"its attribute shapes is {str(given)[:80]}, and its example is of shape {shown_shape(row)}; write its sizes, and None "
+            f"for an axis of any size, as in shapes = [{line}]"
+        )
+    return shape
+
+
+def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
+    """Specification that an annotation of a list of texts, numbers or objects says of an output; empty where it says none."""
+    axes = -1
+    while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
+        members = [member for one in typing.get_args(annotation) if one is not Ellipsis for member in members_of(one)]
+        if len(members) != 1:
+            return ()
+        annotation, axes = members[0], axes + 1
+    kind = typing.get_origin(annotation) or annotation
+    if axes < 0 or not isinstance(kind, type):
+        return ()
+    if typing.is_typeddict(kind):
+        kind = dict
+    datatype = _LEAVES.get(kind, "")
+    if not datatype or (axes and datatype in (BYTES, JSON)):
+        return ()
+    return (TensorSpec(OUTPUT, datatype, (-1,) * axes),)
+
+
+def _pad(call: Any, kind: ArrayKind) -> float | None:
+    """Number that a target's free axes are filled up with. Raises NoArrays."""
+    pad = getattr(call, "pad", None)
+    if pad is None or callable(pad):
+        return None
+    if kind.takes != NAMED:
+        raise NoArrays(
+            "its attribute pad fills up rows of several lengths, and it takes one array, without a place for the lengths. Write "
+            f"dict[str, np.ndarray], which has the lengths of an input `x` as `x{LENGTHS}`, or leave pad out"
+        )
+    if isinstance(pad, bool) or not isinstance(pad, int | float):
+        raise NoArrays(f"its attribute pad is of type {kind_of(pad)}; write a number, as in pad = 0")
+    free = [one for one in kind.inputs if free_axes(one)]
+    if not free:
+        raise NoArrays(
+            "its attribute pad fills up free axes, and its inputs have none; leave it out, or write -1 for an axis"
+        )
+    names = {one.name for one in kind.inputs}
+    for one in free:
+        if one.name + LENGTHS in names:
+            raise NoArrays(
+                f"its input {one.name + LENGTHS!r} has the name under which pad gives the lengths of {one.name!r}; name it otherwise"
+            )
+        if one.datatype in DTYPES and not _can_hold(one.datatype, pad):
+            raise NoArrays(f"its attribute pad is {pad}, which is no {one.datatype} as {one.name!r} is; write pad = 0")
+    return pad
+
+
+def _can_hold(datatype: str, number: float) -> bool:
+    np = numpy()
+    if datatype[:2] == "FP":
+        return True
+    if datatype == "BOOL":
+        return number in (0, 1)
+    limits = np.iinfo(DTYPES[datatype])
+    return number == number and limits.min <= number <= limits.max and number == int(number)
+
+
+def _zeros(spec: TensorSpec) -> Tensor:
+    """One row of zeros of a specification; free axes are as long as 1."""
+    shape = (1, *(abs(size) for size in spec.shape))
+    count = 1
+    for size in shape:
+        count *= size
+    return Tensor(TensorHead(spec.name, spec.datatype, shape), bytes((SIZES[spec.datatype] or 4) * count))
+
+
+def _library_of(annotation: Any) -> str:
+    """Library of the arrays that an annotation names, where it is another than numpy and its arrays can be made."""
+    for one in (annotation, *typing.get_args(annotation)):
+        kind = typing.get_origin(one) or one
+        if _is_array(kind) and kind.__module__.partition(".")[0] == "torch":
+            return "torch"
+    return ""
+
+
+def _is_array(annotation: Any) -> bool:
+    kind = typing.get_origin(annotation) or annotation
+    return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")

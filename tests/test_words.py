@@ -69,6 +69,7 @@ NAMESAKES = {
     "Flow": "the outcomes of a tier, of a load and of a simulation",
     "Gateway": "the gateway, and the simulated one",
     "Mailbox": "the mailbox, in memory and over Redis",
+    "Model": "what `headway init` makes, of texts and of numbers",
     "Output": "what a target may return, with its tokens, and what its process prints",
     "Record": "what happened in a run, of a load and of a simulation",
     "Registry": "the worker registry: the port, and its adapter over Redis",

@@ -62,6 +62,54 @@ if __name__ == "__main__":
     print("all right")
 '''
 
+NUMPY_MODEL = '''"""The model that is served: one instance in each worker process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Model:
+    """Weighs four numbers for each of three classes. Put your model in its place."""
+
+    example = np.zeros(4, np.float32)  # One row: its datatype and shape are what clients may send.
+
+    def setup(self, device: str) -> None:
+        """Load what is needed, once in each worker. `device` is the GPU that it may use, or "cpu"."""
+        self.weights = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Return as many rows as there are in the batch, in their order. An exception fails the whole batch."""
+        return rows @ self.weights
+'''
+
+NUMPY_TEST = '''"""Answers of the model, in batches as they are formed in service."""
+
+from __future__ import annotations
+
+from headway.testing import batched
+
+from model import Model
+
+FIRST, LAST = [1, 0, 0, 0], [0, 0, 0, 1]
+
+
+def test_each_row_gets_its_own_output() -> None:
+    with batched(Model, max_batch_size=2) as run:
+        assert run.many([FIRST, LAST, FIRST]) == [[0, 1, 2], [9, 10, 11], [0, 1, 2]]
+
+
+def test_a_request_may_have_several_rows() -> None:
+    with batched(Model) as run:
+        assert run([FIRST, LAST]) == [[0, 1, 2], [9, 10, 11]]
+
+
+if __name__ == "__main__":
+    test_each_row_gets_its_own_output()
+    test_a_request_may_have_several_rows()
+    print("all right")
+'''
+
 SETTINGS = """\
 # Settings of the commands that are run in this folder. `headway serve --help-all` lists them all.
 # A flag beats the environment (HEADWAY_MAX_BATCH_SIZE), which beats this file.
@@ -87,10 +135,12 @@ class InitError(HeadwayError):
 
 @command()
 @click.argument("name", metavar="NAME", help="Folder to make; its last part names the model.")
-def init(name: str) -> None:
+@click.option("--numpy", is_flag=True, help="The target takes and gives arrays of numbers; it needs numpy.")
+def init(name: str, numpy: bool) -> None:
     """Make a folder NAME with a target, a test of it and a settings file to start from.
 
     headway init shop
+    headway init iris --numpy
 
     Nothing that is there is overwritten. What to run next is printed.
 
@@ -100,7 +150,8 @@ def init(name: str) -> None:
     model = folder.resolve().name
     if not _NAME.fullmatch(model):
         raise InitError(f"NAME {name!r}: the model gets this name, of letters, digits or -_. only. Choose another.")
-    files = {"model.py": MODEL, "test_model.py": TEST, "headway.toml": SETTINGS.replace("{name}", model)}
+    target, test = (NUMPY_MODEL, NUMPY_TEST) if numpy else (MODEL, TEST)
+    files = {"model.py": target, "test_model.py": test, "headway.toml": SETTINGS.replace("{name}", model)}
     _write(folder, files)
     click.echo(f"Made in {name}: {', '.join(files)}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {name}\n"

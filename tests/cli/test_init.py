@@ -17,8 +17,9 @@ FILES = {"model.py", "test_model.py", "headway.toml"}
 
 
 @pytest.mark.processes
-def test_what_is_printed_works(tmp_path: Path) -> None:
-    made = run(["init", "shop"], tmp_path)
+@pytest.mark.parametrize("flags", [[], ["--numpy"]], ids=["texts", "numpy"])
+def test_what_is_printed_works(tmp_path: Path, flags: list[str]) -> None:
+    made = run(["init", "shop", *flags], tmp_path)
     assert made.returncode == 0, made.stderr
     folder = tmp_path / "shop"
     assert {path.name for path in folder.iterdir()} == FILES

@@ -19,6 +19,7 @@ import msgspec
 from headway.core.tensors import (
     BYTES,
     JSON,
+    MOST_ELEMENTS,
     SIZES,
     NoTensors,
     Tensor,
@@ -396,6 +397,10 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
     if tuple(found) not in (shown, (count_of(shape),)):
         raise NoTensors(
             f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
+        )
+    if len(layer) > MOST_ELEMENTS:
+        raise NoTensors(
+            f"the input {quoted(name)} has {len(layer)} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
         )
     if wrong := next(((place, one) for place, one in enumerate(layer) if not isinstance(one, str)), None):
         raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a text")

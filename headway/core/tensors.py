@@ -37,6 +37,8 @@ MOST_TENSORS = 64
 """Most tensors of one value."""
 MOST_AXES = 32
 """Most axes of a tensor."""
+MOST_ELEMENTS = 1 << 16
+"""Most elements of BYTES in one request. Each takes far longer than its bytes as numbers do, even an empty one."""
 _SHORT = 1024
 """Most bytes of a header that is remembered."""
 _MOST_SHOWN = 8
@@ -284,6 +286,8 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
         raise NoTensors(f"the request has {len(heads)} inputs; expected 1 to {MOST_TENSORS}")
     for head in heads:
         check_head(head, specs)
+    if (elements := sum(count_of(one.shape) for one in heads if one.datatype == BYTES)) > MOST_ELEMENTS:
+        raise NoTensors(f"the request has {elements} elements of {BYTES}; at most {MOST_ELEMENTS} are taken")
     names = [one.name for one in heads]
     if twice := next((one for one in names if names.count(one) > 1), None):
         raise NoTensors(f"the input {quoted(twice)} is there {names.count(twice)} times; expected it once")

@@ -6,6 +6,7 @@ form each element is its length, in 4 bytes, little-endian, and its data.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 
 from headway.core.excerpt import excerpt
@@ -20,6 +21,7 @@ OUTPUT = "OUTPUT"
 
 LENGTH_BYTES = 4
 """Bytes of an element's length."""
+_read_length = struct.Struct("<I").unpack_from
 _MOST_SHOWN = 8
 """Most dimensions of a shape, or names, that a message shows."""
 
@@ -99,10 +101,9 @@ def split(octets: bytes | memoryview, most: int) -> tuple[list[bytes], int]:
     """First elements in a binary form, as many as are whole and at most `most`, and where they end."""
     elements: list[bytes] = []
     end, size = 0, len(octets)
-    while len(elements) < most:
-        body = end + LENGTH_BYTES
-        after = body + int.from_bytes(octets[end:body], "little")
-        if body > size or after > size:
+    while len(elements) < most and (body := end + LENGTH_BYTES) <= size:
+        after = body + _read_length(octets, end)[0]
+        if after > size:
             break
         elements.append(bytes(octets[body:after]))
         end = after

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.tensors import TensorHead, unpack
+from headway.core import tensor_json
+from headway.core.tensors import MOST_ELEMENTS, NoTensors, TensorHead, unpack
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import TensorSpec
 from headway.oip.inputs import checked_heads, head_of_raw, value_of
@@ -81,3 +82,15 @@ def test_data_alone_are_as_many_rows_as_they_fill(
 def test_data_alone_that_say_no_shape_are_refused(specs: tuple[TensorSpec, ...], size: int, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
         head_of_raw(size, specs)
+
+
+def test_elements_of_bytes_are_bounded_before_any_is_read() -> None:
+    specs = (TensorSpec("a", "BYTES", (-1,)), TensorSpec("b", "BYTES", (-1,)))
+    most = (TensorHead("a", "BYTES", (1, MOST_ELEMENTS - 1)), TensorHead("b", "BYTES", (1, 1)))
+    assert checked_heads(most, specs, 8) == most
+    more = (most[0], TensorHead("b", "BYTES", (1, 2)))
+    with pytest.raises(BadRequest, match="has 65537 elements of BYTES; at most 65536 are taken"):
+        checked_heads(more, specs, 8)
+    text = b"[%b]" % b",".join([b'""'] * (MOST_ELEMENTS + 1))
+    with pytest.raises(NoTensors, match="`a` has 65537 elements of BYTES; at most 65536 are taken"):
+        tensor_json.tensors_of(text, specs[:1])

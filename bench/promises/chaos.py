@@ -9,6 +9,7 @@
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
+    python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -47,9 +48,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import secrets
 import sys
 import tempfile
+import time
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,6 +72,7 @@ from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
+from tests.promises.ways_in import MODEL, TENSORS_IN, WAYS_IN
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
 MOST_WORKERS = 3
@@ -85,6 +90,7 @@ SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
+ROWS = TARGET.replace("Marked", "Rows")
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
 """Targets of further models."""
 TENANTS = "acme", "globex", "capped"
@@ -119,6 +125,8 @@ def main() -> int:
             else _fleet(folder, options, versions, ledger) as made,
         ):
             history = History()
+            if options.rows:
+                _await_tensors(made)
             with stalls_noted(made.store, history.faults):
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
                     crowd, trouble, witness, growth = runner.run(
@@ -146,6 +154,19 @@ def main() -> int:
     return findings.close()
 
 
+def _await_tensors(made: Fleet) -> None:
+    """Wait until all gateways know that the model takes tensors: before, they take a tensor of texts for several inputs."""
+    fields = {"Authorization": f"Bearer {key_of(TENANTS[0])}"}
+    for door in made.doors:
+        asked = urllib.request.Request(f"{door.url}/v2/models/{MODEL}", headers=fields)
+        until = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until:
+            with urllib.request.urlopen(asked, timeout=SETTLE_SECONDS) as told:
+                if json.load(told)["inputs"][0]["name"] == "text":
+                    break
+            time.sleep(0.1)
+
+
 def _fleet(
     folder: Path, options: argparse.Namespace, versions: Sequence[str], ledger: Ledger
 ) -> contextlib.AbstractContextManager[Fleet]:
@@ -155,7 +176,7 @@ def _fleet(
     scaler = flags_of_scaler(hosts, MOST_WORKERS * hosts) if options.autoscale else ()
     host = flags_of_host(MOST_WORKERS) if options.autoscale else ()
     return fleet.fleet(
-        TARGET, "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=hosts,
+        _target(options), "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=hosts,
         controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1", *host), controller_flags=scaler,
         environment=_environment(folder), grpc=True, zones=[f"zone-{one}" for one in range(options.zones)] or [""],
         versions=versions, others=OTHERS if options.sharing else {}, sharing=options.sharing,
@@ -169,9 +190,13 @@ def _service(
     flags += flags_of_scaler(1, MOST_WORKERS * HOSTS) if options.autoscale else ()
     version, *_ = versions or [""]
     return fleet.lone_service(
-        TARGET, *flags, name="chaos", environment=_environment(folder), grpc=True, version=version,
+        _target(options), *flags, name="chaos", environment=_environment(folder), grpc=True, version=version,
         others=OTHERS if options.sharing else {},
     )  # fmt: skip
+
+
+def _target(options: argparse.Namespace) -> str:
+    return ROWS if options.rows else TARGET
 
 
 def _flags(folder: Path) -> list[str]:
@@ -204,6 +229,7 @@ async def _drive(
         options.seed,
         poison=options.poison,
         large=options.large,
+        ways=TENSORS_IN if options.rows else WAYS_IN,
         versions=versions,
         models=list(OTHERS) if options.sharing else [], history=history,
     )  # fmt: skip
@@ -376,6 +402,7 @@ def _options() -> argparse.Namespace:
         "callers ride apart takes more GPU time than there is at the usual rate; 0.002 goes with --rate 100)",
     )
     parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
+    parser.add_argument("--rows", action="store_true", help="the model takes tensors, and several inputs are its rows")
     parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")

@@ -1,4 +1,6 @@
-"""What gateways have counted (`headway_requests_total`), against what their clients were told; each input is a request.
+"""What gateways have counted (`headway_requests_total`), against what their clients were told.
+
+Each input is a request, and so are all rows of a tensor together.
 
     told by clients ≤ counted ≤ told by clients + those of whom clients know nothing
 
@@ -29,15 +31,15 @@ def counts(history: History) -> Iterator[Violation]:
             if one.gateway != gateway or one.kind not in ASKS or one.lost == "torn":
                 continue
             if one.returned is None or (one.kind is Kind.TASK and one.status == 202):
-                open_ += len(one.texts)
+                open_ += one.entries
             elif one.output is not None:
-                told["ok"] += len(one.texts)
+                told["ok"] += one.entries
             else:
                 by_stack = one.way.startswith("gRPC") and one.status == 504  # It may be the client's own clock's.
                 unknown = one.code == "NO_WORKERS" and bool(one.wanted or one.model)  # Not found, or not found yet.
                 sure = one.code not in UNCOUNTED and not by_stack and not unknown
                 (told if sure else unsure)[one.code.lower()] += 1
-                open_ += len(one.texts) - 1
+                open_ += one.entries - 1
         open_ += sum(unsure.values())
         for outcome in told.keys() | counted.keys():
             missing = told[outcome] - counted[outcome]

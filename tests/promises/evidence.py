@@ -27,14 +27,22 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead."""
+    """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead.
+
+    An input of several rows is a list of them.
+    """
 
     tenant: str
     id: str
-    input: str | None
+    input: str | Sequence[str] | None
     cause: str = ""
     attempts: int = 1
     refused: str = ""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Its rows; the input alone where it has none."""
+        return [] if self.input is None else [self.input] if isinstance(self.input, str) else self.input
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ WRITTEN_SECONDS = 3.0
 """Seconds of calm in which a gateway writes the rows of what it has answered."""
 GIVEN_UP = "the last records do not get into the ledger"
 """Log line of a process that ends without having written all of its rows."""
+TENSORS = "tensors: "
+"""What the ledger keeps of tensors begins so: it tells their shapes, by which nobody knows a request."""
 ENDED = ("ok", "REJECTED_BY_MODEL", "BACKEND_ERROR", "DEADLINE_EXCEEDED")
 """Outcomes of requests that were taken in, each of which has a row of its own."""
 _SHARED = frozenset(SHOWN.get(code, code) for code in REFUSALS)
@@ -74,7 +76,9 @@ class _Judge:
                     yield Violation("an answer without a row in the ledger", story)
             [one, *more] = asked
             for row in self._rows[name] if not more and one.output is not None and not one.inputs else ():
-                if row.output is not None and text_of_numbers(row.output) != one.output:
+                if row.output is None or row.output.startswith(TENSORS):
+                    continue
+                if text_of_numbers(row.output) != one.output:
                     yield Violation("the ledger tells another output", f"{one}: {row.output[-60:]}")
 
     def _outcome(self, one: Operation) -> str:
@@ -110,7 +114,7 @@ class _Judge:
         asked = Counter((one.tenant, text) for one in self._asks for text in one.texts)
         nameless = Counter[str]()
         for one in self._asks:
-            nameless[one.tenant] += len(one.texts) - bool(one.id)
+            nameless[one.tenant] += one.entries - bool(one.id)
         seen, unknown = Counter[tuple[str, str]](), Counter[str]()
         for name, rows in self._rows.items():
             own = [row for row in rows if row.requests == 1]
@@ -118,6 +122,8 @@ class _Judge:
                 yield Violation("more rows than requests under an id", f"{own}; {self._under[name][0]}")
             for row in own:
                 unknown[row.tenant] += name not in self._under
+                if row.input is not None and row.input.startswith(TENSORS):
+                    continue
                 if row.input or (row.input is not None and row.error not in _SHARED):
                     seen[row.tenant, row.input] += 1
         for tenant, text in seen - asked:

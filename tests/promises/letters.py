@@ -40,7 +40,8 @@ def _of_good_inputs(history: History, found: Sequence[Letter]) -> Iterator[Viola
     """An input that neither fails nor was in a batch that a fault may have ended."""
     reruns = any(fault.cost.reruns for fault in history.faults)
     for letter in found:
-        if letter.input is not None and not letter.input.startswith(BAD) and not (reruns and letter.attempts > 1):
+        good = letter.texts and not any(text.startswith(BAD) for text in letter.texts)
+        if good and not (reruns and letter.attempts > 1):
             yield Violation("a dead letter of a good input", str(letter))
 
 
@@ -48,7 +49,7 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
     """More letters than requests, and more than one of an id."""
     asked = Counter((one.tenant, text) for one in _asked(history) for text in one.texts)
     used = Counter((one.tenant, one.id) for one in _asked(history) if one.id)
-    for tenant, text in Counter((one.tenant, one.input) for one in found if one.input is not None) - asked:
+    for tenant, text in Counter((one.tenant, text) for one in found for text in one.texts) - asked:
         what = "more dead letters than requests" if asked[tenant, text] else "a dead letter of nobody"
         yield Violation(what, f"{tenant} {text[:200]!r}")
     for (tenant, id), times in Counter((one.tenant, one.id) for one in found).items():
@@ -58,7 +59,7 @@ def _too_many(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
 
 def _missing(history: History, found: Sequence[Letter]) -> Iterator[Violation]:
     """Failures that were told, and left no letter. One that is known to fail leaves none again."""
-    left, ids = {(one.tenant, one.input) for one in found}, {(one.tenant, one.id) for one in found}
+    left, ids = {(one.tenant, text) for one in found for text in one.texts}, {(one.tenant, one.id) for one in found}
     used = Counter((one.tenant, one.id) for one in _asked(history) if one.id and _may_have_failed(one))
     losses = [fault for fault in history.faults if fault.cost.loses]
     lost = max(((fault.ended or fault.began) + REDO_SECONDS for fault in losses), default=float("-inf"))

@@ -118,6 +118,11 @@ class Operation:
         return self.inputs or (self.text,)
 
     @property
+    def entries(self) -> int:
+        """Requests as which it is counted: one for each input, and one for all rows of a tensor."""
+        return 1 if self.rows else len(self.texts)
+
+    @property
     def answers(self) -> tuple[str, ...]:
         """Outputs that it was told; empty for none."""
         return self.outputs or (() if self.output is None else (self.output,))

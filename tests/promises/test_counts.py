@@ -56,3 +56,12 @@ def test_what_other_gateways_were_asked_is_no_matter() -> None:
     it.ask((0.0, 3.0), "a", output=output)
     it.history.evidence.counted["another"] = {"ok": 0}
     assert not check(it.history)
+
+
+@pytest.mark.parametrize(("counted", "wrong"), [(1, set()), (2, {TOO_OFTEN, MORE})])
+def test_rows_of_a_tensor_are_one_request(counted: int, wrong: set[str]) -> None:
+    it = Scribe()
+    a, b = it.run("a", "b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a\nb", inputs=("a", "b"), outputs=(a, b), output=f"{a}\n{b}", rows=True)
+    it.history.evidence.counted = {it.history.operations[0].gateway: {"ok": counted}}
+    assert {violation.promise for violation in check(it.history)} == wrong

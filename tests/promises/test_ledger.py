@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.promises.checker import check
-from tests.promises.evidence import Line
+from tests.promises.evidence import Line, Row
 from tests.promises.histories import ACCEPTED, LATE, LEFT, LIMITED, REJECTED, Scribe
 
 ANOTHER = "the ledger tells another outcome than its client got"
@@ -156,3 +156,14 @@ def test_a_run_that_failed_has_a_version_in_the_ledger(it: Scribe) -> None:
     it.history.evidence.rows = []
     it.row("one", input="a", output="A|run0.0", worker="gpu-0", version="")
     assert "a row of a run without its version" in promises(it)
+
+
+def test_a_row_of_tensors_tells_shapes_and_is_known_by_its_id() -> None:
+    it = Scribe()
+    a, b = it.run("a", "b", at=(1.0, 2.0))
+    it.ask((0.0, 3.0), "a\nb", "one", inputs=("a", "b"), outputs=(a, b), output=f"{a}\n{b}", rows=True)
+    shown = "tensors: `text`, BYTES of shape [2]"
+    it.history.evidence.rows = [Row("acme", "one", "completed", input=shown, output=shown)]
+    assert not check(it.history)
+    it.history.evidence.rows.append(Row("acme", "two", "completed", input=shown, output=shown))
+    assert {violation.promise for violation in check(it.history)} == {"rows of nobody"}

@@ -78,3 +78,11 @@ def test_a_letter_that_is_listed_and_cannot_be_shown_is_found_out(it: Scribe) ->
 def test_a_count_of_other_letters_than_there_are_is_found_out(it: Scribe) -> None:
     it.history.evidence.letters_counted = 3
     assert wrong(it) == {"the metrics count other dead letters than there are"}
+
+
+def test_rows_of_a_tensor_have_one_letter_and_one_of_them_fails(it: Scribe) -> None:
+    it.run("d", "reject e", at=(6.0, 7.0))
+    it.ask((6.0, 8.0), "d\nreject e", "four", inputs=("d", "reject e"), rows=True, **REJECTED)
+    assert wrong(it) == {"a failure without a dead letter"}
+    assert not wrong(it, Letter("acme", "four", ["d", "reject e"]))
+    assert wrong(it, Letter("acme", "five", ["d", "f"])) >= {"a dead letter of a good input", "a dead letter of nobody"}

@@ -123,6 +123,17 @@ def header_of(value: Octets) -> Header:
     return _header(value.content)[0]
 
 
+def canonical(value: Octets) -> bytes:
+    """Bytes that are equal for tensors that mean the same. The name of a sole tensor means nothing: a model with one input
+    takes it under any name, which is the client's own while nobody knows the model's.
+    """
+    header, start = _header(value.content)
+    if len(header.heads) != 1:
+        return value.content
+    [head] = header.heads
+    return _opening(header.single, (TensorHead("", head.datatype, head.shape),)) + value.content[start:]
+
+
 def rows_of(value: Value) -> int:
     """Rows of a value: those of its tensors, and 1 of any other and of one without rows."""
     return header_of(value).rows or 1 if isinstance(value, Tensors) else 1

@@ -156,7 +156,7 @@ def canonical(value: Value) -> bytes:
     base64.
     """
     if isinstance(value, Tensors):
-        return b"\0\1" + value.content  # Neither a text, which holds no U+0000, nor JSON begins so.
+        return b"\0\1" + tensors.canonical(value)  # Neither a text, which holds no U+0000, nor JSON begins so.
     if not isinstance(value, bytes):
         return octets(shown(value))
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from itertools import accumulate, islice
 
 import msgspec
 
 from headway.core import parameters, tensor_json, tensors
-from headway.model import Tensors, Value, kind_of
+from headway.model import Tensors, TensorSpec, Value, kind_of
 
 MAX_DEPTH = 100
 """Deepest nesting of a value, as a worker must be able to build whatever was accepted."""
@@ -140,6 +141,25 @@ def shown(value: Value) -> str:
     if isinstance(value, Tensors):
         return tensors.shown(value)
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else as_json(value)[1:-1].decode()
+
+
+def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
+    """Tensors of a value that was taken in before anybody knew that the model takes tensors.
+
+    `Predict` over gRPC has JSON text for those, and a text for the others, so that a text may be either. Where the model takes
+    a text for its one input it is one.
+
+    Raises:
+        NoTensors: it is nothing that the model takes.
+    """
+    takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
+    found = value
+    if isinstance(value, str) and not takes_text:
+        try:
+            found = read(value.encode())
+        except (ValueError, RecursionError):
+            found = value  # It is refused as a text.
+    return tensor_json.tensors_of(found, specs)
 
 
 def octets(value: Value) -> bytes:

@@ -120,7 +120,7 @@ class TestForms:
             return inputs
 
         call.__annotations__ = {"inputs": annotation, "return": annotation}
-        assert shown(ran(target(call, example=ROW), "[1, 2]")) == [None]
+        assert shown(ran(target(call, example=ROW), "a text")) == [None]
         assert shown(ran(target(call, example=ROW), b"[1, 2]")) == [[1.0, 2.0]]
 
     def test_texts_give_a_row_each(self) -> None:
@@ -130,6 +130,14 @@ class TestForms:
         loaded = target(call)
         assert (loaded.signature.takes, loaded.signature.gives) == (ValueKind.TEXT, ValueKind.TENSORS)
         assert shown(ran(loaded, "a", "bcd")) == [[1.0, 0.5], [3.0, 0.5]]
+
+    def test_json_text_that_came_before_the_kind_was_known_is_read(self) -> None:
+        def call(x: Array) -> Array:
+            return x * 2
+
+        word = ran(target(call, inputs=X), "[1, 2]", "[[3, 4], [5, 6]]", "a text")
+        assert shown(word) == [[2.0, 4.0], [[6.0, 8.0], [10.0, 12.0]], None]
+        assert "are `str`; expected one row" in word.errors[2][0]
 
     @pytest.mark.parametrize(
         ("annotation", "value"), [(list[dict[str, int]], b'{"n":2}'), (list[bytes], Octets(b"\2"))]

@@ -261,3 +261,28 @@ def test_names_of_clients_are_not_remembered() -> None:
     before = tensors._often_opening.cache_info().currsize
     pack([Tensor(TensorHead("y" * 2000, "FP32", (1, 0)), b"")])
     assert tensors._often_opening.cache_info().currsize == before
+
+
+FLOATS, TEXTS = TensorSpec("x", "FP32", (2,)), TensorSpec("x", "BYTES", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "specs", "expected"),
+    [
+        ("[1, 2]", (FLOATS,), [1.0, 2.0]),
+        ("[[1, 2], [3, 4]]", (FLOATS,), [[1.0, 2.0], [3.0, 4.0]]),
+        ('{"x": [1, 2], "y": 3}', (FLOATS, TensorSpec("y", "INT64", ())), {"x": [1.0, 2.0], "y": 3}),
+        ('["a", "b"]', (TensorSpec("x", "BYTES", (-1,)),), ["a", "b"]),
+        ("[1, 2]", (TEXTS,), "[1, 2]"),
+    ],
+)
+def test_a_text_of_before_the_kind_was_known_is_json_text_unless_the_model_takes_texts(
+    text: str, specs: tuple[TensorSpec, ...], expected: Any
+) -> None:
+    assert json.loads(values.as_json(values.as_tensors(text, specs))) == expected
+
+
+@pytest.mark.parametrize("text", ["a text", "[1, 2", '"[1, 2]"', "[" * 10_000, "[NaN, 1]", ""])
+def test_a_text_that_is_no_json_text_is_refused_as_a_text(text: str) -> None:
+    with pytest.raises(NoTensors, match=r"are `str`; expected one row, FP32 of shape \[2\]"):
+        values.as_tensors(text, [FLOATS])

@@ -19,8 +19,8 @@ from headway.backends.process.array_padding import padded, padded_alike
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.placing import Pieces
 from headway.backends.process.values import NoOutput, kind_of
-from headway.core.tensor_json import tensors_of
 from headway.core.tensors import MOST_TENSORS, check_heads, header_of, packed, quoted, shown_shape, unpack
+from headway.core.values import as_tensors
 from headway.model import Output, TensorSpec, TokenCount, Value, ValueKind, added_up
 
 
@@ -70,7 +70,7 @@ def judge(
 
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
     """Arrays of an entry, which look at its bytes. Raises ValueError with the reason."""
-    value = tensors_of(value, kind.inputs)
+    value = as_tensors(value, kind.inputs)
     found = unpack(value)
     heads = check_heads([one.head for one in found], kind.inputs)
     arrays = {head.name: array_of(one) for head, one in zip(heads, found, strict=True)}

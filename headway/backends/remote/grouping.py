@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from headway.core.tensor_json import tensors_of
 from headway.core.tensors import NoTensors, check_heads, header_of, rows_of
+from headway.core.values import as_tensors
 from headway.dialects import Dialect
 from headway.model import Entry, ItemResult, Signature, Tensors, Value, ValueKind
 
@@ -80,7 +80,7 @@ def _taken(value: Value, signature: Signature) -> Value:
     """Input as the dialect takes it. Raises _NotTaken."""
     if signature.takes is ValueKind.TENSORS:
         try:
-            found = tensors_of(value, signature.inputs)
+            found = as_tensors(value, signature.inputs)
             check_heads(header_of(found).heads, signature.inputs)
         except NoTensors as exc:
             raise _NotTaken(ItemResult(None, str(exc))) from None

@@ -46,3 +46,47 @@ class Image:
 def embed(texts: list[str]) -> np.ndarray:
     """The length of each text, and a number that float32 holds exactly."""
     return np.array([[len(text), -0.375] for text in texts], np.float32)
+
+
+class Kept:
+    """The mean of each large row, and what the first row of the batch before was; views of the inputs are kept."""
+
+    inputs: ClassVar = {"x": ("FP32", [-1])}
+    kept: np.ndarray | None = None
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        before = np.zeros(1, np.float32) if self.kept is None else self.kept[0, :1]
+        self.kept = inputs["x"]
+        return {"mean": inputs["x"].mean(axis=1), "before": np.repeat(before, len(inputs["x"]))}
+
+
+class Same:
+    """The arrays themselves."""
+
+    inputs: ClassVar = {"x": ("FP32", [-1])}
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return inputs
+
+
+class Cuts:
+    """Rows without their first number; ragged."""
+
+    example: ClassVar = np.zeros(3, np.float32)
+
+    def __call__(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        return [row[1:] for row in rows]
+
+
+class Forges:
+    """Answers that are no tensors, as user code may write them."""
+
+    inputs: ClassVar = {"x": ("FP32", [1])}
+    content = b""
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        from headway.backends.process import arrays
+
+        if inputs["x"][0, 0]:
+            arrays.packed = lambda *_, **__: [self.content]  # type: ignore[attr-defined]
+        return inputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headway.backends.process.values import NoOutput, encoder, kind_of
+from headway.backends.process.values import NoArrays, NoOutput, encoder, kind_of
 from headway.core.tensors import BYTES, JSON, Tensor, TensorHead, join_elements, shown_shape, split_elements
 from headway.core.values import as_json
 from headway.model import ValueKind
@@ -27,10 +27,6 @@ _NUMPY_NAMES = {
 }  # fmt: skip
 _LARGEST_BF16 = 3.3895313892515355e38
 _encode_json = encoder(ValueKind.JSON)
-
-
-class NoArrays(Exception):
-    """The target cannot take or give arrays as it is. The text is a whole sentence without its full stop, with its mend."""
 
 
 class Column(NamedTuple):

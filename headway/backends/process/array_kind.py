@@ -21,8 +21,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headway.backends.process.array_data import DTYPES, NoArrays, column, numpy, tensor_of
-from headway.backends.process.values import NoOutput, kind_of, kind_of_elements, members_of
+from headway.backends.process.array_data import DTYPES, column, numpy, tensor_of
+from headway.backends.process.values import NoArrays, NoOutput, is_array, kind_of, kind_of_elements, members_of
 from headway.core.tensors import BYTES, JSON, SIZES, NoTensors, Tensor, TensorHead, check_heads, pack, shown_shape
 from headway.model import Tensors, TensorSpec
 
@@ -57,15 +57,15 @@ class ArrayKind(NamedTuple):
 
 def form_of(annotation: Any) -> str:
     """Form of arrays that an annotation says; empty for none."""
-    if _is_array(annotation):
+    if is_array(annotation):
         return ARRAY
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if not isinstance(origin, type):
         return ""
-    if issubclass(origin, Mapping) and len(arguments) == 2 and _is_array(arguments[1]):
+    if issubclass(origin, Mapping) and len(arguments) == 2 and is_array(arguments[1]):
         return NAMED
     members = [member for one in arguments for member in members_of(one)]
-    return LIST if issubclass(origin, Sequence) and any(map(_is_array, members)) else ""
+    return LIST if issubclass(origin, Sequence) and any(map(is_array, members)) else ""
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
@@ -302,11 +302,6 @@ def _library_of(annotation: Any) -> str:
     """Library of the arrays that an annotation names, where it is another than numpy and its arrays can be made."""
     for one in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(one) or one
-        if _is_array(kind) and kind.__module__.partition(".")[0] == "torch":
+        if is_array(kind) and kind.__module__.partition(".")[0] == "torch":
             return "torch"
     return ""
-
-
-def _is_array(annotation: Any) -> bool:
-    kind = typing.get_origin(annotation) or annotation
-    return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")

@@ -35,7 +35,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.placing import Count, place_inputs, take_outputs
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
-from headway.core.tensors import specs_of
+from headway.core.tensors import NoTensors, header_of, specs_of
 from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.core.weight_estimate import WeightEstimate, octets
 from headway.errors import (
@@ -48,7 +48,19 @@ from headway.errors import (
     WorkerAbsent,
     WorkerCrashed,
 )
-from headway.model import KIND, MOST_TOKENS, Entry, ItemResult, Signature, Tensors, TokenCount, Value, ValueKind
+from headway.model import (
+    KIND,
+    MOST_TOKENS,
+    Entry,
+    ItemResult,
+    Octets,
+    Signature,
+    Tensors,
+    TensorSpec,
+    TokenCount,
+    Value,
+    ValueKind,
+)
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
@@ -322,7 +334,7 @@ class ProcessBackend:
         if fault is not None:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
         if isinstance(output := items[0].output, Tensors) and not self._signature.outputs:
-            self._signature = msgspec.structs.replace(self._signature, outputs=specs_of(output))
+            self._signature = msgspec.structs.replace(self._signature, outputs=_seen(output, self._signature))
         return time.monotonic() - begun
 
     async def _answer(self, child: Child, content: bytes, timeout: float) -> Message:
@@ -366,7 +378,7 @@ class ProcessBackend:
             if word.placed or word.unplaced:
                 await _in_turns(take_outputs(arena, batch, word, self._count))
             items = _results(word)
-        except (NoFrame, msgspec.DecodeError):
+        except (NoFrame, NoTensors, msgspec.DecodeError):
             child.kill("answered something else than it was asked")
             odd = "process answered something else than it was asked"
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
@@ -382,7 +394,7 @@ class ProcessBackend:
             child.arena = None
             self._log.warning(
                 "the target keeps views of its inputs; large values go through the pipe until its process is replaced. "
-                "Copy what is to outlive a batch, or annotate the inputs list[bytes]",
+                "Copy what is to outlive a batch, as by array.copy(), or annotate views of octets list[bytes]",
                 worker=self._worker,
                 pid=child.pid,
             )
@@ -470,15 +482,27 @@ def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
 
 
 def _results(word: Outputs) -> list[ItemResult]:
-    """Results that an answer holds. Raises msgspec.DecodeError for what is no JSON text."""
+    """Results that an answer holds. Raises msgspec.DecodeError for what is no JSON text, NoFrame or NoTensors for no tensors."""
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
+    if word.kind is ValueKind.TENSORS:
+        for one in outputs:
+            if one is not None and not header_of(Octets(one)).rows:
+                raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
     return [ItemResult(None if one is None else read(one)) for one in outputs]
 
 
 _LIST = "A target gets a list of inputs and returns a list of outputs."
+
+
+def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
+    """Specifications that a first output shows. Of inputs with free axes others may come out larger or smaller."""
+    found = specs_of(output)
+    if any(-1 in one.shape for one in signature.inputs):
+        found = tuple(TensorSpec(one.name, one.datatype, (-1,) * len(one.shape)) for one in found)
+    return found
 
 
 def _signature(ready: Ready) -> Signature:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":
     _home = __file__.removesuffix("headway/backends/process/child.py")
@@ -31,9 +31,8 @@ if __name__ == "__main__":
 
 import msgspec
 
-from headway.backends.process import arrays, frames
+from headway.backends.process import frames
 from headway.backends.process.arena import Arena, receive
-from headway.backends.process.array_kind import ArrayKind
 from headway.backends.process.frames import (
     Build,
     Failed,
@@ -52,6 +51,9 @@ from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
 if __name__ == "__main__":
     sys.path.remove(_home)
+
+if TYPE_CHECKING:
+    from headway.backends.process.array_kind import ArrayKind
 
 _Why = tuple[str, bool]
 """Reason for which an input has no output, and whether the target is at fault."""
@@ -157,6 +159,8 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows:
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
     """Have user code run a batch of arrays. Each row has the parameters of its request."""
+    from headway.backends.process import arrays  # Targets of texts need none of it, and start the sooner.
+
     parameters = batch.parameters_of_each()
     if target.takes_parameters and parameters is None:
         parameters = [b""] * len(batch.inputs)
@@ -211,6 +215,8 @@ def judge(
         kind: how it gives arrays; None where it gives none.
     """
     if kind is not None and gives is ValueKind.TENSORS:
+        from headway.backends.process import arrays
+
         return arrays.judge(number, expected, result, kind, describe)
     result = listed(result, gives)
     if not isinstance(result, list | tuple):

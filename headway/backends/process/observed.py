@@ -24,8 +24,9 @@ from headway.backends.process.frames import Build
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.usercode import Target, UserLoop, prepare
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget
+from headway.core.values import as_json
 from headway.core.weight_estimate import WeightEstimate
-from headway.model import Entry, ItemResult
+from headway.model import Entry, ItemResult, Tensors
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder(Message).decode
@@ -176,5 +177,5 @@ class ObservedBackend(ProcessBackend):
 
 
 def _built(value: Any) -> Any:
-    """Input in Python's own form; what is no text travels as the text of JSON."""
-    return msgspec.json.decode(value) if isinstance(value, bytes) else value
+    """Input in Python's own form; what is no text travels as the text of JSON, and arrays are nested lists."""
+    return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

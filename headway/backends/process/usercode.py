@@ -20,17 +20,17 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headway.backends.process.array_data import NoArrays
-from headway.backends.process.array_kind import ArrayKind, example_of, kind_of_arrays
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.backends.process.values import (
+    NoArrays,
     NoOutput,
     annotations_of,
     decoder,
     encoder,
+    has_arrays,
     kind_of,
     kinds_of,
     list_of,
@@ -44,6 +44,8 @@ from headway.model import Signature, Value, ValueKind
 if TYPE_CHECKING:
     import asyncio
     from traceback import TracebackException
+
+    from headway.backends.process.array_kind import ArrayKind
 
 _MAX_TEXT = 500
 _MAX_TRACE = 16_000
@@ -165,8 +167,10 @@ class Target:
         example = getattr(call, "example", None)
         example = None if callable(example) else example
         try:
-            self.arrays = kind_of_arrays(call, hints, first)
+            self.arrays = _arrays_of(call, hints, first)
             if self.arrays is not None and self.arrays.takes:
+                from headway.backends.process.array_kind import example_of
+
                 takes = gives = ValueKind.TENSORS
                 value: Value | None = example_of(call, self.arrays)
             else:
@@ -180,8 +184,9 @@ class Target:
                 value = _example(example, takes, name, first)
         except NoArrays as exc:
             raise Refusal(f"target {name}: {exc}.") from None
-        known = self.arrays or ArrayKind("", False)
-        self.signature = Signature(takes, gives, value, inputs=known.inputs, outputs=known.outputs)
+        self.signature = Signature(takes, gives, value)
+        if self.arrays is not None:
+            self.signature = Signature(takes, gives, value, inputs=self.arrays.inputs, outputs=self.arrays.outputs)
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets)
@@ -206,6 +211,16 @@ class Target:
         if self._by_name:
             return self._loop.finish(self.call(inputs, parameters=decoded))
         return self._loop.finish(self.call(inputs, decoded))
+
+
+def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
+    """Kind of arrays that a target takes and gives; None for none. What reads it is imported where it may be there."""
+    attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
+    if not any(map(has_arrays, hints.values())) and not any(isinstance(one, Mapping) for one in attributes):
+        return None
+    from headway.backends.process.array_kind import kind_of_arrays
+
+    return kind_of_arrays(call, hints, first)
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:

@@ -40,6 +40,10 @@ class NoOutput(Exception):
         self.mend = mend
 
 
+class NoArrays(Exception):
+    """The target cannot take or give arrays as it is. The text is a whole sentence without its full stop, with its mend."""
+
+
 def kind_of(value: object) -> str:
     """The name of a value's type, whatever its metaclass does."""
     try:
@@ -80,6 +84,17 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
     if gives is None:
         gives = ValueKind.TEXT if takes is ValueKind.TEXT else ValueKind.JSON
     return takes, gives
+
+
+def is_array(annotation: Any) -> bool:
+    """Whether an annotation is the type of an array, of numpy or another library."""
+    kind = typing.get_origin(annotation) or annotation
+    return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")
+
+
+def has_arrays(annotation: Any) -> bool:
+    """Whether an annotation is the type of an array, or of what holds some."""
+    return is_array(annotation) or any(map(has_arrays, typing.get_args(annotation)))
 
 
 def list_of(value: object) -> str:

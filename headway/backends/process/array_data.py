@@ -7,7 +7,7 @@ numpy is imported where it is needed first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.backends.process.values import NoArrays, NoOutput, encoder, kind_of
@@ -114,6 +114,16 @@ def tensor_of(name: str, found: Column) -> Tensor:
         return Tensor(head, b"")
     flat = np.ascontiguousarray(array, DTYPES["UINT16" if datatype == BF16 else datatype]).reshape(-1)
     return Tensor(head, memoryview(flat.view("u1")))
+
+
+def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
+    """Function that makes the tensor of some rows of an array, from one place up to another. It looks at the array's data."""
+    array, datatype = found
+    if datatype in (BYTES, JSON) or not array.size:
+        return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
+    data, row = tensor_of(name, found).data, tuple(array.shape[1:])
+    step = len(data) // len(array)
+    return lambda begin, end: Tensor(TensorHead(name, datatype, (end - begin, *row)), data[begin * step : end * step])
 
 
 def datatype_of(dtype: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headway.backends.process import frames
-from headway.backends.process.array_data import Column, Rows, array_of, column, numpy, tensor_of
+from headway.backends.process.array_data import Column, Rows, array_of, column, cutter, numpy
 from headway.backends.process.array_kind import LENGTHS, LIST, NAMED, OUTPUT, ArrayKind, free_axes
 from headway.backends.process.array_padding import padded, padded_alike
 from headway.backends.process.frames import Failed, Outputs
@@ -182,11 +182,11 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
 
 def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column], kind: ArrayKind) -> None:
     """Put the rows of arrays to their entries."""
+    cutters = [cutter(name, one) for name, one in columns.items()]
     at = 0
     for one in group:
         end = at + one.length
-        cut = {name: Column(array[at:end], datatype) for name, (array, datatype) in columns.items()}
-        pieces = Pieces(packed([tensor_of(name, each) for name, each in cut.items()], single=one.single))
+        pieces = Pieces(packed([cut(at, end) for cut in cutters], single=one.single))
         at = end
         if len(pieces) > frames.MAX_OUTPUT:
             text = f"the target returned {len(pieces)} bytes for this input, the limit is {frames.MAX_OUTPUT}"

@@ -67,7 +67,7 @@ _FAR, _TINY_MS = 0.3, 0.5
     "texts",
     multiple=True,
     metavar="TEXT",
-    help="Text to send, or JSON where the target takes JSON, or base64 where it takes bytes; repeat it for several, "
+    help="Text to send, or JSON where the target takes JSON or arrays, or base64 where it takes bytes; repeat it for several, "
     "which take turns. By default the target's example; without one, each text has a number.",
 )
 @option("--inputs", type=Path, metavar="FILE", help="File with one such text a line, besides those of --input.")
@@ -242,14 +242,14 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
     model, most = found.model, settings.max_batch_size
     full = max(model.seconds(most), *(run.seconds for run in found.runs)) * 1000
     advice = [
-        f"--max-batch-size {most}: about {_rounded(most / model.seconds(most))} inputs/s from each worker"
+        f"--max-batch-size {most}: about {_rounded(most / model.seconds(most))} {found.unit}s/s from each worker"
         if model.seconds(most) > 0
         else f"--max-batch-size {most}"
     ]
     if model.beta > 0 and model.alpha < model.beta * most / 2:
         knee = max(1, round(model.alpha / model.beta * 2))
         advice.append(
-            f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of inputs"
+            f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of {found.unit}s"
         )
     advice += _weight_advice(settings, found)
     for name, needed in fitting(full / 1000).items():
@@ -296,14 +296,11 @@ def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
     return f"; it does not fit: {_ms(told)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set --repeats higher"
 
 
-def _medians(found: Findings, most: int) -> list[tuple[int, float]]:
+def _medians(found: Findings) -> list[tuple[int, float]]:
     """Batch sizes, each with its median run time in ms."""
-    from headway.cli.trial import sizes
-
     return [
-        (size, statistics.median(times) * 1000)
-        for size in sizes(most)
-        if (times := [run.seconds for run in found.runs if run.size == size])
+        (size, statistics.median([run.seconds for run in found.runs if run.size == size]) * 1000)
+        for size in sorted({run.size for run in found.runs})
     ]
 
 
@@ -315,6 +312,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         "notes": found.notes,
         "max_batch_size": settings.max_batch_size,
         "warm_up_ms": found.warm_up * 1000,
+        "unit": found.unit,
         "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
         "alpha_ms": found.model.alpha * 1000,
         "beta_ms": found.model.beta * 1000,
@@ -328,14 +326,15 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
     from headway.cli.admin import table
     from headway.runtime.log import escape
 
-    medians = _medians(found, settings.max_batch_size)
+    medians = _medians(found)
     rows = [(str(size), _ms(ms), _ms(ms / size)) for size, ms in medians]
     warm = (
         f"warm-up batch in {found.warm_up * 1000:.1f} ms" if found.warm_up else "no warm-up batch, as it has no example"
     )
+    columns = ("ROWS", "MS A BATCH", "MS A ROW") if found.unit == "row" else ("SIZE", "MS A BATCH", "MS AN INPUT")
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:
-        lines += ["", table(("SIZE", "MS A BATCH", "MS AN INPUT"), rows), ""]
+        lines += ["", table(columns, rows), ""]
     if rows and not found.faults:
         alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
         lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms{_misfit(found.model, medians)}")

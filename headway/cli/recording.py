@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from headway.cli.trial_inputs import read_inputs
+from headway.cli.trial_inputs import read_inputs, up_to
+from headway.core.tensors import rows_of
 from headway.errors import SettingError
 from headway.model import Signature, Value
 from headway.simulator.batch_times import BatchTimes, RecordedBatch
@@ -26,8 +27,13 @@ POOR = 0.1
 
 
 def weight(value: Value) -> int:
-    """Weight of an input: its characters or, where it is JSON, its octets."""
-    return max(1, len(value))
+    """Weight of an input, or of each row of one that has several: its characters or, where it is no text, its octets."""
+    return max(1, len(value) // rows_of(value))
+
+
+def weights_of(batch: Sequence[Value]) -> list[int]:
+    """Weights of all rows of a batch; of an input that has no rows, its own."""
+    return [weight(value) for value in batch for _ in range(rows_of(value))]
 
 
 def batches_to_record(given: Sequence[str], most: int, repeats: int, signature: Signature) -> Iterator[Sequence[Value]]:
@@ -35,7 +41,7 @@ def batches_to_record(given: Sequence[str], most: int, repeats: int, signature: 
 
     Arguments:
         given: inputs of the command line.
-        most: size of the largest batch.
+        most: size of the largest batch, in rows.
         repeats: rounds of them.
         signature: signature of the target.
     """
@@ -50,7 +56,7 @@ def batches_to_record(given: Sequence[str], most: int, repeats: int, signature: 
         plan.append((min(size, most), inputs if third is None else thirds[third]))
     rng.shuffle(plan)
     for size, pool in plan:
-        yield rng.choices(pool, k=size)
+        yield up_to(size, rng.choices(pool, k=size))
 
 
 def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:

@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from headway.cli.recording import weight
+from headway.cli.recording import weights_of
 from headway.core import deadlines
 from headway.core.service_model import ServiceModel
+from headway.core.tensors import rows_of
 from headway.core.values import shown
 from headway.core.weight_estimate import WeightEstimate
 from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
@@ -26,7 +27,7 @@ log = get_logger(__name__)
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A batch of the trial: its size, and its run time in seconds."""
+    """A batch of the trial: its size, in rows, and its run time in seconds. An input that has no rows is one."""
 
     size: int
     seconds: float
@@ -43,6 +44,7 @@ class Findings(msgspec.Struct):
         weight: mean weight of the inputs by a function of the target; 0 where they are not weighed.
         faults: rules that were broken; empty when the target is fit to serve.
         notes: remarks that are no faults.
+        unit: what sizes count: `input`, or `row` where an input has several.
     """
 
     warm_up: float = 0.0
@@ -52,6 +54,7 @@ class Findings(msgspec.Struct):
     weight: float = 0.0
     faults: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+    unit: str = "input"
 
     def fault(self, text: str) -> None:
         """Add a fault, once."""
@@ -136,10 +139,12 @@ class Trial:
             self._trace(exc)
             raise
         self._inputs = self._choose(self._backend.signature)
+        if _rows(self._inputs) > len(self._inputs):
+            found.unit = "row"
         last: dict[int, list[Value] | None] = {}
         for size in sizes(len(self._inputs)):
             if self._overdue:
-                found.notes.append(f"larger batches than {max(last)} were not tried")
+                found.notes.append(f"larger batches than {_rows(self._inputs[: max(last)])} were not tried")
                 break
             for _ in range(self._repeats):
                 outputs = await self._batch(self._inputs[:size])
@@ -166,7 +171,7 @@ class Trial:
             ran = await self._ran(batch)
             if ran is None or self._outputs(ran[1]) is None:
                 return
-            weights = map(weight, batch) if self._weights is None else self._weights.latest
+            weights = weights_of(batch) if self._weights is None else self._weights.latest
             recorded.append(RecordedBatch(list(weights), ran[0]))
         self._found.recorded = recorded
 
@@ -204,7 +209,7 @@ class Trial:
         ran = await self._ran(inputs)
         if ran is None:
             return None
-        run = Run(len(inputs), ran[0])
+        run = Run(_rows(inputs), ran[0])
         self._found.runs.append(run)
         self._found.model.observe(run.size, run.seconds)
         return self._outputs(ran[1])
@@ -219,12 +224,12 @@ class Trial:
         try:
             items = await self._backend.run(entries, self._timeout)
         except BatchTimeout:
-            self._found.fault(self._late(len(inputs)))
+            self._found.fault(self._late(_rows(inputs)))
             self._overdue = True
             await self._backend.start()
             return None
         except BackendError as exc:
-            if self._failed(len(inputs), exc):
+            if self._failed(_rows(inputs), exc):
                 self._trace(exc)
             if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
@@ -243,14 +248,14 @@ class Trial:
         for (reason, raised), failed in self._failures.items():
             *some, last = map(str, failed)
             of = f"batches of {', '.join(some)} and {last}" if some else f"a batch of {last}"
-            hint = f". {_OTHER_INPUTS}" if raised and 1 in failed else ""
+            hint = f". {_OTHER_INPUTS}" if raised and _rows(self._inputs[:1]) in failed else ""
             self._found.fault(f"{of} failed: {reason}{hint}")
 
     def _late(self, size: int) -> str:
         """Fault of a batch that took longer than its deadline, with the settings that would fit the largest, if they are known."""
         seconds = self._found.warm_up
         if self._found.runs:
-            seconds = max(self._found.model.seconds(size), self._found.model.seconds(len(self._inputs)))
+            seconds = max(self._found.model.seconds(size), self._found.model.seconds(_rows(self._inputs)))
         fits = deadlines.flags(seconds, self._limits) if seconds > self._timeout else ""
         ways = " or" if size == 1 else ", lower --max-batch-size, or"
         return (
@@ -281,6 +286,11 @@ class Trial:
             self._bad_outputs.add(error)
         else:
             self._found.fault(f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. {_OTHER_INPUTS}")
+
+
+def _rows(inputs: Sequence[Value]) -> int:
+    """Rows of some inputs together."""
+    return sum(map(rows_of, inputs))
 
 
 _OTHER_INPUTS = "If it asks for other inputs, give some with --input, or one as its attribute example."

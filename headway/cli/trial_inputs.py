@@ -4,39 +4,51 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
 
 from headway.core import tensor_json, values
+from headway.core.tensors import rows_of
 from headway.errors import SettingError
 from headway.model import KIND, Signature, Value, ValueKind
 
 _HINTS = {
     ValueKind.JSON: "For example --input '{\"a\": 1}'.",
     ValueKind.BYTES: "Write them in base64, for example --input aGVhZHdheQ==.",
-    ValueKind.TENSORS: "Write the numbers of one row as JSON, for example --input '[1, 2, 3]'.",
+    ValueKind.TENSORS: "Write the numbers of a row, or of several, as JSON, for example --input '[1, 2, 3]'.",
 }
 
 
 def choose_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
-    """Inputs of the largest batch for a target with a signature.
+    """Inputs of the largest batch for a target with a signature. Where inputs have several rows, the rows fill it.
 
     Arguments:
         given: inputs of the command line.
-        most: size of the largest batch.
+        most: size of the largest batch, in rows.
         signature: signature of the target.
 
     Raises:
         SettingError: what was given is not of its kind, or nothing was given and it has no example.
     """
     chosen = read_inputs(given, most, signature)
-    return [chosen[n % len(chosen)] for n in range(most)]
+    return up_to(most, [chosen[n % len(chosen)] for n in range(most)])
+
+
+def up_to(most: int, inputs: Sequence[Value]) -> list[Value]:
+    """First of some inputs that have no more rows than `most` together; at least one."""
+    ends = accumulate(map(rows_of, inputs))
+    return [value for place, (value, end) in enumerate(zip(inputs, ends, strict=True)) if not place or end <= most]
 
 
 def read_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
     """All inputs to choose from. Takes and raises what `choose_inputs` does."""
     chosen = [_read(text, signature) for text in given]
+    for text, value in zip(given, chosen, strict=True):
+        if (rows := rows_of(value)) > most:
+            hint = "Give fewer rows, or set --max-batch-size higher."
+            raise SettingError("--input", text, f"has {rows} rows, and a batch has at most {most}", hint)
     if not chosen and signature.example is not None:
         chosen = [signature.example]
     if not chosen and signature.takes is not ValueKind.TEXT:

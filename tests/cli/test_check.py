@@ -55,6 +55,19 @@ def test_a_good_target_is_fit(tmp_path: Path) -> None:
     assert lines[-1] == "fit to serve"
 
 
+def test_a_target_of_arrays_is_tried_in_rows(tmp_path: Path) -> None:
+    lines = (
+        "import numpy as np\ndef f(x: np.ndarray) -> np.ndarray:\n    return x.sum(axis=1)\nf.example = np.ones(2)\n"
+    )
+    (tmp_path / "m.py").write_text(lines)
+    done = run(["check", "m.py:f", "--max-batch-size", "8"], tmp_path, **PATIENT)
+    assert done.returncode == 0 and "MS AN INPUT" in done.stdout, done.stderr
+    given = ["--input", "[[1, 2], [3, 4], [5, 6]]", "--input", "[1, 0]"]
+    done = run(["check", "m.py:f", "--max-batch-size", "8", *given, "--json"], tmp_path, **PATIENT)
+    told = json.loads(done.stdout)
+    assert (told["unit"], sorted({one["size"] for one in told["runs"]})) == ("row", [3, 4, 8])
+
+
 def test_a_target_that_breaks_the_rules_is_told_how(tmp_path: Path) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     for name, part in (("backwards", "not in the order"), ("short", "a batch of 4 failed: ")):

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from headway.cli.recording import batches_to_record, weights_of
 from headway.cli.trial import Findings, Trial, sizes
-from headway.errors import BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult, Signature, Value
+from headway.cli.trial_inputs import choose_inputs
+from headway.core.tensors import rows_of
+from headway.errors import BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed
+from headway.model import Entry, ItemResult, Signature, TensorSpec, Value, ValueKind
 from tests import virtual_time
 
 Function = Callable[[list[str]], list[ItemResult]]
@@ -46,7 +49,7 @@ class Box:
     async def stop(self) -> None: ...
 
 
-def found(box: Box, inputs: Sequence[str] | None = None, most: int = 20, timeout: float = 3.0) -> Findings:
+def found(box: Box, inputs: Sequence[Value] | None = None, most: int = 20, timeout: float = 3.0) -> Findings:
     async def main(clock: Callable[[], float]) -> Findings:
         texts: Sequence[Value] = inputs or [f"text {n}" for n in range(most)]
         return await Trial(box, lambda _: texts, b'{"a":1}', timeout, "m", 3, clock, LIMITS).run()
@@ -233,3 +236,35 @@ def test_a_target_that_does_not_load_is_no_finding() -> None:
 
     with pytest.raises(TargetError):
         found(Broken(upper))
+
+
+class TestRows:
+    """Inputs of a model that takes tensors, some of several rows."""
+
+    SIGNATURE = Signature(ValueKind.TENSORS, ValueKind.TENSORS, inputs=(TensorSpec("x", "FP32", (2,)),))
+
+    def test_batches_are_counted_in_rows_and_have_no_more_than_they_may(self) -> None:
+        inputs = choose_inputs(["[[1,2],[3,4]]", "[5,6]"], 7, self.SIGNATURE)
+        assert [rows_of(one) for one in inputs] == [2, 1, 2, 1]
+        result = found(Box(lambda texts: [ItemResult(text) for text in texts]), inputs)
+        assert result.unit == "row"
+        assert {run.size for run in result.runs} == {2, 3, 6}
+        assert found(Box(upper), choose_inputs(["[5,6]"], 2, self.SIGNATURE)).unit == "input"
+
+    def test_an_input_of_more_rows_than_a_batch_is_refused(self) -> None:
+        with pytest.raises(SettingError, match="has 2 rows, and a batch has at most 1"):
+            choose_inputs(["[[1,2],[3,4]]"], 1, self.SIGNATURE)
+
+    def test_what_is_no_row_is_refused(self) -> None:
+        for text in ("a", "[1]", '"a"', "{}"):
+            with pytest.raises(SettingError, match="for a target that takes tensors"):
+                choose_inputs([text], 1, self.SIGNATURE)
+        with pytest.raises(SettingError, match="is needed: the target takes tensors and has no example"):
+            choose_inputs([], 1, self.SIGNATURE)
+
+    def test_each_row_has_a_weight_in_a_record(self) -> None:
+        batches = list(batches_to_record(["[[1,2],[3,4]]", "[5,6]"], 6, 1, self.SIGNATURE))
+        assert max(sum(map(rows_of, one)) for one in batches) == 6
+        for batch in batches:
+            assert len(weights_of(batch)) == sum(map(rows_of, batch)) <= 6
+        assert weights_of(["abc", "d"]) == [3, 1]

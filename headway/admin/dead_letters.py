@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.core import tensor_json
 from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
 from headway.core.values import embedded
@@ -18,7 +20,7 @@ from headway.http.error_responses import refusal
 from headway.http.readiness import soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
-from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext
+from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext, Value
 from headway.runtime.request_id import new_id
 
 LISTED = 100
@@ -26,6 +28,17 @@ LISTED = 100
 MOST_LISTED = 10_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
+
+
+async def _shown(value: Value) -> str | msgspec.Raw:
+    """A value as an encoder of JSON takes it. Others have their turns while numbers are written."""
+    if not isinstance(value, Tensors):
+        return embedded(value)
+    pieces = []
+    for piece in tensor_json.pieces(value, strict=False):
+        pieces.append(piece)
+        await asyncio.sleep(0)
+    return msgspec.Raw(b"".join(pieces))
 
 
 def routes(process: ProcessView) -> list[Route]:
@@ -67,7 +80,7 @@ class _Routes:
         parameters = msgspec.Raw(entry.parameters or b"{}")
         tensors = {"tensors": shown_heads(header_of(entry.input).heads)} if isinstance(entry.input, Tensors) else {}
         return as_json({
-            **_described(letter, self._tiers), **tensors, "input": embedded(entry.input), "parameters": parameters
+            **_described(letter, self._tiers), **tensors, "input": await _shown(entry.input), "parameters": parameters
         })  # fmt: skip
 
     async def replay(self, request: Request) -> RouteAnswer:
@@ -92,7 +105,7 @@ class _Routes:
         return as_json({
             "request_id": ID_PREFIX + fresh,
             "replayed": ID_PREFIX + entry.id,
-            "output": text(output) if isinstance(output, str) else embedded(output),
+            "output": text(output) if isinstance(output, str) else await _shown(output),
             "latency_ms": round((self._process.clock() - begun) * 1000, 3),
         })  # fmt: skip
 

@@ -6,10 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway import __version__
+from headway.core.tensors import Tensor, TensorHead, pack
 from headway.model import DeadLetter, Entry, InferenceRequest, ItemResult, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests import virtual_time
@@ -237,6 +239,28 @@ async def test_a_dead_letter_is_listed_without_its_input_and_shown_with_it(stand
     for shown in (f"req_{id}", id):
         whole = (await port.get(f"/internal/dlq/{shown}")).json
         assert (whole["input"], whole["parameters"]) == ("poison", {"a": 1})
+
+
+@on_admin()
+async def test_others_have_their_turns_while_large_arrays_are_shown(stand: Stand, port: Port) -> None:
+    rows, turns, over = 200, 0, False
+    numbers = pack([Tensor(TensorHead("x", "FP32", (rows, 1024)), bytes(4 * 1024 * rows))])
+    died = msgspec.structs.replace(ask("", id="x", model="m"), input=numbers)
+    await stand.dead.add(DeadLetter(entry=died, error="bad", cause="raised", attempts=3, worker="gpu-0", died_at=0.0))
+
+    async def others() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(others())
+    letter = (await port.get("/internal/dlq/x")).json
+    over = True
+    await waiting
+    assert letter["tensors"] == "`x`, FP32 of shape [200, 1024]"
+    assert letter["input"] == [[0.0] * 1024] * rows
+    assert turns > rows
 
 
 @on_admin()

@@ -14,7 +14,7 @@ import pytest
 
 from headway.backends.process import child, frames
 from headway.backends.process.array_data import column, tensor_of
-from headway.backends.process.array_kind import NAMED
+from headway.backends.process.array_kind import NAMED, form_of
 from headway.backends.process.frames import Failed, Outputs, Run
 from headway.backends.process.placing import Pieces
 from headway.backends.process.usercode import Refusal, Target, UserLoop
@@ -38,6 +38,10 @@ def target(call: Callable[..., Any], **attributes: Any) -> Target:
 def arrays(**named: Any) -> Tensors:
     """Value with these arrays, whose first axis is the rows."""
     return pack([tensor_of(name, column(np.asarray(one))) for name, one in named.items()])
+
+
+def kinds_of(loaded: Target) -> tuple[ValueKind, ValueKind]:
+    return loaded.signature.takes, loaded.signature.gives
 
 
 def ran(loaded: Target, *values: Value, most: int = 0, parameters: list[bytes] | None = None) -> Outputs:
@@ -636,6 +640,36 @@ class TestAttributes:
             target(call, **attributes)
         assert any(one in str(caught.value) for one in part.split("|")), str(caught.value)
         assert str(caught.value).startswith("target t: ") and str(caught.value).endswith(".")
+
+    @pytest.mark.parametrize("annotation", [Array | None, Array | list[Array | Exception], Output[Array] | None])
+    def test_a_union_with_arrays_says_arrays(self, annotation: Any) -> None:
+        def call(inputs: Any) -> Any:
+            return inputs
+
+        call.__annotations__ = {"inputs": Array | None, "return": annotation}
+        assert kinds_of(target(call, example=ROW)) == (ValueKind.TENSORS, ValueKind.TENSORS)
+        call.__annotations__["inputs"] = list[str]
+        assert kinds_of(target(call, example="a")) == (ValueKind.TEXT, ValueKind.TENSORS)
+
+    def test_a_union_of_arrays_and_others_says_no_arrays(self) -> None:
+        assert form_of(Array | str) == form_of(Array | list[str]) == form_of(str | None) == form_of(None) == ""
+
+    @pytest.mark.parametrize("name", ["np", "numpy"])
+    def test_numpy_may_be_imported_for_a_type_checker_alone(self, name: str) -> None:
+        space: dict[str, Any] = {}
+        exec(f"def call(inputs: '{name}.ndarray') -> '{name}.ndarray': return inputs", space)
+        assert kinds_of(target(space["call"], example=ROW)) == (ValueKind.TENSORS, ValueKind.TENSORS)
+
+    def test_another_name_that_only_a_type_checker_knows_says_nothing(self) -> None:
+        space: dict[str, Any] = {}
+        exec("def call(inputs: 'shop.Rows') -> 'np.ndarray': return inputs", space)
+        assert kinds_of(target(space["call"])) == (ValueKind.TEXT, ValueKind.TEXT)
+
+    def test_a_target_of_texts_that_gives_an_array_learns_what_to_write(self) -> None:
+        def call(inputs: list[str]) -> Any:
+            return np.zeros((1, 2))
+
+        assert "write -> np.ndarray behind its parameters" in failed(target(call), "a").message
 
     def test_a_weight_function_is_refused(self) -> None:
         with pytest.raises(Refusal, match="weighed by its rows"):

@@ -56,7 +56,11 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Form of arrays that an annotation says; empty for none."""
+    """Form of arrays that an annotation says; empty for none. Of a union it is the first one's, where all but None have one."""
+    united = [one for one in members_of(annotation) if one is not None and one is not type(None)]
+    if united and united[0] is not annotation:
+        forms = [form_of(one) for one in united]
+        return forms[0] if all(forms) else ""
     if is_array(annotation):
         return ARRAY
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)

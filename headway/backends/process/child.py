@@ -287,7 +287,8 @@ def _unlisted(result: object, expected: int) -> str:
     elif hasattr(type(result), "__anext__"):
         mend = "return a list in place of yielding its items: gather them with [item async for item in outputs]"
     elif callable(getattr(result, "tolist", None)):
-        mend = "write -> list[list[float]] behind its parameters to give arrays"
+        kind = "np.ndarray" if hasattr(type(result), "__array__") else "list[list[float]]"
+        mend = f"write -> {kind} behind its parameters to give arrays"
     elif result is None:
         mend = "end it with return, and a list"
     else:

@@ -27,6 +27,7 @@ Encode = Callable[[object], Value]
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
 _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
+_NUMPY_NAMES = ("np", "numpy")
 _MOST_SHOWN = 500
 _LARGE = 1 << 16
 """Bytes of a JSON text above which the garbage collector rests while its value is built."""
@@ -57,7 +58,22 @@ def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
-    except BaseException:  # A name that only a type checker knows; or whatever user code makes of it.
+    except NameError as exc:  # A name that only a type checker knows.
+        return _with_numpy(function) if exc.name in _NUMPY_NAMES else {}
+    except BaseException:  # Whatever user code makes of it.
+        return {}
+
+
+def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Annotations of a function whose module imports numpy for a type checker alone, as linters advise."""
+    try:
+        import inspect
+
+        import numpy
+
+        known = dict.fromkeys(_NUMPY_NAMES, numpy) | inspect.unwrap(function).__globals__
+        return typing.get_type_hints(function, known)
+    except BaseException:
         return {}
 
 

@@ -140,6 +140,7 @@ def init(name: str, numpy: bool) -> None:
     """Make a folder NAME with a target, a test of it and a settings file to start from.
 
     headway init shop
+
     headway init iris --numpy
 
     Nothing that is there is overwritten. What to run next is printed.

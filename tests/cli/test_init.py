@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -96,3 +98,10 @@ def test_a_folder_that_cannot_be_made_says_why(
     (tmp_path / "taken").touch()
     assert code_of(["init", name]) == EXIT_FAILED
     assert part in capsys.readouterr().err
+
+
+def test_the_help_has_a_line_for_each_example() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert code_of(["init", "--help"]) == 0
+    lines = {line.strip() for line in shown.getvalue().splitlines()}
+    assert {"headway init shop", "headway init iris --numpy"} <= lines

@@ -270,12 +270,18 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         spec = specs[0]
     if spec is None:
         raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
-    row = head.shape[1:]
-    fits = len(row) == len(spec.shape) and all(want in (-1, got) for want, got in zip(spec.shape, row, strict=True))
-    if head.datatype != spec.datatype or not fits:
+    if head.datatype != spec.datatype or not _fits(head.shape[1:], spec.shape):
+        mend = ""
+        if head.datatype == spec.datatype and _fits(head.shape, spec.shape):
+            mend = f". The first axis is the rows: send shape {shown_shape((1, *head.shape))}"
         raise NoTensors(
-            f"the input {name} is {head.datatype} of shape {shown_shape(head.shape)}; the model takes {shown_spec(spec)}"
+            f"the input {name} is {head.datatype} of shape {shown_shape(head.shape)}; the model takes {shown_spec(spec)}{mend}"
         )
+
+
+def _fits(row: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether a row is of a shape, in which -1 is any size."""
+    return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
 
 def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[TensorHead, ...]:

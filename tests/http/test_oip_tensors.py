@@ -271,7 +271,7 @@ WRONG: list[tuple[Any, str]] = [
     ([GOOD, NUMBERS | {"datatype": "INT32"}], "the input `ids` is INT32 of shape [1, 3]; the model takes `ids`, INT64"),
     ([GOOD, NUMBERS | {"datatype": "float"}], "has the datatype `float`; the datatypes are BOOL, "),
     ([GOOD, NUMBERS | {"datatype": "JSON"}], "has the datatype `JSON`"),
-    ([GOOD, NUMBERS | {"shape": [3]}], "the input `ids` is INT64 of shape [3]; the model takes"),
+    ([GOOD, NUMBERS | {"shape": [3]}], "the model takes `ids`, INT64 of shape [-1, -1]. The first axis is the rows: send shape [1, 3]"),
     ([GOOD, NUMBERS | {"shape": [2, 3]}], "the input `x` has 1 rows and `ids` has 2"),
     ([GOOD, NUMBERS | {"shape": [1, 4]}], "the data of the input `ids` are of shape [3]; expected shape [1, 4]"),
     ([GOOD, NUMBERS | {"shape": []}], "the input `ids` has the shape []"),

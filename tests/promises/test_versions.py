@@ -135,6 +135,15 @@ def test_what_comes_again_gets_the_version_of_its_first_whatever_the_weights_are
     assert not promises(it)
 
 
+@pytest.mark.parametrize(("rows", "wrong"), [(True, set()), (False, {"another version than its name draws"})])
+def test_rows_are_one_request_of_which_any_version_may_be_drawn(it: Scribe, rows: bool, wrong: set[str]) -> None:
+    [name, *_] = of_names("4")
+    a, b = it.run("a", "b", at=(1.0, 2.0), version="3")
+    it.ask((0.0, 3.0), "a\nb", name, inputs=("a", "b"), outputs=(a, b), output=f"{a}\n{b}", rows=rows)
+    it.history.operations[-1].chosen = False
+    assert promises(it) == wrong
+
+
 @pytest.mark.parametrize("draws", ["3", "4"])
 def test_a_key_an_id_and_a_list_draw_one_version(it: Scribe, draws: str) -> None:
     name, other, *_ = of_names(draws)

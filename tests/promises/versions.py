@@ -70,7 +70,7 @@ class Rollout:
         """
         until = _until(one)
         found = self.weights(one.called, until)
-        by_name = one.key or one.chosen or one.kind is Kind.TASK or len(one.inputs) > 1
+        by_name = one.key or one.chosen or one.kind is Kind.TASK or one.entries > 1
         if len(found) != 1 or not by_name or not (one.key or one.id):
             return ""
         wanted = [version for version, weight in found[0].items() if weight]

@@ -12,7 +12,7 @@ from headway.backends.process.placing import take_inputs
 from headway.brokers.redis.wire import read_value
 from headway.cli.trial_inputs import choose_inputs
 from headway.core import values
-from headway.core.tensors import Tensor, TensorHead, pack
+from headway.core.tensors import Tensor, TensorHead, pack, rows_of
 from headway.errors import SettingError
 from headway.model import KIND, KIND_OF_LETTER, KINDS, Octets, Signature, TensorSpec, Value, ValueKind, kind_of
 
@@ -60,4 +60,5 @@ def test_a_value_travels_to_the_broker_and_to_the_child(kind: ValueKind) -> None
 def test_a_trial_without_an_input_says_what_to_give(kind: ValueKind) -> None:
     with pytest.raises(SettingError, match="--input"):
         choose_inputs([], 1, Signature(kind, kind, inputs=(TensorSpec("x", "UINT8", (2,)),)))
-    assert choose_inputs([], 2, Signature(kind, kind, SAMPLES[kind])) == [SAMPLES[kind]] * 2
+    fit = 4 // rows_of(SAMPLES[kind])
+    assert choose_inputs([], 4, Signature(kind, kind, SAMPLES[kind])) == [SAMPLES[kind]] * fit

@@ -18,6 +18,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +43,7 @@ MOST_ELEMENTS = 1 << 16
 _SHORT = 1024
 """Most bytes of a header that is remembered."""
 _MOST_SHOWN = 8
+_NAME = attrgetter("name")
 _LARGEST = 1 << 40
 """More elements than any value can hold."""
 _MOST_EMPTY = 1 << 16
@@ -208,30 +210,6 @@ def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(one.name, one.datatype, one.shape[1:]) for one in header_of(value).heads)
 
 
-def joined(values: Sequence[Octets]) -> Tensors:
-    """Tensors of several values, each after the other along the axis of the rows.
-
-    Raises:
-        NoTensors: they differ in more than their rows.
-    """
-    parts = [unpack(one) for one in values]
-    first = [one.head for one in parts[0]]
-    for part in parts[1:]:
-        heads = [one.head for one in part]
-        if [(one.name, one.datatype, one.shape[1:]) for one in heads] != [
-            (one.name, one.datatype, one.shape[1:]) for one in first
-        ]:
-            raise NoTensors(
-                f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; ask for each by itself"
-            )
-    whole = []
-    for place, head in enumerate(first):
-        rows = sum(part[place].head.shape[0] for part in parts)
-        data = b"".join([part[place].data for part in parts])
-        whole.append(Tensor(TensorHead(head.name, head.datatype, (rows, *head.shape[1:])), data))
-    return pack(whole)
-
-
 def check_data(head: TensorHead, size: int) -> None:
     """Check the number of bytes of a tensor's data, which is not one of BYTES. Raises NoTensors."""
     expected = SIZES[head.datatype] * count_of(head.shape)
@@ -270,16 +248,16 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         spec = specs[0]
     if spec is None:
         raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
-    if head.datatype != spec.datatype or not _fits(head.shape[1:], spec.shape):
+    if head.datatype != spec.datatype or not fits(head.shape[1:], spec.shape):
         mend = ""
-        if head.datatype == spec.datatype and _fits(head.shape, spec.shape):
+        if head.datatype == spec.datatype and fits(head.shape, spec.shape):
             mend = f". The first axis is the rows: send shape {shown_shape((1, *head.shape))}"
         raise NoTensors(
             f"the input {name} is {head.datatype} of shape {shown_shape(head.shape)}; the model takes {shown_spec(spec)}{mend}"
         )
 
 
-def _fits(row: Sequence[int], shape: Sequence[int]) -> bool:
+def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether a row is of a shape, in which -1 is any size."""
     return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
@@ -293,7 +271,7 @@ def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tup
     Raises:
         NoTensors: an input is missing, there twice, none of the model's or another than it takes, or their rows differ.
     """
-    if len(heads) == len(specs) and [one.name for one in heads] == [one.name for one in specs]:
+    if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):
         return _often_checked(tuple(heads), tuple(specs))
     return _checked(heads, specs)
 

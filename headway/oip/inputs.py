@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 from headway.core.tensors import (
     BYTES,
@@ -18,6 +17,7 @@ from headway.core.tensors import (
     check_data,
     check_heads,
     count_of,
+    join_elements,
     length_of_elements,
     pack,
     quoted,
@@ -44,11 +44,8 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most
         BadRequest: they are not the inputs that the model takes.
         PayloadTooLarge: they have more rows than `most`.
     """
-    specs, given = tuple(specs), tuple(heads)
-    # Clients ask again and again with the same heads. What they chose themselves, as a name of the only input, is not kept.
-    check = _check_often if len(specs) > 1 or (specs and given and given[0].name == specs[0].name) else check_heads
     try:
-        found = check(given, specs)
+        found = check_heads(heads, specs)
     except NoTensors as exc:
         raise BadRequest(str(exc)) from None
     if (rows := found[0].shape[0]) > most:
@@ -56,9 +53,6 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most
             f"the input {quoted(heads[0].name)} has {rows} rows; at most {most} are taken in one request (max_batch_size)"
         )
     return found
-
-
-_check_often = lru_cache(maxsize=256)(check_heads)
 
 
 def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Tensors:
@@ -76,6 +70,24 @@ def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) ->
         check_size(head, octets)
         found.append(Tensor(head, octets))
     return pack(found)
+
+
+def value_of_raw(body: bytes, specs: Sequence[TensorSpec], most: int, *, single: bool = False) -> Tensors:
+    """Value of a body that is the data of the only input; one of BYTES is an element, without its length.
+
+    Arguments:
+        body: the data.
+        specs: specifications of the model's inputs.
+        most: most rows of one request.
+        single: whether one row has no axis of rows to its reader.
+
+    Raises:
+        BadRequest: the data do not say which shape they have.
+        PayloadTooLarge: they have more rows than `most`.
+    """
+    [head] = checked_heads([head_of_raw(len(body), specs)], specs, most)
+    data = join_elements([body]) if head.datatype == BYTES else body
+    return pack([Tensor(head, data)], single=single and head.shape[0] == 1)
 
 
 def check_size(head: TensorHead, octets: bytes | memoryview) -> None:
@@ -111,6 +123,7 @@ def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
         told = f"the model takes {shown_specs(specs)}" if specs else "it is not known yet what the model takes"
         raise BadRequest(f"the body is data alone, which is for models with one input; {told}")
     [spec] = specs
+    mend = ""
     known = math.prod(axis for axis in spec.shape if axis != -1)
     free = spec.shape.count(-1)
     if spec.datatype == BYTES:
@@ -118,11 +131,12 @@ def head_of_raw(size: int, specs: Sequence[TensorSpec]) -> TensorHead:
             return TensorHead(spec.name, BYTES, (1, *(abs(axis) for axis in spec.shape)))
     else:
         step = SIZES[spec.datatype] * known
+        mend = "" if free or not step else f", of which a row takes {step} bytes, and several rows a multiple of that"
         if free < 2 and step and size and size % step == 0:
             count = size // step
             if not free:
                 return TensorHead(spec.name, spec.datatype, (count, *spec.shape))
             return TensorHead(spec.name, spec.datatype, (1, *(count if axis == -1 else axis for axis in spec.shape)))
     raise BadRequest(
-        f"the body is {size} bytes of data alone, which do not say which shape they have; the model takes {shown_spec(spec)}"
+        f"the body is {size} bytes of data alone, which do not say which shape they have; the model takes {shown_spec(spec)}{mend}"
     )

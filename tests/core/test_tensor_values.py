@@ -18,7 +18,6 @@ from headway.core.tensors import (
     check_heads,
     header_of,
     join_elements,
-    joined,
     pack,
     rows_of,
     split_elements,
@@ -175,14 +174,6 @@ def test_inputs_that_a_model_does_not_take_are_told(heads: list[TensorHead], tol
 def test_a_json_value_is_one_row_or_several(value: bytes, rows: int, single: bool) -> None:
     found = tensor_json.tensors_of(value, (TensorSpec("x", "FP32", (4,)),))
     assert (rows_of(found), header_of(found).single) == (rows, single)
-
-
-def test_rows_of_several_values_are_put_together() -> None:
-    parts = [np.full((rows, 2), rows, np.float32) for rows in (1, 2, 3)]
-    whole = joined([pack([tensor(part)]) for part in parts])
-    assert json.loads(tensor_json.write(whole)) == np.concatenate(parts).tolist()
-    with pytest.raises(NoTensors, match="differ"):
-        joined([pack([tensor(np.zeros((1, 2), np.float32))]), pack([tensor(np.zeros((1, 3), np.float32))])])
 
 
 def test_tensors_have_digests_of_their_own() -> None:

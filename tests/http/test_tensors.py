@@ -228,12 +228,26 @@ async def test_octets_are_the_rows_of_one_input_in_a_fixed_shape(stand: Stand) -
     for wrong in (b"", content[:15]):
         answer = await stand.ask(post(wrong, f"{PREDICT}?model_id=default", RAW))
         assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert f"{len(wrong)} bytes; a row of the input `x`, FP32 of shape [-1, 4] takes 16" in answer.json["message"]
-    for specs in (NAMED, [TensorSpec("x", "FP32", (-1,))], [TensorSpec("x", "BYTES", (1,))]):
-        stand.gateway.served.learn(takes(*specs))
-        answer = await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW))
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-        assert "one input of numbers in a fixed shape" in answer.json["message"]
+        assert f"the body is {len(wrong)} bytes of data alone" in answer.json["message"]
+        assert "`x`, FP32 of shape [-1, 4], of which a row takes 16 bytes" in answer.json["message"]
+    answer = await stand.ask(post(content * 1000, f"{PREDICT}?model_id=default", RAW))
+    assert (answer.status, answer.error) == (413, "PAYLOAD_TOO_LARGE")
+    stand.gateway.served.learn(takes(*NAMED))
+    answer = await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW))
+    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+    assert "which is for models with one input" in answer.json["message"]
+
+
+@on_stand()
+async def test_octets_are_one_row_where_its_length_is_free_and_one_text(stand: Stand) -> None:
+    content = np.arange(8, dtype="f4").tobytes()
+    for spec, shape, data in (
+        (TensorSpec("x", "FP32", (-1,)), (1, 8), content),
+        (TensorSpec("x", "BYTES", (1,)), (1, 1), len(content).to_bytes(4, "little") + content),
+    ):
+        stand.gateway.served.learn(takes(spec))
+        await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW))
+        assert arrays(stand.gateway.asked[-1].input) == {"x": (spec.datatype, shape, data)}
 
 
 @on_stand()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headway.core import tensor_json
-from headway.core.tensors import MOST_ELEMENTS, NoTensors, TensorHead, unpack
+from headway.core.tensors import MOST_ELEMENTS, NoTensors, TensorHead, split_elements, unpack
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import TensorSpec
-from headway.oip.inputs import checked_heads, head_of_raw, value_of
+from headway.oip.inputs import checked_heads, head_of_raw, value_of, value_of_raw
 from headway.oip.tensors import pack
 
 SPECS = (TensorSpec("x", "FP32", (4,)), TensorSpec("ids", "INT64", (-1,)))
@@ -65,6 +65,12 @@ def test_data_alone_are_as_many_rows_as_they_fill(
     datatype: str, row: tuple[int, ...], size: int, shape: tuple[int, ...]
 ) -> None:
     assert head_of_raw(size, [TensorSpec("x", datatype, row)]) == TensorHead("x", datatype, shape)
+
+
+def test_data_alone_for_a_text_are_the_text_without_its_length() -> None:
+    value = value_of_raw(b"hello", [TensorSpec("x", "BYTES", (1,))], 8)
+    [tensor] = unpack(value)
+    assert (tensor.head.shape, split_elements(tensor.data)) == ((1, 1), [b"hello"])
 
 
 @pytest.mark.parametrize(

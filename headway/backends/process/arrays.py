@@ -19,7 +19,7 @@ from headway.backends.process.array_padding import padded, padded_alike
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.placing import Pieces
 from headway.backends.process.values import NoOutput, kind_of
-from headway.core.tensors import MOST_TENSORS, check_heads, header_of, packed, quoted, shown_shape, unpack
+from headway.core.tensors import MOST_TENSORS, check_heads, fits, header_of, packed, quoted, shown_shape, unpack
 from headway.core.values import as_tensors
 from headway.model import Output, TensorSpec, TokenCount, Value, ValueKind, added_up
 
@@ -229,8 +229,7 @@ def _put_listed(
 
 def _check_shape(spec: TensorSpec, shape: Sequence[int]) -> None:
     """Hold an output to its specification. Raises NoOutput."""
-    row = shape[1:]
-    if len(row) != len(spec.shape) or any(want not in (-1, got) for want, got in zip(spec.shape, row, strict=True)):
+    if not fits(shape[1:], spec.shape):
         raise NoOutput(
             f"an array {quoted(spec.name)} of shape {shown_shape(shape)}; it declares {shown_shape((-1, *spec.shape))}"
         )

@@ -26,9 +26,10 @@ from headway.http.inference.exchange import (
     WriteAnswer,
     Written,
 )
-from headway.http.inference.tensor_bodies import as_octets, octets_of_tensors, of_octets
+from headway.http.inference.tensor_bodies import as_octets, octets_of_tensors
 from headway.http.server.head import Head
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind
+from headway.oip.inputs import value_of_raw
 
 OCTETS = b"application/octet-stream"
 _CONTENT_TYPE = b"content-type: %b\r\n" % OCTETS
@@ -142,7 +143,7 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
             served = known[model]
             input: Value
             if served.takes is ValueKind.TENSORS:
-                input = of_octets(body, served.inputs)
+                input = value_of_raw(body, served.inputs, served.settings.max_batch_size, single=True)
             else:
                 input = Octets(body) if served.takes is ValueKind.BYTES else text(body)
             return Exchange(model, input, b"", options, writer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from headway.core.failures import error_of
@@ -12,18 +10,13 @@ from headway.core.tensors import (
     SIZES,
     NoTensors,
     Tensor,
-    TensorHead,
-    count_of,
-    pack,
     shown_heads,
     shown_shape,
-    shown_spec,
-    shown_specs,
     unpack,
 )
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.model import Tensors, TensorSpec, Value
+from headway.model import Tensors, Value
 
 
 def fitting(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
@@ -35,28 +28,6 @@ def fitting(known: KnownModels, model: str, input: Value | list[Value]) -> Value
     if not isinstance(input, list):
         return _of(known, model, input, "")
     return [_of(known, model, one, f" - at `$.inputs[{place}]`") for place, one in enumerate(input)]
-
-
-def of_octets(body: bytes, specs: Sequence[TensorSpec]) -> Tensors:
-    """Tensors of a body that is the numbers themselves: one row, or several.
-
-    Raises:
-        BadRequest: the model takes other than one input of numbers in a fixed shape, or the length fits no number of rows.
-    """
-    spec = specs[0] if len(specs) == 1 else None
-    size = 0 if spec is None or -1 in spec.shape else SIZES[spec.datatype] * count_of(spec.shape)
-    if spec is None or not size:
-        takes = f"; the model takes {shown_specs(specs)}" if specs else ""
-        raise BadRequest(
-            f"a body of octets is taken for one input of numbers in a fixed shape{takes}; send JSON, or use the Open Inference "
-            "Protocol (/v2)"
-        )
-    rows, rest = divmod(len(body), size)
-    if rest or not rows:
-        raise BadRequest(
-            f"the body has {len(body)} bytes; a row of the input {shown_spec(spec)} takes {size}, and several rows a multiple of that"
-        )
-    return pack([Tensor(TensorHead(spec.name, spec.datatype, (rows, *spec.shape)), body)], single=rows == 1)
 
 
 def as_octets(output: Tensors) -> bytes | memoryview | None:

@@ -31,7 +31,7 @@ from headway.http.oip.bodies import (
     wanted_outputs,
 )
 from headway.model import RequestOptions, Tensors, ValueKind
-from headway.oip.inputs import checked_heads, head_of_raw, value_of
+from headway.oip.inputs import checked_heads, value_of, value_of_raw
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
 
@@ -90,8 +90,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     def read(body: bytes, length: int | None, served: ServedModel) -> TensorsRequest:
         specs, most = served.inputs, served.settings.max_batch_size
         if length == 0:
-            [head] = checked_heads([head_of_raw(len(body), specs)], specs, most)
-            return TensorsRequest(None, value_of([head], [body]), Wishes(binary=True), b"")
+            return TensorsRequest(None, value_of_raw(body, specs, most), Wishes(binary=True), b"")
         text, binary = (body, None) if length is None else cut(body, length)
         try:
             if not text.isascii():

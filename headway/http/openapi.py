@@ -93,7 +93,7 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
     given = _names((one.gives for one in models), "TextOutput", "TensorOutput")
     octets = {one.takes for one in models} == {ValueKind.BYTES}
     tensors = any(ValueKind.TENSORS in (one.takes, one.gives) for one in models)
-    numbers = "; the numbers of its rows, little-endian, where it takes one input in a fixed shape" if tensors else ""
+    numbers = "; the numbers of its rows, little-endian, where it takes one input" if tensors else ""
     settled = _settled(settings)
     contract = msgspec.json.decode(resources.files("headway.http").joinpath("contract.json").read_bytes())
     facts = {

@@ -158,7 +158,7 @@ async def test_the_page_needs_nothing_but_this_server(stand: Stand) -> None:
 async def test_the_contract_names_every_route_and_error_of_these_settings(stand: Stand) -> None:
     contract = (await stand.ask(get("/openapi.json"))).json
     assert set(contract["paths"]) == {
-        "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index",
+        "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/v2/repository/index", "/v2/infer",
         *(model + of for model in MODELS for of in ("", "/ready", "/config", "/stats", "/infer")),
         "/v1/inference", "/api/inference", "/v1/predict", "/v1/result/{task_id}", "/livez", "/readyz", "/healthz",
         "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/v1/models", "/v1/models/{id}",

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
 
 import click
 
@@ -16,6 +17,7 @@ from headway.cli import EXIT_FAILED, EXIT_INTERRUPTED
 from headway.cli.commands import command, option
 from headway.cli.flags import fields_from, with_fields
 from headway.cli.trust import make_context, trusting
+from headway.errors import SettingError
 from headway.load.spec import LoadSpec
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ _REQUEST, _RESULT = "Requests", "Results"
 
 
 @command()
-@click.argument("url", metavar="URL", help="http://host[:port][/path], or https; without a path /v1/inference.")
+@click.argument(
+    "url",
+    metavar="URL",
+    help="http://host[:port][/path], or https; without a path /v1/inference, for tensors that of the Open Inference Protocol.",
+)
 @with_fields(LoadSpec, required=("rate",), duration=10.0, seed=None)
 @option(
     "--mix",
@@ -58,6 +64,15 @@ _REQUEST, _RESULT = "Requests", "Results"
     group=_REQUEST,
     help="JSON body of every request; its text member input, input_data or prompt gets the prefix.",
 )
+@option(
+    "--tensor",
+    "tensors",
+    multiple=True,
+    metavar="[NAME=]TYPE:SHAPE",
+    group=_REQUEST,
+    help="In place of a text, zeros in the binary form of the Open Inference Protocol, such as FP32:8,4 for 8 rows of 4. "
+    "Repeatable, for several inputs.",
+)
 @option("--model", metavar="NAME", group=_REQUEST, help="Model to ask.")
 @option("--json", is_flag=True, group=_RESULT, help="Print the results as JSON instead of tables.")
 @option("--out", type=Path, metavar="FILE", group=_RESULT, help="Write the results as JSON to FILE.")
@@ -71,6 +86,7 @@ def bench(
     cert_key: str,
     text: str | None,
     body: Path | None,
+    tensors: Sequence[str],
     model: str | None,
     json: bool,
     out: Path | None,
@@ -86,8 +102,15 @@ def bench(
     """
     from headway.load import spec as order
 
-    target, weights = order.parse_target(url), order.parse_mix(mix)
-    members, member = order.make_body(target.path, text, model, _content(body))
+    weights, data = order.parse_mix(mix), b""
+    if tensors:
+        if text is not None or body is not None:
+            raise SettingError("--tensor", tensors[0], "is given with --input or --body", "Give one of them.")
+        target = order.parse_target(url, f"/v2/models/{quote(model, safe='')}/infer" if model else "/v2/infer")
+        (members, data), member = order.make_tensors(tensors), ""
+    else:
+        target = order.parse_target(url)
+        members, member = order.make_body(target.path, text, model, _content(body))
     values = fields_from(LoadSpec, given)
     if values["seed"] is None:
         values["seed"] = secrets.randbelow(1 << 32)
@@ -97,6 +120,7 @@ def bench(
         keys=order.parse_keys(key, weights),
         body=members,
         member=member,
+        data=data,
         tls=make_context(ca, cert, cert_key) if target.tls else None,
         **values,
     )
@@ -129,8 +153,6 @@ def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoRetu
 
 
 def _content(path: Path | None) -> bytes | None:
-    from headway.errors import SettingError
-
     try:
         return None if path is None else path.read_bytes()
     except OSError as exc:
@@ -139,8 +161,6 @@ def _content(path: Path | None) -> bytes | None:
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
     """Open the file before the load begins, so that no result is lost for a wrong name."""
-    from headway.errors import SettingError
-
     try:
         return nullcontext() if path is None else path.open("wb")
     except OSError as exc:
@@ -181,7 +201,7 @@ def _first_refused(report: Report, told: str) -> str:
     if not told or any(not label.startswith("4") for label in outcomes):
         return ""
     hint = (
-        ". Give the body that this target takes: --body FILE"
+        ". Give the body that this target takes: --body FILE, or --tensor for arrays"
         if any(label[:3] in _OF_BODY for label in outcomes)
         else ""
     )

@@ -257,7 +257,7 @@ class Generator:
             problem = self._problem(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             problem = _Problem()
-        inner = problem.error.get("message") if isinstance(problem.error, dict) else None
+        inner = problem.error.get("message") if isinstance(problem.error, dict) else problem.error
         texts = [text for text in (problem.message, problem.detail, inner) if isinstance(text, str) and text]
         return _printable((texts or [body.decode(errors="replace")])[0][:_SHOWN_ERROR])
 

@@ -33,7 +33,7 @@ class Payload:
         before, hole, after = msgspec.json.encode(body).partition(_HOLE.encode())
         length = len(before) + (9 if hole else 0) + len(after)
         self._templates = [
-            (_escaped(_head(spec, tier, length) + before) + (b"%09d" if hole else b"") + _escaped(after))
+            (_escaped(_head(spec, tier, length) + before) + (b"%09d" if hole else b"") + _escaped(after + spec.data))
             for tier in spec.tiers
         ]
         self._counts = bool(hole)
@@ -63,9 +63,11 @@ def _head(spec: LoadSpec, tier: str, length: int) -> bytes:
         f"Host: {target.authority}",
         "User-Agent: headway-bench",
         "Accept: application/json",
-        "Content-Type: application/json",
-        f"Content-Length: {length}",
+        f"Content-Type: application/{'octet-stream' if spec.data else 'json'}",
+        f"Content-Length: {length + len(spec.data)}",
     ]
+    if spec.data:
+        lines.append(f"Inference-Header-Content-Length: {length}")
     key = spec.keys.get(tier) or spec.keys.get("")
     if key:
         lines.append(f"Authorization: Bearer {key}")

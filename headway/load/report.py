@@ -99,6 +99,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         interrupted: whether it was stopped before its time.
         arrivals_cv: coefficient of variation of the gaps between due instants: 0 even, about 1 Poisson.
         offered_rate: requests that fell due, per second.
+        rows: rows of each request; null where its body has no tensors.
+        answered_rows_rate: rows of 2xx answers per second, until the last answer came; null without tensors.
         elapsed_s: seconds from the start until every request had its outcome.
         total: figures of all requests.
         tiers: figures of each tier, when there is a mix.
@@ -119,6 +121,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     arrivals_cv: float
     offered_rate: float
+    rows: int | None
+    answered_rows_rate: float | None
     elapsed_s: float
     total: Flow
     tiers: dict[str, Flow]
@@ -138,7 +142,8 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
     """Make the report of a finished load test. `command` and `started_at` are passed on as they are."""
     seconds = min(spec.duration, record.elapsed) if record.interrupted else spec.duration
     until = max(seconds, record.last_answer)
-    target, requests = spec.target, len(record.dues)
+    target, requests, rows = spec.target, len(record.dues), spec.rows
+    total = _flow(record.streams, requests, spec.promise, seconds, until)
     return Report(
         command=list(command),
         started_at=started_at,
@@ -152,8 +157,10 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
         interrupted=record.interrupted,
         arrivals_cv=record.variation,
         offered_rate=requests / seconds,
+        rows=rows,
+        answered_rows_rate=None if rows is None else rows * total.answered_rate,
         elapsed_s=record.elapsed,
-        total=_flow(record.streams, requests, spec.promise, seconds, until),
+        total=total,
         tiers={
             stream.name: _flow([stream], sent, spec.promise, seconds, until)
             for stream, sent in zip(record.streams, record.sent, strict=True)
@@ -304,7 +311,8 @@ def _remarks(report: Report) -> list[str]:
     if total.in_time is not None:
         share = total.in_time / total.requests if total.requests else 0.0
         lines.append(f"In time ({report.promise_ms:g} ms): {share:.2%} of the requests.")
-    lines.append(f"Offered {report.offered_rate:,.1f}/s, answered {total.answered_rate:,.1f}/s.")
+    rows = f": {report.answered_rows_rate:,.1f} rows/s" if report.answered_rows_rate is not None else ""
+    lines.append(f"Offered {report.offered_rate:,.1f}/s, answered {total.answered_rate:,.1f}/s{rows}.")
     if total.refused:
         lacking = total.refused_without_retry_after
         hint = f"[red]{lacking:,} without Retry-After[/]" if lacking else "all with Retry-After"

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.config.tool_options import check_options, tool_option, tool_options_of
+from headway.core.tensors import BYTES, JSON, SIZES, count_of, join_elements
 from headway.errors import SettingError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ ALL = "all"
 _INPUT_MEMBERS = ("input", "input_data", "prompt")
 _LOAD, _RESULT = "Load", "Results"
 _MAX_REQUESTS = 500_000_000
+_MAX_DATA = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class LoadSpec:
         keys: tier name to API key; the key under "" serves all tiers.
         body: members of the JSON body; the member `member` is made different in each request.
         member: name of the body's member that holds the input; "" when it has none to vary.
+        data: octets behind the JSON body, which are those of its tensors.
         timeout: seconds from the due instant until a request counts as timed out.
         promise: latency promise in seconds, for goodput; None for none.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
@@ -98,6 +101,7 @@ class LoadSpec:
     keys: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"
+    data: bytes = b""
     timeout: float = tool_option(
         10.0, "--timeout", "S", _LOAD, "Give a request up after S seconds.", unit="s", within=(0.001, 3_600)
     )
@@ -148,9 +152,17 @@ class LoadSpec:
         """Names of the streams of requests, in the order of the mix."""
         return tuple(self.mix) or (ALL,)
 
+    @property
+    def rows(self) -> int | None:
+        """Rows of a request: the first axis of its first tensor; None where the body has no tensors."""
+        try:
+            return int(self.body["inputs"][0]["shape"][0])
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
 
-def parse_target(url: str) -> Target:
-    """The target of `http://host[:port][/path]`, or of https; without a scheme http, without a path /v1/inference.
+
+def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
+    """The target of `http://host[:port][/path]`, or of https; without a scheme http, without a path `default`.
 
     Raises:
         SettingError: not such a URL.
@@ -167,7 +179,7 @@ def parse_target(url: str) -> Target:
         raise SettingError("URL", url, f"the scheme {parts.scheme!r} is not supported", example)
     if not parts.hostname:
         raise SettingError("URL", url, "names no host", example)
-    path = parts.path if parts.path not in ("", "/") else DEFAULT_PATH
+    path = parts.path if parts.path not in ("", "/") else default
     authority = parts.netloc.rpartition("@")[2]
     tls = parts.scheme == "https"
     return Target(parts.hostname, port, authority, f"{path}?{parts.query}" if parts.query else path, tls)
@@ -251,6 +263,38 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
     if model_member == "model_id" and model_member not in body:
         raise SettingError("--model", None, f"{route} asks for a model", "Name it.")
     return body, member
+
+
+def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
+    """The body of requests with tensors of zeros, and the data behind it, by the Open Inference Protocol.
+
+    Arguments:
+        texts: for each tensor `[NAME=]DATATYPE:SHAPE`, the first axis of which are the rows.
+
+    Raises:
+        SettingError: not of that form, or with another number of rows than the first.
+    """
+    heads: list[dict[str, Any]] = []
+    data = []
+    for text in texts:
+        name, _, kind = text.rpartition("=")
+        datatype, _, sizes = kind.partition(":")
+        axes = sizes.split(",")
+        if datatype not in SIZES or datatype == JSON or not all(one.isdecimal() and int(one) for one in axes):
+            known = ", ".join(one for one in SIZES if one != JSON)
+            reason = "is not [NAME=]DATATYPE:SHAPE"
+            raise SettingError("--tensor", text, reason, f"For example FP32:8,4, of 8 rows. Datatypes are {known}.")
+        shape = [int(one) for one in axes]
+        if heads and shape[0] != heads[0]["shape"][0]:
+            reason = f"has {shape[0]} rows, and the first tensor {heads[0]['shape'][0]}"
+            raise SettingError("--tensor", text, reason, "Give all as many.")
+        if count_of(shape) * (SIZES[datatype] or 1) > _MAX_DATA:
+            raise SettingError("--tensor", text, f"is of more than {_MAX_DATA >> 20} MiB", "Give fewer rows.")
+        one = bytes(SIZES[datatype] * count_of(shape))
+        data.append(one if datatype != BYTES else join_elements([DEFAULT_INPUT.encode()] * count_of(shape)))
+        told = {"binary_data_size": len(data[-1])}
+        heads.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": told})
+    return {"inputs": heads, "parameters": {"binary_data_output": True}}, b"".join(data)
 
 
 def _decoded(content: bytes) -> dict[str, Any]:

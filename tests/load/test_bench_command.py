@@ -116,6 +116,7 @@ def test_bench_exits_with_1_and_says_why_when_nothing_succeeded(
             "KeyError: 'text'. Give the body .*: --body FILE",
         ),
         (400, {"error": {"message": "no \x1bprompt."}}, "no �prompt. Give the body .*: --body FILE"),
+        (400, {"error": "the input `x` is"}, "the input `x` is. Give the body .*: --body FILE"),
         (400, {"odd": 1}, '{"odd":1}. Give the body .*: --body FILE'),
         (401, {"error": "UNAUTHENTICATED", "message": "no key"}, "no key$"),
     ],
@@ -198,6 +199,8 @@ def test_ctrl_c_shows_what_was_found_until_then(
         (["h", "--out", "/nowhere/out.json"], "--out = '/nowhere/out.json': cannot be written"),
         (["h", "--promise", "-1"], "--promise = -1.0"),
         (["h", "--expect", "lower"], "--expect = 'lower'"),
+        (["h", "--tensor", "FP32"], "--tensor = 'FP32'"),
+        (["h", "--tensor", "FP32:1", "--input", "a"], "is given with --input or --body"),
         (["h/v1/predict"], "--model = None: /v1/predict asks for a model"),
     ],
 )

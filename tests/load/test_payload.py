@@ -58,6 +58,16 @@ def test_a_body_with_nothing_to_vary_is_sent_as_it_is() -> None:
     assert split(sent.request(1, 0))[1] == {"inputs": ["100%"]}
 
 
+def test_data_follow_the_body_with_the_length_of_that_in_the_head() -> None:
+    data = b"%\0\r\n\r\n%d"
+    head, _, sent = payload(body={"inputs": []}, data=data, member="").request(1, 0).partition(b"\r\n\r\n")
+    lines = dict(line.split(": ", 1) for line in head.decode("ascii").split("\r\n")[1:])
+    length = int(lines["Inference-Header-Content-Length"])
+    assert lines["Content-Type"] == "application/octet-stream"
+    assert int(lines["Content-Length"]) == len(sent)
+    assert (msgspec.json.decode(sent[:length]), sent[length:]) == ({"inputs": []}, data)
+
+
 @given(TEXTS, st.integers(0, 999_999_999), st.sampled_from(["upper", "echo"]))
 def test_only_the_answer_to_its_own_input_is_right(text: str, number: int, expect: str) -> None:
     asked = payload(body={"input": text}, expect=expect)

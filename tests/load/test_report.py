@@ -100,6 +100,14 @@ def test_no_answer_at_all_is_said() -> None:
     assert "No request got an answer." in shown(report)
 
 
+def test_rows_are_told_beside_requests() -> None:
+    spec = order(body={"inputs": [{"shape": [8, 4]}]}, member="")
+    report = report_of(spec, record_of(spec, [0.1] * 50))
+    assert (report.rows, report.answered_rows_rate) == (8, 8 * report.total.answered_rate)
+    assert f"answered {report.total.answered_rate:,.1f}/s: {report.answered_rows_rate:,.1f} rows/s." in shown(report)
+    assert "rows" not in shown(report_of(order(), record_of(order(), [0.1])))
+
+
 def test_an_empty_load_is_reported() -> None:
     spec = order()
     report = report_of(spec, record_of(spec, []))

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import SettingError
-from headway.load.spec import ALL, DEFAULT_INPUT, LoadSpec, Target, make_body, parse_keys, parse_mix, parse_target
+from headway.load.spec import (
+    ALL,
+    DEFAULT_INPUT,
+    LoadSpec,
+    Target,
+    make_body,
+    make_tensors,
+    parse_keys,
+    parse_mix,
+    parse_target,
+)
 
 HERE = Target("127.0.0.1", 8000, "127.0.0.1:8000", "/v1/inference")
 
@@ -138,6 +148,51 @@ def test_a_body_that_is_no_object_is_refused(content: bytes) -> None:
 def test_a_route_that_asks_for_a_model_gets_one() -> None:
     with pytest.raises(SettingError, match=r"--model.*asks for a model"):
         make_body("/v1/predict", "hi", None, None)
+
+
+def test_tensors_are_zeros_of_their_shapes_with_their_data_behind_the_body() -> None:
+    body, data = make_tensors(["FP32:8,4", "ids=INT64:8", "t=BYTES:8,1"])
+    assert [(one["name"], one["datatype"], one["shape"]) for one in body["inputs"]] == [
+        ("INPUT", "FP32", [8, 4]),
+        ("ids", "INT64", [8]),
+        ("t", "BYTES", [8, 1]),
+    ]
+    sizes = [one["parameters"]["binary_data_size"] for one in body["inputs"]]
+    texts = data[sum(sizes[:2]) :]
+    assert (data[: sum(sizes[:2])], sizes[:2]) == (bytes(128 + 64), [128, 64])
+    assert texts == (len(DEFAULT_INPUT).to_bytes(4, "little") + DEFAULT_INPUT.encode()) * 8
+    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, body=body, data=data, member="").rows == 8
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["FP32"], "is not .* For example FP32:8,4"),
+        (["FP32:"], "is not"),
+        (["FP32:8,-1"], "is not"),
+        (["FP32:0,4"], "is not"),
+        (["FP31:8,4"], "is not .* Datatypes are BOOL"),
+        (["JSON:1"], "is not"),
+        (["FP32:8,4", "b=FP32:7,4"], "has 7 rows, and the first tensor 8"),
+        (["FP32:65536,65536"], "of more than 1024 MiB"),
+    ],
+)
+def test_tensors_that_are_none_are_refused(texts: list[str], says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        make_tensors(texts)
+
+
+@pytest.mark.parametrize(
+    ("body", "rows"),
+    [
+        ({"inputs": [{"name": "a", "shape": [3, 2], "datatype": "FP32", "data": [1] * 6}]}, 3),
+        ({"inputs": [{"shape": []}]}, None),
+        ({"inputs": ["a", "b"]}, None),
+        ({"input": [[1, 2], [3, 4]]}, None),
+    ],
+)
+def test_rows_are_told_by_the_shape_of_the_first_tensor(body: dict[str, Any], rows: int | None) -> None:
+    assert LoadSpec(target=HERE, rate=1.0, duration=1.0, body=body, member="").rows == rows
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,17 @@ async def test_what_json_has_not_is_an_error_that_tells_where_it_is_had(stand: S
         assert (answer.status, answer.error) == (400, "BAD_REQUEST")
         assert "`y` holds NaN or an infinity, which JSON has not" in answer.json["message"]
         assert "Open Inference Protocol" in answer.json["message"]
+    assert answer.json["message"].startswith("input 0 of 2, counted from 0: the output")
+
+
+@on_stand(whole=True)
+async def test_batches_and_inferences_are_counted_by_rows(stand: Stand) -> None:
+    stand.real.served.learn(takes(FOUR))
+    for value in ([[1, 2, 3, 4]] * 3, [1, 2, 3, 4]):
+        assert (await stand.ask(asked(value))).status == 200
+    [found] = (await stand.ask(get("/v2/models/default/stats"))).json["model_stats"]
+    sizes = {one["batch_size"]: one["compute_infer"]["count"] for one in found["batch_stats"]}
+    assert (found["inference_count"], found["inference_stats"]["success"]["count"], sizes) == (4, 2, {3: 1})
 
 
 @on_stand(whole=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -70,6 +71,20 @@ def json_pieces(output: Value) -> Iterator[bytes]:
         yield from tensor_pieces(output)
     else:
         yield from cut(values.as_json(output))
+
+
+def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
+    """Pieces of the JSON texts of the outputs of several inputs; see `json_pieces`. An error tells the place of its input."""
+    if isinstance(outputs[0], Tensors):  # Then all are: a model gives one kind.
+        return map(_placed, released(outputs), itertools.count(), itertools.repeat(len(outputs)))
+    return map(json_pieces, released(outputs))
+
+
+def _placed(output: Value, position: int, count: int) -> Iterator[bytes]:
+    try:
+        yield from json_pieces(output)
+    except BadRequest as exc:
+        raise BadRequest(f"input {position} of {count}, counted from 0: {exc.message}") from None
 
 
 def tensor_pieces(output: Tensors) -> Iterator[bytes]:

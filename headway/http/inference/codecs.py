@@ -23,8 +23,7 @@ from headway.http.inference.answer_pieces import (
     HOLE,
     array_within,
     is_large,
-    json_pieces,
-    released,
+    items_of,
     tensor_pieces,
     value_within,
 )
@@ -101,7 +100,7 @@ class Codec(msgspec.Struct, frozen=True):
     def write_all(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with a list of inputs."""
         answer = self._write_body(self.write_many, outcome, _NONE)
-        return JSON, array_within(answer, "outputs", map(json_pieces, released(outcome.outputs)))
+        return JSON, array_within(answer, "outputs", items_of(outcome.outputs))
 
     def _write_body(self, write: WriteText, outcome: Outcome, output: str | msgspec.Raw) -> bytes:
         return write(outcome.id, output, outcome.milliseconds, outcome.version, added_up(outcome.tokens))

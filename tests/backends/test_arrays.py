@@ -14,7 +14,7 @@ import pytest
 
 from headway.backends.process import child, frames
 from headway.backends.process.array_data import column, tensor_of
-from headway.backends.process.array_kind import NAMED, form_of
+from headway.backends.process.array_kind import ARRAY, LIST, NAMED, form_of
 from headway.backends.process.frames import Failed, Outputs, Run
 from headway.backends.process.placing import Pieces
 from headway.backends.process.usercode import Refusal, Target, UserLoop
@@ -583,6 +583,33 @@ class TestAttributes:
     def test_an_example_is_made_one_of_the_declared_datatypes(self) -> None:
         loaded = target(lambda inputs: inputs["x"], inputs=X, example={"x": [1.0, 2.0]})
         assert ran(loaded, loaded.signature.example or b"").errors == {}
+
+    @pytest.mark.parametrize(
+        ("annotation", "example", "form"),
+        [
+            (None, ROW, ARRAY),
+            (Any, ROW, ARRAY),
+            (list, ROW, LIST),
+            (None, {"a": ROW, "b": ROW}, NAMED),
+            (dict, {"a": ROW}, NAMED),
+            (None, [1.0, 2.0], ""),
+            (None, {"a": [1.0]}, ""),
+            (None, {}, ""),
+            (None, np.float32(1), ""),
+            (list[list[float]], ROW, ""),
+        ],
+    )
+    def test_an_example_that_is_an_array_says_that_an_unannotated_target_takes_arrays(
+        self, annotation: Any, example: Any, form: str
+    ) -> None:
+        def call(inputs):  # type: ignore[no-untyped-def]
+            return inputs
+
+        if annotation is not None:
+            call.__annotations__ = {"inputs": annotation}
+        loaded = target(call, example=example)
+        assert ("" if loaded.arrays is None else loaded.arrays.takes) == form
+        assert loaded.signature.takes is (ValueKind.TENSORS if form else ValueKind.JSON)
 
     @pytest.mark.parametrize("of_texts", ["a text", {"a": 1}, ["x"], {"text": ("BYTES", [])}, None])
     def test_attributes_of_a_target_of_texts_are_its_own(self, of_texts: Any) -> None:

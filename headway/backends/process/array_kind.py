@@ -22,7 +22,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headway.backends.process.array_data import DTYPES, column, numpy, tensor_of
-from headway.backends.process.values import NoArrays, NoOutput, is_array, kind_of, kind_of_elements, members_of
+from headway.backends.process.values import (
+    NoArrays,
+    NoOutput,
+    are_arrays,
+    is_array,
+    kind_of,
+    kind_of_elements,
+    members_of,
+)
 from headway.core.tensors import BYTES, JSON, SIZES, NoTensors, Tensor, TensorHead, check_heads, pack, shown_shape
 from headway.model import Tensors, TensorSpec
 
@@ -84,8 +92,8 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
     taken, given = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
     takes = form_of(taken)
-    if not takes and _are_specs(inputs) and _says_nothing(taken):
-        takes = LIST if taken in (list, Sequence) else NAMED
+    if not takes and _says_nothing(taken):
+        takes = _form_of_attributes(call, inputs, listed=taken in (list, Sequence))
     gives = bool(takes or form_of(given)) or (_are_specs(outputs) and _says_nothing(given))
     if not takes and not gives:
         return None
@@ -128,6 +136,16 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
             f"its attribute example does not fit its attribute inputs or shapes: {str(exc).replace('the model', 'it')}"
         ) from None
     return pack([Tensor(head, one.data) for head, one in zip(heads, found, strict=True)], single=True)
+
+
+def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
+    """Form of the arrays that attributes say a target takes, whose annotation says nothing of them; empty for none."""
+    if _are_specs(inputs):
+        return LIST if listed else NAMED
+    example = getattr(call, "example", None)
+    if not are_arrays(example):
+        return ""
+    return LIST if listed else NAMED if isinstance(example, Mapping) else ARRAY
 
 
 def free_axes(spec: TensorSpec) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from headway.backends.process.values import (
     NoArrays,
     NoOutput,
     annotations_of,
+    are_arrays,
     decoder,
     encoder,
     has_arrays,
@@ -216,7 +217,8 @@ class Target:
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
     """Kind of arrays that a target takes and gives; None for none. What reads it is imported where it may be there."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
-    if not any(map(has_arrays, hints.values())) and not any(isinstance(one, Mapping) for one in attributes):
+    told = any(map(has_arrays, hints.values())) or any(isinstance(one, Mapping) for one in attributes)
+    if not told and not are_arrays(getattr(call, "example", None)):
         return None
     from headway.backends.process.array_kind import kind_of_arrays
 

@@ -113,6 +113,12 @@ def has_arrays(annotation: Any) -> bool:
     return is_array(annotation) or any(map(has_arrays, typing.get_args(annotation)))
 
 
+def are_arrays(example: object) -> bool:
+    """Whether an example is an array, or a mapping of nothing but arrays. A single number of numpy is none."""
+    found = list(example.values()) if isinstance(example, Mapping) else [example]
+    return bool(found) and all(is_array(type(one)) and hasattr(one, "__setitem__") for one in found)
+
+
 def list_of(value: object) -> str:
     """Annotation of a list of such values, as its author would write it; empty for None, and for what is no value."""
     if isinstance(value, list | tuple):

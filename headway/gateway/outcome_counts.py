@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from headway import errors
+from headway.core.tensors import rows_of
 from headway.gateway.pending import Ending, PendingRequest
 from headway.model import BatchRun, Entry, Failure
 from headway.runtime.counters import Counters
 
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
+_WEIGHT = attrgetter("entry.weight")
 
 MOST_WORKERS = 10_000
 """Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
@@ -51,16 +54,20 @@ class OutcomeCounts:
         self._models = models
         self._last_runs: dict[str, float] = {}
         """Broker instant of the claim of the last batch that was counted, by worker."""
+        self._rows = Counter[tuple[str, float]]()
+        """Rows beyond one of each of the requests that are counted now, by worker and claim of their batch."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests that have ended; answers that came together are counted together."""
-        if ending is Ending.ANSWERED:
+        if ending is Ending.ANSWERED:  # By lanes, which tensors do not take.
             self._count_batch(requests, now)
             return
         if ending is not Ending.REPLIED:
             for request in requests:
                 self._count_other(request, ending, now)
             return
+        if max(map(_WEIGHT, requests)) > 1:
+            self._count_rows(requests)
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
         model, tier, answers = "", -1, _Answers()
@@ -87,6 +94,16 @@ class OutcomeCounts:
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
         for (model, tier), answers in told.items():
             self._count_answers(model, self._tiers[tier], answers)
+
+    def _count_rows(self, requests: Sequence[PendingRequest]) -> None:
+        """Count the rows of tensors that ran, those beyond one of each request."""
+        self._rows.clear()
+        for request in requests:
+            entry, reply = request.entry, request.reply
+            if reply.ran is not None and reply.shared is None and (more := rows_of(entry.input) - 1):
+                self._rows[reply.ran.worker, reply.ran.claimed_at] += more
+                if reply.failure is None:
+                    self._counters.more_rows[entry.model] += more
 
     def _count_batch(self, requests: Sequence[PendingRequest], now: float) -> None:
         """Count requests that were answered by one batch."""
@@ -118,7 +135,7 @@ class OutcomeCounts:
         if len(self._last_runs) >= MOST_WORKERS:
             self._last_runs.clear()
         self._last_runs[run.worker] = run.claimed_at
-        total = self._counters.runs[model, run.size]
+        total = self._counters.runs[model, run.size + self._rows.pop((run.worker, run.claimed_at), 0)]
         total.count += 1
         total.seconds += run.seconds
 

@@ -89,6 +89,11 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         """Size as run times go by it: the number of entries, unless they are weighed and more than that by weight."""
         return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
 
+    @property
+    def rows(self) -> int:
+        """Rows of its entries, where those are what they weigh, as rows of tensors are; else the number of entries."""
+        return round(self.size) if self.slot.max_weight == self.slot.max_batch else len(self.entries)
+
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
     """Answer of a claim that got no batch.

@@ -26,10 +26,10 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
         model: name of its model.
         version: version of the model that the worker runs.
         left: broker instant at which it left the queue.
-        size: number of its entries.
+        size: number of its entries; of tensors that of their rows.
         fill: share of the largest batch that it fills, 0 to 1.
         reason: why it left then.
-        tiers: number of its entries by tier, highest tier first.
+        tiers: part of that by tier, highest tier first.
         seconds: seconds of its run; 0 while it runs.
         outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause for which it failed.
     """

@@ -1,7 +1,7 @@
 """Statistics of a model, with the protocol's names.
 
-They are of what went through this process: each input counts as one inference, and each batch from which an answer came as
-one execution. A run is told as `compute_infer`; what comes before and after it on a GPU is not measured apart, so
+They are of what went through this process: each input, or row of tensors, counts as one inference, and each batch from which an
+answer came as one execution. A run is told as `compute_infer`; what comes before and after it on a GPU is not measured apart, so
 `compute_input` and `compute_output` have the same count and no time. Triton's tools refuse counts that differ.
 """
 
@@ -61,7 +61,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         last_inference: instant of the last answer, in milliseconds since 1970; 0 for none.
-        inference_count: inputs that ran and got an output.
+        inference_count: inputs that ran and got an output; of tensors their rows.
         execution_count: batches that ran.
     """
 
@@ -101,7 +101,7 @@ def statistics_of(
         model,
         version,
         0 if last is None else int((wall_clock() - (clock() - last)) * 1000),
-        max(outcomes["ok"] - shared, 0),
+        max(outcomes["ok"] - shared, 0) + counters.more_rows.get(model, 0),
         run_count,
         InferenceStatistics(
             success=_duration(outcomes["ok"], seconds - failed_seconds),

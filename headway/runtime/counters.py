@@ -116,7 +116,9 @@ class Counters:
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds of `request_seconds` whose answers were errors, by model."""
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
-        """Batches from which an answer came to this process, by (model, entries of the batch)."""
+        """Batches from which an answer came to this process, by (model, entries of the batch). Tensors count by their rows."""
+        self.more_rows: defaultdict[str, int] = defaultdict(int)
+        """Rows beyond one of each of the requests for tensors that ran and were answered, by model."""
         self.last_answer: dict[str, float] = {}
         """Monotonic instant of the last answer from a batch, by model."""
         self.ledger_dropped = 0
@@ -188,7 +190,7 @@ class Counters:
         for refusal in [key for key in self.refusals if key[2] == model]:
             del self.refusals[refusal]
         by_model: Iterable[dict[str, Any]] = (
-            self.failed_seconds, self.last_answer, self.throttle, self.direct, self.scaling_failures,
+            self.failed_seconds, self.last_answer, self.more_rows, self.throttle, self.direct, self.scaling_failures,
         )  # fmt: skip
         for counts in by_model:
             counts.pop(model, None)

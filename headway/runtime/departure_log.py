@@ -33,10 +33,12 @@ class DepartureLog:
 
     def left(self, lease: Lease) -> None:
         """Note that a batch begins to run."""
-        slot, entries = lease.slot, lease.entries
+        slot, entries, size = lease.slot, lease.entries, lease.rows
         tiers = [entry.tier for entry in entries]
+        if size != len(entries):
+            tiers = [entry.tier for entry in entries for _ in range(min(entry.weight, slot.max_weight))]
         departure = BatchDeparture(
-            slot.worker, slot.model, slot.runs.version, lease.granted_at, len(entries), lease.fill, lease.reason,
+            slot.worker, slot.model, slot.runs.version, lease.granted_at, size, lease.fill, lease.reason,
             tuple([tiers.count(tier) for tier in range(max(tiers) + 1)]),
         )  # fmt: skip
         self._running[slot.worker] = departure

@@ -279,7 +279,7 @@ ROWS = (
     Row(GAUGE, "keys_age_seconds", "", "How old the API keys are that requests are checked by.",
         lambda of: of.counters.keys_age),
     # Of batchers and their workers.
-    Row(HISTOGRAM, "batch_size", "model", "Entries in a batch.", lambda of: of.counters.batch_size, _run, bounds=SIZES),
+    Row(HISTOGRAM, "batch_size", "model", "Entries in a batch, or rows where they are tensors.", lambda of: of.counters.batch_size, _run, bounds=SIZES),
     Row(COUNTER, "batches", "model reason", "Batches that left, by reason.",
         lambda of: of.counters.batches, lambda own: product(_run(own), DEPARTURES)),
     Row(COUNTER, "inputs", "model version outcome", "Inputs that ran, by the version of the model and how that went.",

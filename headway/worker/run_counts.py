@@ -41,7 +41,7 @@ class RunCounts:
         counters, model = self._counters, self._slot.model
         self._figures.ran(seconds)
         counters.batches[model, lease.reason] += 1
-        counters.batch_size[model].observe(len(lease.entries))
+        counters.batch_size[model].observe(lease.rows)
         counters.batch_fill[model].observe(lease.fill)
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 

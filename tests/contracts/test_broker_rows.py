@@ -26,6 +26,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker
+from headway.runtime.departure_log import DepartureLog
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
@@ -262,7 +263,11 @@ async def test_the_size_of_a_lease_is_its_rows(harness: Harness) -> None:
     by_rows = Slot("gpu-0", "m", MAX_BATCH, MAX_BATCH)
     lease = await harness.broker.claim(by_rows, AT_ONCE)
     assert isinstance(lease, Lease)
-    assert (lease.size, lease.fill) == (4, 0.5)
+    assert (lease.size, lease.fill, lease.rows) == (4, 0.5, 4)
+    log = DepartureLog()
+    log.left(lease)
+    [[batch], _, _] = log.take()
+    assert (batch.size, sum(batch.tiers)) == (4, 4)
     await harness.broker.release(lease, failed(Cause.RAISED))
 
 

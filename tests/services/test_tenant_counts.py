@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from headway import errors
+from headway.core.tensors import Tensor, TensorHead, pack
 from headway.gateway import outcome_counts, tenant_counts
 from headway.gateway.outcome_counts import OutcomeCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
 from headway.gateway.tenant_counts import TenantCounts
-from headway.model import DedupKind, Entry, Principal, Reply, TokenCount
+from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, TokenCount
+from headway.oip.statistics import statistics_of
 from headway.runtime.counters import Counters
+
+WRONG = Failure(errors.REJECTED_BY_MODEL, "no")
 
 
 def ended(tenant: str, model: str = "m") -> PendingRequest:
@@ -29,6 +35,27 @@ def test_only_tenants_that_have_asked_are_counted() -> None:
     assert observers == [counts]
     counts.forget("m")
     assert counts.of("a").requests == {}
+
+
+def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() -> None:
+    counters = Counters()
+    counts = OutcomeCounts(counters, ("paid",), ("m",))
+    runs = BatchRun("gpu-0", 3, 0.5, 1.0), BatchRun("gpu-1", 1, 0.5, 1.0)
+
+    def answered(rows: int, run: BatchRun, shared: DedupKind | None = None, failed: bool = False) -> PendingRequest:
+        request = ended("a")
+        data = pack([Tensor(TensorHead("x", "UINT8", (rows,)), bytes(rows))])
+        request.entry = replace(request.entry, input=data, weight=rows)
+        request.reply = replace(request.reply, ran=run, shared=shared, failure=WRONG if failed else None)
+        return request
+
+    others = answered(5, runs[1], failed=True), answered(9, runs[1], DedupKind.SAME)
+    counts.finished([*others, answered(4, runs[0]), answered(1, runs[0]), answered(2, runs[0])], Ending.REPLIED, 2.0)
+    one = statistics_of(counters, "m", "1", lambda: 5.0, lambda: 1e9)
+    sizes = [(each.batch_size, each.compute_infer.count) for each in one.batch_stats]
+    assert (one.inference_count, one.execution_count, sizes) == (7, 2, [(5, 1), (7, 1)])
+    counters.forget("m")
+    assert not counters.more_rows
 
 
 def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:

@@ -35,6 +35,7 @@ from headway.model import (
     ProcessInfo,
     QueueName,
     Reply,
+    Rollout,
     Signature,
     Slot,
     Submission,
@@ -314,6 +315,14 @@ class Fleet(Protocol):
 
     async def capacities(self) -> Sequence[Capacity]:
         """Last published capacity of each model."""
+        ...
+
+    async def rollouts(self) -> Sequence[Rollout]:
+        """Last rollout of each model that had one."""
+        ...
+
+    async def keep_rollout(self, rollout: Rollout) -> bool:
+        """Keep a rollout in the place of the one before it; False, and nothing happens, where that has another revision than the one before."""
         ...
 
 

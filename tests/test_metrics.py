@@ -19,6 +19,7 @@ from headway.model import Capacity, GpuFigures, ProcessInfo, Role, Scaling, Tier
 from headway.runtime.counters import Counters, Histogram
 from headway.telemetry import metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
+from tests.core.test_rollout import PLAN
 
 TIERS = ("enterprise", "paid", "free")
 
@@ -48,6 +49,9 @@ NAMES = {
     "headway_desired_workers": ("gauge", {"model"}),
     "headway_scaling_decisions": ("counter", {"model", "direction"}),
     "headway_scaling_failures": ("counter", {"model"}),
+    "headway_rollout_changes": ("counter", {"model", "change"}),
+    "headway_rollout_share": ("gauge", {"model", "version"}),
+    "headway_rollout_rolled_back": ("gauge", {"model", "version"}),
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
@@ -136,6 +140,7 @@ def full_state() -> State:
     counters.spans_dropped["queue"] = 13
     counters.scaling_decisions["m", "up"] = 17
     counters.scaling_failures["m"] = 18
+    counters.rollout_changes["m", "step"] = 19
     workers = [
         WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat"),
@@ -148,6 +153,7 @@ def full_state() -> State:
             items_per_second=320.0,
             usable_per_second=224.0,
             scaling=Scaling(desired=3, current=1),
+            rollout=PLAN,
         )
     ]
     own = ProcessFigures(
@@ -242,6 +248,10 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("scaling_decisions", {"model": "m", "direction": "up"}, 17),
         ("scaling_decisions", {"model": "m", "direction": "down"}, 0),
         ("scaling_failures", {"model": "m"}, 18),
+        ("rollout_changes", {"model": "m", "change": "step"}, 19),
+        ("rollout_changes", {"model": "m", "change": "rolled back"}, 0),
+        ("rollout_share", {"model": "m", "version": "4"}, 0.01),
+        ("rollout_rolled_back", {"model": "m", "version": "4"}, 0),
         ("dead_letters", {"model": "m"}, 16),
         ("shared", {"model": "m", "kind": "same", "how": "joined"}, 9),
         ("client_retries", {}, 10),
@@ -350,6 +360,8 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
             "headway_throttle_per_second",
             "headway_keys_age_seconds",
             "headway_zone_help_batches",
+            "headway_rollout_share",
+            "headway_rollout_rolled_back",
             "headway_tokens",
             "headway_tls_certificate_expiry_timestamp_seconds",
         ),

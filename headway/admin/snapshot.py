@@ -12,7 +12,17 @@ from msgspec.structs import replace
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
-from headway.model import Capacity, GpuFigures, ProcessInfo, Scaling, TierDepth, WeightLine, WorkerInfo
+from headway.model import (
+    Capacity,
+    GpuFigures,
+    ProcessInfo,
+    Rollout,
+    RolloutState,
+    Scaling,
+    TierDepth,
+    WeightLine,
+    WorkerInfo,
+)
 
 _Line = TypeVar("_Line", bound=msgspec.Struct)
 _PLACES = {
@@ -102,7 +112,7 @@ class MemberLine(msgspec.Struct, frozen=True):
 
 
 class CapacityLine(msgspec.Struct, frozen=True):
-    """Capacity of one model; the names are those of `Capacity`."""
+    """Capacity of one model; the names are those of `Capacity`. `rollout` is text, empty where there is nothing to tell."""
 
     model: str
     healthy: int
@@ -112,6 +122,7 @@ class CapacityLine(msgspec.Struct, frozen=True):
     estimated: bool
     scarce: bool
     age_seconds: float
+    rollout: str
 
 
 class ScalingLine(msgspec.Struct, frozen=True):
@@ -243,7 +254,15 @@ def member_line(member: ProcessInfo, now: float) -> MemberLine:
 
 def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
     """Line of a model's capacity at broker instant `now`."""
-    return _line(CapacityLine, capacity, age_seconds=round(_age(capacity.measured_at, now), 3))
+    age = round(_age(capacity.measured_at, now), 3)
+    return _line(CapacityLine, capacity, age_seconds=age, rollout=_rollout(capacity.rollout))
+
+
+def _rollout(one: Rollout | None) -> str:
+    """Text on a rollout that is under way, or was rolled back."""
+    if one is None or one.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
+        return ""
+    return f"version {one.version} {f'at {one.percent:g} %' if one.running else f'rolled back: {one.reason}'}"
 
 
 def scaling_line(scaling: Scaling) -> ScalingLine:

@@ -66,6 +66,7 @@ def describe_process(
         tenant_rates={model: one.tenants for model, one in arrivals.items()},
         zone=settings.zone,
         scalable=dict(scalable),
+        versions={} if gateway is None else gateway.rollout_counts.counts,
         every=every,
     )
 

@@ -47,6 +47,7 @@ from headway.backends.process.nvml import NvmlGpus
 from headway.config import FIELDS, Settings, flag, idle, is_loopback
 from headway.config.target import Target
 from headway.controller.controller import Controller
+from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import SettingError
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
@@ -185,7 +186,7 @@ class _Wiring:
             self.recorder,
         )
         self.pools = local_pools(settings, plans, made.pool)
-        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots, self.pace.every)
+        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots, self._every)
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
@@ -238,8 +239,13 @@ class _Wiring:
     def _describe(self) -> ProcessInfo:
         made, port = self.made, self.admin_listener.port
         held = scalable(self.plans, self.pools)
-        every = self.pace.every()
+        every = self._every()
         return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held, every)
+
+    def _every(self) -> float:
+        """Seconds between two heartbeats: fewer while they tell of a rollout."""
+        gateway = self.made.gateway
+        return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
     def _leaving(self) -> bool:
         return self.membership.leaving
@@ -447,7 +453,9 @@ def make_components(
         )
     if parts.controller:
         alone = not settings.broker
-        controller = Controller(id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, pace, alone=alone)
+        controller = Controller(
+            id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, pace, alone=alone, counters=counters
+        )
     return Components(id, gateway, fallback, pool, controller)
 
 

@@ -162,6 +162,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
         slots += f", {capacity['degraded']} degraded"
     if capacity.get("scarce"):  # A process of an earlier version does not tell.
         slots += ", the broker's memory is scarce"
+    if rollout := capacity.get("rollout"):
+        slots += f", {rollout}"
     if capacity["age_seconds"] > STALE:
         slots += f", {capacity['age_seconds']:.0f} s ago"
     if not capacity["items_per_second"]:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from headway.controller.autoscaler import Autoscaler
+from headway.controller.rollouts import RolloutLeader
 from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.model import Capacity, ProcessInfo, QueueName, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, QueueName, Rollout, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Fleet
+from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -38,12 +41,13 @@ ENDS_SOON = 1.25
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The fleet as it was seen at one look; the last two for the autoscaler."""
+    """The fleet as it was seen at one look; the depths for the autoscaler, the processes for that and for rollouts."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
-    depths: Sequence[TierDepth] = ()
+    rollouts: Sequence[Rollout]
     members: Sequence[ProcessInfo] = ()
+    depths: Sequence[TierDepth] = ()
 
 
 class Controller:
@@ -57,6 +61,7 @@ class Controller:
         clock: monotonic seconds.
         pace: pace of the process, which is told while it leads.
         alone: whether there can be no other controller, so that the lead is nothing to tell of.
+        counters: counters of the process.
 
     Attributes:
         leads: whether it led when it last asked.
@@ -74,6 +79,7 @@ class Controller:
         pace: Pace,
         *,
         alone: bool = False,
+        counters: Counters | None = None,
     ) -> None:
         self.leads = False
         self.autoscaler: Autoscaler | None = None
@@ -87,6 +93,7 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
+        self._rollouts = RolloutLeader(fleet, counters or Counters(), clock)
         self._published: dict[str, float] = {}
         """Instants of the last publications, by model."""
         self._last: dict[str, Capacity] = {}
@@ -140,7 +147,8 @@ class Controller:
                 self._pace.stir()
                 if self.autoscaler is not None:
                     self.autoscaler.leads_until = until
-                await self._publish(seen)
+                rollouts = await self._rollouts.look(seen.rollouts, seen.members) if self.leads_now else {}
+                await self._publish(seen, rollouts)
         except BrokerUnavailable:
             self._become(leader=False, known=False)  # Another may lead before we hear of it.
             self._ends_in = math.inf
@@ -152,17 +160,19 @@ class Controller:
         self._published = dict.fromkeys((one.model for one in published), self._clock())
         self._last.clear()
         self._unchanged.clear()
+        self._rollouts.begin()
         if self.autoscaler is not None:
             self.autoscaler.begin(published)
 
     async def _look(self) -> _Seen:
         """Look at the fleet, as far as it is needed."""
-        workers, loads = self._broker.workers(), self._broker.loads()
-        if self.autoscaler is None:
-            return _Seen(*await asyncio.gather(workers, loads))
-        return _Seen(*await asyncio.gather(workers, loads, self._broker.depths(), self._fleet.members()))
+        broker, fleet = self._broker, self._fleet
+        asked: list[Awaitable[Any]] = [broker.workers(), broker.loads(), fleet.rollouts()]
+        if self.autoscaler is not None or self._rollouts.asks:
+            asked += [fleet.members(), *(() if self.autoscaler is None else (broker.depths(),))]
+        return _Seen(*await asyncio.gather(*asked))
 
-    async def _publish(self, seen: _Seen) -> None:
+    async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
         workers, loads = seen.workers, seen.loads
         self._calm = _calm(seen)
         target, scarce = self._target_utilisation, self._broker.memory_pressure
@@ -190,6 +200,7 @@ class Controller:
                 )
                 for one in found
             ]
+        found = [replace(one, rollout=rollouts.get(one.model)) for one in found]
         self._told = {model: told for model, told in self._told.items() if model in {one.model for one in found}}
         for one in found:
             if not self.leads_now:  # It stood still, and another may lead meanwhile.

@@ -3,7 +3,8 @@
 A version is there while a worker runs it that is not gone, and live while such a worker is healthy. Weights count among
 the live versions and the cold ones, which are loaded for what is drawn for them; without weights each live version gets as
 much as its part of the healthy slots. A version with weight 0
-drains: it takes nothing new, whoever asks. One that the weights leave out is for requests that name it.
+drains: it takes nothing new, whoever asks. One that the weights leave out is for requests that name it. Weights
+that are all 0 only take versions out, and the others share by slots; where none is left, what was taken out serves.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Versions:
     def __init__(self, slots: Mapping[str, int], there: Iterable[str], weights: Weights) -> None:
         self._there, self._weights = frozenset(there), weights
         shares = {version: float(count) for version, count in slots.items() if count}
-        if weights:
+        if not any(weights.values()):
+            shares = {version: count for version, count in shares.items() if version not in weights} or shares
+        else:
             wanted = {version: weight for version, weight in weights.items() if weight}
             shares = (
                 {version: weight for version, weight in wanted.items() if version in slots}

@@ -77,6 +77,7 @@ class CapacityWatcher(PeriodicResource):
         of_models = {one.model: one for one in capacities}
         self._freshness.keep(gateway.limiter.throttles.keys())
         self._calm = True
+        self._roll(of_models)
         for model in gateway.served.models:
             own = gateway.limiter.throttles[model].count(now)
             self._calm = self._calm and own.higher + own.lowest < CALM
@@ -86,6 +87,18 @@ class CapacityWatcher(PeriodicResource):
                 whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
+
+    def _roll(self, capacities: Mapping[str, Capacity]) -> None:
+        """Go by the rollouts that are published. Those of a model of which nothing is published stay as they were."""
+        gateway, rollouts, changed = self._gateway, [], False
+        for model, one in gateway.served.items():
+            found = capacities.get(model)
+            changed |= found is not None and one.versions.roll(found.rollout)
+            if one.versions.rollout is not None:
+                rollouts.append(one.versions.rollout)
+        gateway.rollout_counts.follow(rollouts)
+        if changed:
+            gateway.learn()
 
     def _set(self, model: str, rate: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         gateway = self._gateway

@@ -58,6 +58,7 @@ from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.tenant_counts import TenantCounts
+from headway.gateway.version_counts import RolloutCounts
 from headway.model import (
     Entry,
     EntryState,
@@ -106,6 +107,7 @@ class Gateway:
         quotas: quotas of the clients of the process.
         served: models that are served.
         tenant_counts: counts of tenants that ask for statistics.
+        rollout_counts: counts of the versions of models with a rollout under way.
         broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
         held: pending requests; to be looked at only.
         equal_inputs: inputs that get the outcome of an equal one of their request.
@@ -145,6 +147,7 @@ class Gateway:
             *observers,
         )
         self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
+        self.rollout_counts = RolloutCounts(self._tell_too)
         self._emptied = asyncio.Event()
         held = self.name, self._pending, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
@@ -678,8 +681,9 @@ class Gateway:
         if not self._pending:
             self._emptied.set()
 
-    def _tell_too(self, observer: Observer) -> None:
-        self._observers = (*self._observers, observer)
+    def _tell_too(self, observer: Observer, too: bool = True) -> None:
+        others = tuple(one for one in self._observers if one is not observer)
+        self._observers = (*others, observer) if too else others
 
     def _withdraw(self, pending: PendingRequest) -> None:
         if pending.session is not None:

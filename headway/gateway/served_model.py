@@ -114,6 +114,7 @@ class ServedModel:
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
         self._set_weigh(rows=former._rows)
+        self.versions.roll(former.versions.rollout)
 
     def _set_weigh(self, *, rows: bool) -> None:
         """Have inputs weigh their rows, or what the settings say."""

@@ -7,9 +7,10 @@ from time import monotonic
 
 from headway.core import failures
 from headway.core.health import UNKNOWN_FOR
+from headway.core.rollout import weights_of
 from headway.core.versions import Versions, Weights, position_of, versions_of
 from headway.gateway.several_inputs import SeveralInputs
-from headway.model import Failure, RequestOptions, WorkerInfo, WorkerStatus
+from headway.model import Failure, RequestOptions, Rollout, WorkerInfo, WorkerStatus
 
 
 class VersionChoice:
@@ -24,14 +25,20 @@ class VersionChoice:
     Attributes:
         any: whether all requests that name no version may be answered by any worker, as none claims for a version.
         label: version by which identical requests share answers, where `any` holds.
+        weights: weights by version that hold now.
+        rollout: last rollout of the model; None where there was none.
     """
 
-    __slots__ = ("_clock", "_lost", "_named", "_rng", "_there", "_versions", "_workers", "any", "label", "weights")
+    __slots__ = (
+        "_clock", "_configured", "_lost", "_named", "_rng", "_there", "_versions", "_workers", "any", "label", "rollout", "weights",
+    )  # fmt: skip
 
     def __init__(
         self, configured: str, weights: Weights, rng: Callable[[], float], clock: Callable[[], float] = monotonic
     ) -> None:
-        self.weights, self._rng, self._clock = weights, rng, clock
+        self._configured = self.weights = weights
+        self._rng, self._clock = rng, clock
+        self.rollout: Rollout | None = None
         self._there: Collection[str] = ()
         """Versions of the workers that were there at the last look."""
         self._lost: dict[str, float] = {}
@@ -77,9 +84,19 @@ class VersionChoice:
         return self._versions.absent if self._versions is not None else ()
 
     def weigh(self, weights: Weights) -> None:
-        """Go by other weights from now on."""
+        """Go by other weights from now on, as far as no rollout says others."""
+        self._configured = weights
+        self.roll(self.rollout)
+
+    def roll(self, rollout: Rollout | None) -> bool:
+        """Go by a rollout from now on; whether that has changed the weights."""
+        self.rollout = rollout
+        weights = weights_of(rollout, self._configured)
+        if weights == self.weights:
+            return False
         self.weights = weights
         self.learn(self._workers)
+        return True
 
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
         """Version in whose queue a request waits; empty: any.

@@ -25,6 +25,7 @@ from headway.model.queue_name import QueueName
 from headway.model.reply import Failure, Reply, RequestStatus
 from headway.model.report import ModelReport
 from headway.model.request import InferenceRequest, RequestOptions
+from headway.model.rollout import Rollout, RolloutState, VersionCounts
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
     KIND,
@@ -91,6 +92,9 @@ __all__ = [
     "InferenceRequest",
     "RequestOptions",
     "RequestStatus",
+    "Rollout",
+    "RolloutState",
+    "VersionCounts",
     "Submission",
     "TierDepth",
     "TokenCount",

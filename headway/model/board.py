@@ -47,12 +47,12 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotChange(msgspec.Struct, frozen=True, array_like=True):
-    """Change of a slot's status.
+    """Change of a slot's status, or of a rollout, whose name stands in the place of the worker's.
 
     Attributes:
         worker: id of the worker.
         model: name of its model.
-        status: its status from then on, a value of WorkerStatus.
+        status: its status from then on, a value of WorkerStatus, or for a rollout text.
         restarts: number of times its process was replaced.
         ago: seconds from the change to the notice that tells of it.
         cause: last error that led to it; empty where there was none.

@@ -9,6 +9,7 @@ import msgspec
 from headway.model.gpu import GpuFigures
 from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
+from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import TensorSpec, WeightLine
 
 
@@ -44,6 +45,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
         every: seconds until its next heartbeat; more while it rests.
+        versions: requests that have ended at a gateway, by model and version, of models with a rollout under way.
     """
 
     id: str
@@ -65,6 +67,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = ""
     tenant_rates: dict[str, dict[str, float]] = {}
     every: float = 1.0
+    versions: dict[str, dict[str, VersionCounts]] = {}
 
 
 class WorkerStatus(enum.Enum):
@@ -205,6 +208,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         measured_at: broker instant; set by the broker.
         scaling: workers that there should be; None as long as that is not known.
         least_seconds: seconds within which no worker answers, however many there are; 0 as long as that is not known.
+        rollout: last rollout of the model; None where there was none.
     """
 
     model: str
@@ -217,6 +221,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     measured_at: float = 0.0
     scaling: Scaling | None = None
     least_seconds: float = 0.0
+    rollout: Rollout | None = None
 
 
 class TierDepth(msgspec.Struct, frozen=True):

@@ -165,6 +165,8 @@ class Counters:
         """Decisions of the autoscaler by (model, direction)."""
         self.scaling_failures: defaultdict[str, int] = defaultdict(int)
         """Calls that did not set the number of workers, by model."""
+        self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Changes of rollouts by (model, `step` or the state that ended it)."""
         self.certificate_ends: float | None = None
         """Unix seconds at which the certificate of the ports ends; None without one."""
         self.remote_certificate_ends: float | None = None
@@ -183,6 +185,7 @@ class Counters:
         """Forget what was counted of a model that requests no longer come for."""
         by_model_first: Iterable[dict[Any, Any]] = (
             self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs, self.zone_help, self.scaling_decisions,
+            self.rollout_changes,
         )  # fmt: skip
         for table in by_model_first:
             for key in [key for key in table if key[0] == model]:

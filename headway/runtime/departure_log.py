@@ -57,9 +57,12 @@ class DepartureLog:
         self._statuses[slot.worker] = status
         if status is WorkerStatus.OFFLINE:
             del self._statuses[slot.worker]
+        cause = "" if status is WorkerStatus.HEALTHY else excerpt(cause)
+        self.changed(SlotChange(slot.worker, slot.model, status.value, restarts, cause=cause))
+
+    def changed(self, change: SlotChange) -> None:
+        """Note a change."""
         if len(self._changes) < MOST:
-            cause = "" if status is WorkerStatus.HEALTHY else excerpt(cause)
-            change = SlotChange(slot.worker, slot.model, status.value, restarts, cause=cause)
             self._changes.append((self._clock(), change))
         else:
             self._untold += 1

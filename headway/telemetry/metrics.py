@@ -31,7 +31,7 @@ from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY,
 from headway.core.health import heard
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
 from headway.core.scaling.scaler import DIRECTIONS
-from headway.model import MODEL_XIDS, Capacity, Cause, DedupKind, GpuFigures, Role, WorkerStatus
+from headway.model import MODEL_XIDS, Capacity, Cause, DedupKind, GpuFigures, Role, Rollout, RolloutState, WorkerStatus
 from headway.runtime.counters import ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -42,6 +42,8 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
 """Media type of the text with exemplars."""
 
+CHANGES = ("step", *(one.value for one in RolloutState if one is not RolloutState.RUNNING))
+"""Changes of rollouts."""
 NO_TIER = "none"
 """Tier of what is refused before anybody knows who asks."""
 NO_MODEL = ""
@@ -109,6 +111,11 @@ class Scrape:
     def of_capacities(self, read: Callable[[Capacity], float]) -> dict[str, float]:
         """Figure of each model's capacity, as `read` finds it."""
         return self.of_models({one.model: read(one) for one in self.fleet.capacities if one.model in self.models})
+
+    def of_rollouts(self, read: Callable[[Rollout], float]) -> Values:
+        """Figure of the last rollout of each model that had one, by model and version, as `read` finds it."""
+        found = (one.rollout for one in self.fleet.capacities if one.rollout is not None and one.model in self.models)
+        return {(one.model, one.version): read(one) for one in found}
 
     def of_queues(self, values: Iterable[tuple[str, int, float]], join: Callable[[float, float], float]) -> Values:
         """Values by model and tier; those of a model's versions are joined."""
@@ -328,6 +335,9 @@ ROWS = (
     Row(COUNTER, "scaling_failures", "model",
         "Calls that did not set the number of workers, as the platform refused or did not answer.",
         lambda of: of.counters.scaling_failures, _scaled, served=True),
+    # Of rollouts.
+    Row(COUNTER, "rollout_changes", "model change", "Changes of rollouts: a step, or the state that ended one.",
+        lambda of: of.counters.rollout_changes, lambda own: product(_scaled(own), CHANGES), served=True),
     # Of certificates.
     Row(GAUGE, "tls_certificate_expiry_timestamp_seconds", "", "When the certificate of the ports ends, in Unix seconds.",
         lambda of: of.counters.certificate_ends),
@@ -359,6 +369,10 @@ ROWS = (
         lambda of: of.of_capacities(lambda one: one.scaling.least if one.scaling else 0)),
     Row(GAUGE, "max_workers", "model", "Most workers that it may want; 0: there is no bound.",
         lambda of: of.of_capacities(lambda one: one.scaling.most if one.scaling else 0)),
+    Row(GAUGE, "rollout_share", "model version", "Share of a model's requests that the version of its last rollout gets.",
+        lambda of: of.of_rollouts(lambda one: one.percent / 100.0)),
+    Row(GAUGE, "rollout_rolled_back", "model version", "Whether that version was rolled back.",
+        lambda of: of.of_rollouts(lambda one: one.state is RolloutState.ROLLED_BACK)),
     Row(GAUGE, "dlq_depth", "model", "Dead letters kept.", lambda of: of.letters),
     Row(COUNTER, "dead_letters", "model", "Dead letters ever kept.",
         lambda of: {model: of.fleet.letters_ever.get(model, 0) for model in of.letters}),

@@ -9,7 +9,8 @@ import pytest
 
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, ProcessInfo, Role
+from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
+from headway.model.rollout import Evidence
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness, story
 
@@ -206,6 +207,27 @@ async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harnes
     assert {one.model for one in await harness.fleet.capacities()} == {"m", "retired"}
     await harness.advance(2 * harness.grain)
     assert {one.model for one in await harness.fleet.capacities()} == {"m"}
+
+
+@story
+async def test_a_rollout_is_kept_whole_and_changed_only_by_who_knows_the_last_revision(harness: Harness) -> None:
+    assert list(await harness.fleet.rollouts()) == []
+    evidence = Evidence(
+        VersionCounts(7, 2, {31: 7}), VersionCounts(700), (0.5, -1.0), (), 2, {31: 7}, {}, 0.5, (0.1, 3)
+    )
+    plan = Rollout(
+        model="m", version="4", beside="3", steps=(1.0, 100.0), every=60.0, rollback_on=("p95",), slower=0.25,
+        step=1, waited=7.5, evidence=evidence,
+    )  # fmt: skip
+    assert await harness.fleet.keep_rollout(plan)
+    assert await harness.fleet_peer.keep_rollout(msgspec.structs.replace(plan, model="n", revision=9)), "none was there"
+    after = msgspec.structs.replace(plan, state=RolloutState.ABORTED, reason="by an operator", revision=2)
+    assert await harness.fleet_peer.keep_rollout(after)
+    assert not await harness.fleet.keep_rollout(msgspec.structs.replace(plan, waited=8.0, revision=2))
+    assert not await harness.fleet.keep_rollout(msgspec.structs.replace(plan, revision=4))
+    await harness.advance(100_000.0)
+    kept = {one.model: one for one in await harness.fleet.rollouts()}
+    assert kept == {"m": after, "n": msgspec.structs.replace(plan, model="n", revision=9)}
 
 
 @story

@@ -53,6 +53,14 @@ def test_requests_are_shared_by_weight_whatever_the_slots() -> None:
     assert versions.only is None
 
 
+def test_weights_that_are_all_0_only_take_versions_out_as_long_as_there_are_others() -> None:
+    out = {"4": 0.0}
+    both = Versions({"2": 1, "3": 3, "4": 4}, ("2", "3", "4"), out)
+    assert drawn(both) == {"2": 2500, "3": 7500}
+    assert not both.takes("4")
+    assert drawn(Versions({"4": 4}, ("4",), out)) == {"4": 10_000}
+
+
 def test_without_weights_they_are_shared_by_slots() -> None:
     assert drawn(Versions({"3": 3, "4": 1}, ("3", "4"), {})) == {"3": 7500, "4": 2500}
 

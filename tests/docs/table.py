@@ -92,6 +92,7 @@ ROWS: list[Row] = [
     ("*", r"headway bench .* --duration", Run((("--duration ", "--duration 0."),), compares=False)),
     ("docs/ledger.md", r"headway serve|HEADWAY_LEDGER=", Parse("tests/e2e/test_ledger.py runs both")),
     ("docs/tracing.md", r"headway serve|export OTEL", Parse("tests/e2e/test_traces.py does, with a collector")),
+    ("docs/fleet.md", r"headway rollout ", Parse("it takes two versions: tests/e2e/test_rollouts.py has them")),
     ("docs/fleet.md", r"headway worker .* --name extra", Parse("tests/e2e/test_roles.py does")),
     ("docs/fleet.md", r"old=|(\w+ )?admin|offset|written=|for one in|redis-cli ", Parse(NEEDS_HOSTS)),
     (

@@ -62,7 +62,7 @@ def main() -> int:
     """Run the drill, or the parts that the arguments name; returns the exit code."""
     missed: list[str] = []
     chosen = sys.argv[1:]
-    for part in (faults, crashes, rejections, gpus, scaling, platform, ledgers, certificates, broker):
+    for part in (faults, crashes, rejections, rollout, gpus, scaling, platform, ledgers, certificates, broker):
         if chosen and part.__name__ not in chosen:
             continue
         with tempfile.TemporaryDirectory(prefix="headway-drill-") as name:
@@ -165,6 +165,22 @@ def rejections(folder: Path, missed: list[str]) -> None:
         )
         obstacle.unlink()
         drill.clears("HeadwayModelRejects", meanwhile=busy)
+
+
+def rollout(folder: Path, missed: list[str]) -> None:
+    """A new version of which every input fails, until somebody says that they know."""
+    (folder / "both.py").write_text(
+        "def old(inputs): return [text.upper() for text in inputs]\n\ndef new(inputs): return [ValueError('no good') for _ in inputs]\n"
+    )
+    (folder / "headway.toml").write_text(
+        '[models."m@3"]\ntarget = "both.py:old"\n[models."m@4"]\ntarget = "both.py:new"\n'
+    )
+    server = Server(folder, "m")
+    with watched(folder, server, missed=missed) as drill:
+        server.admin("/internal/rollouts/start?model=m&version=4&steps=50&every=3600", "POST")
+        drill.fires("HeadwayRolledBack", meanwhile=lambda: ask([server], *["text"] * 8))
+        server.admin("/internal/rollouts/abort?model=m", "POST")
+        drill.clears("HeadwayRolledBack")
 
 
 def gpus(folder: Path, missed: list[str]) -> None:

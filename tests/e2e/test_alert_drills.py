@@ -10,7 +10,7 @@ import pytest
 from tests.e2e import alerts_alone_drill as drills
 
 
-@pytest.mark.parametrize("part", [drills.rejections, drills.gpus])
+@pytest.mark.parametrize("part", [drills.rejections, drills.rollout, drills.gpus])
 def test_the_alerts_of_a_drill_fire_and_clear(tmp_path: Path, part: Callable[[Path, list[str]], None]) -> None:
     missed: list[str] = []
     part(tmp_path, missed)

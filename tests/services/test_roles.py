@@ -13,7 +13,7 @@ from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.core.health import STANDBY_EVERY
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
-from headway.model import Capacity, ProcessInfo, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, ProcessInfo, Role, Rollout, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
@@ -83,6 +83,12 @@ class Away:
 
     async def capacities(self) -> Sequence[Capacity]:
         return await self.inner.capacities()
+
+    async def rollouts(self) -> Sequence[Rollout]:
+        return await self.inner.rollouts()
+
+    async def keep_rollout(self, rollout: Rollout) -> bool:
+        return await self.inner.keep_rollout(rollout)
 
 
 async def test_a_request_goes_through_roles_of_their_own(fleets: Fleets) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, ProcessInfo
+from headway.model import Capacity, ProcessInfo, Rollout
 
 
 class MemoryFleet:
@@ -22,6 +22,7 @@ class MemoryFleet:
         self._clock = clock
         self._members: dict[str, ProcessInfo] = {}
         self._capacities: dict[str, Capacity] = {}
+        self._rollouts: dict[str, Rollout] = {}
         self._leader = ""
         self._leads_until = 0.0
         self._loads: dict[str, tuple[str, float]] = {}
@@ -73,3 +74,15 @@ class MemoryFleet:
         since = self._clock() - FORGOTTEN_AFTER
         self._capacities = {model: one for model, one in self._capacities.items() if one.measured_at >= since}
         return list(self._capacities.values())
+
+    async def rollouts(self) -> Sequence[Rollout]:
+        """See Fleet."""
+        return list(self._rollouts.values())
+
+    async def keep_rollout(self, rollout: Rollout) -> bool:
+        """See Fleet."""
+        there = self._rollouts.get(rollout.model)
+        if there is not None and there.revision != rollout.revision - 1:
+            return False
+        self._rollouts[rollout.model] = rollout
+        return True

@@ -10,7 +10,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER, believed
-from headway.model import Capacity, ProcessInfo, WorkerInfo
+from headway.model import Capacity, ProcessInfo, Rollout, WorkerInfo
 
 
 class RedisFleet:
@@ -56,6 +56,21 @@ class RedisFleet:
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
         return wire.readable(wire.read_capacity, await self._notes("capacity", FORGOTTEN_AFTER))
+
+    async def rollouts(self) -> Sequence[Rollout]:
+        """See Fleet."""
+        found = await self._connection.share("rollouts", self._key, self._connection.clock_text())
+        return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, found)))
+
+    async def keep_rollout(self, rollout: Rollout) -> bool:
+        """See Fleet. The number of its revision is its stamp."""
+        connection = self._connection
+        packed = wire.pack_numbers((rollout.revision,)) + wire.encode(rollout)
+        return bool(
+            await connection.call(
+                "keep_rollout", self._key, connection.clock_text(), rollout.model, rollout.revision, packed
+            )
+        )
 
     async def _ask(self, function: str, *arguments: object) -> Any:
         return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)

@@ -33,6 +33,7 @@ from headway.model import (
     ProcessInfo,
     QueueName,
     Reply,
+    Rollout,
     Tensors,
     TokenCount,
     Value,
@@ -124,6 +125,7 @@ _positions = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
+read_rollout = msgspec.msgpack.Decoder(Rollout).decode
 _notice = msgspec.msgpack.Decoder(Notice)
 _scaling_change = msgspec.msgpack.Decoder(ScalingChange)
 encode = msgspec.msgpack.Encoder().encode

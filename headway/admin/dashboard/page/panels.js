@@ -44,7 +44,7 @@ export function tables(recent, snapshot, tiers, promise) {
   rows(body("capacity"), models, (model) => {
     const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds - snapshot.age_seconds < STALE);
     const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
-    const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}` : "–";
+    const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}${one.rollout ? `, ${one.rollout}` : ""}` : "–";
     return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
   }, (model) => model, "No model is known.");
   rows(body("queue"), together(snapshot.queues), (one) => plain(

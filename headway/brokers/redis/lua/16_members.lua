@@ -5,6 +5,7 @@
 --   k          hash    process → when it was heard of, and what it said of itself
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
+--   rollout    hash    model → revision of its last rollout, and that
 
 -- note: what somebody says of himself, or of a model. Arguments after the clock: the hash, a name, and what is said.
 together.register('note', function(keys, args)
@@ -72,5 +73,27 @@ end)
 
 redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)
   redis.call('HDEL', keys[1] .. 'capacity', args[2])
+  return 1
+end}
+
+-- rollouts: the last rollout of each model.
+together.register('rollouts', function(keys)
+  local key = keys[1] .. 'rollout'
+  local left = redis.call('TTL', key)
+  if 0 < left and left < LETTER_SECONDS / 2 then
+    redis.call('EXPIRE', key, LETTER_SECONDS)
+  end
+  return redis.call('HVALS', key)
+end)
+
+-- Keep a rollout, where the one that is kept has the revision before. Arguments after the clock: its model and revision, and what is kept.
+redis.register_function{function_name = VERSION .. '_keep_rollout', flags = {'allow-oom'}, callback = function(keys, args)
+  local key = keys[1] .. 'rollout'
+  local there = redis.call('HGET', key, args[2])
+  if there and struct.unpack('<d', there) ~= tonumber(args[3]) - 1 then
+    return 0
+  end
+  redis.call('HSET', key, args[2], args[4])
+  redis.call('EXPIRE', key, LETTER_SECONDS)
   return 1
 end}

@@ -1,0 +1,128 @@
+"""Rollouts over HTTP: shown, started, promoted, aborted. The leading controller moves them on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headway.admin.process import ProcessView
+from headway.admin.rendering import as_json
+from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
+from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
+from headway.http.readiness import soon
+from headway.http.requests import Request, RouteAnswer
+from headway.http.routing import Route
+from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
+
+TRIES = 5
+"""Times that a change is tried while the leader changes the same rollout."""
+
+_Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
+
+
+def routes(process: ProcessView) -> list[Route]:
+    """Routes `/internal/rollouts` and below. Arguments are in the query."""
+    on = _Routes(process)
+    return [
+        Route("/internal/rollouts", on.listing),
+        Route("/internal/rollouts/start", on.start, ("POST",)),
+        Route("/internal/rollouts/promote", on.promote, ("POST",)),
+        Route("/internal/rollouts/abort", on.abort, ("POST",)),
+    ]
+
+
+class _Routes:
+    def __init__(self, process: ProcessView) -> None:
+        self._process = process
+
+    async def listing(self, request: Request) -> RouteAnswer:
+        rollouts = await soon(self._process.fleet.rollouts())
+        return as_json({"rollouts": [_shown(one) for one in sorted(rollouts, key=lambda one: one.model)]})
+
+    async def start(self, request: Request) -> RouteAnswer:
+        if not any(one.leads for one in await soon(self._process.fleet.members())):
+            raise BadRequest(
+                "no controller leads the fleet, so that nobody would move a rollout on; start `headway controller`"
+            )
+        plan = Rollout(
+            model=_needed(request, "model"),
+            version=_needed(request, "version"),
+            beside=request.param("beside") or "",
+            steps=tuple(_number("steps", one) for one in _needed(request, "steps").split(",")),
+            every=_number("every", _needed(request, "every")),
+            rollback_on=tuple(filter(None, _given(request, "rollback_on", ",".join(TESTS)).split(","))),
+            slower=_number("slower", _given(request, "slower", str(SLOWER))),
+        )
+        return await self._change(plan.model, lambda last, workers: begun(plan, workers, last))
+
+    async def promote(self, request: Request) -> RouteAnswer:
+        return await self._decide(request, RolloutState.PROMOTED)
+
+    async def abort(self, request: Request) -> RouteAnswer:
+        return await self._decide(request, RolloutState.ABORTED)
+
+    async def _decide(self, request: Request, state: RolloutState) -> RouteAnswer:
+        model = _needed(request, "model")
+        return await self._change(model, lambda last, workers: decided(last, state, model, workers))
+
+    async def _change(self, model: str, change: _Change) -> RouteAnswer:
+        """Change a rollout as it is now, and answer with it."""
+        fleet, broker = self._process.fleet, self._process.broker
+        for _ in range(TRIES):
+            kept, workers = await soon(asyncio.gather(fleet.rollouts(), broker.workers()))
+            try:
+                after = change(next((one for one in kept if one.model == model), None), workers)
+            except Unknown as exc:
+                raise NotFound(str(exc)) from None
+            except NoRollout as exc:
+                raise BadRequest(str(exc)) from None
+            if await soon(fleet.keep_rollout(after)):
+                return as_json(_shown(after))
+        message = f"the rollout of {model!r} is being changed by others; ask again"
+        raise RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0)
+
+
+def _given(request: Request, name: str, default: str) -> str:
+    value = request.param(name)
+    return default if value is None else value
+
+
+def _needed(request: Request, name: str) -> str:
+    value = request.param(name)
+    if not value:
+        raise BadRequest(f"{name} is missing in the query")
+    return value
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadRequest(f"{name}: {text[:20]!r} is not a number") from None
+
+
+def _shown(one: Rollout) -> dict[str, Any]:
+    evidence = one.evidence
+    return {
+        "model": one.model,
+        "version": one.version,
+        "beside": one.beside,
+        "state": one.state.value,
+        "percent": one.percent,
+        "reason": one.reason,
+        "step": one.step,
+        "steps": one.steps,
+        "step_seconds": round(one.waited, 1),
+        "every": one.every,
+        "rollback_on": one.rollback_on,
+        "slower": one.slower,
+        "new": _counts(evidence.new),
+        "old": _counts(evidence.old),
+    }
+
+
+def _counts(counts: VersionCounts) -> dict[str, Any]:
+    """Requests of a version in this step."""
+    p95 = round(bound_of(p95_of(counts.latencies)), 4) if counts.latencies else None
+    return {"answered": counts.answered, "failed": counts.failed, "p95_seconds": p95}

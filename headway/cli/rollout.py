@@ -1,0 +1,121 @@
+"""`headway rollout`: a new version of a model gets more and more of its requests, and none if it does worse."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from headway.cli.admin import Admin, as_json, pretty, table, with_admin
+from headway.cli.commands import CommandGroup, option
+
+_model = click.argument("model", metavar="MODEL", help="Name of the model.")
+
+
+@click.group(cls=CommandGroup)
+def rollout() -> None:
+    """Rollouts: a new version gets more and more of a model's requests. Start, watch, promote, abort."""
+
+
+@rollout.command()
+@_model
+@click.argument("version", metavar="VERSION", help="New version; workers serve it already.")
+@option("--steps", default="1,10,50,100", metavar="PERCENT,…", help="Share of the requests in each step, in percent.")
+@option("--every", default="10m", metavar="DURATION", help="How long a step lasts: 30s, 10m or 12h.")
+@option(
+    "--rollback-on",
+    default="failures,p95",
+    metavar="TEST,…",
+    help="What ends it: failures, p95, both, or none for an empty text.",
+)
+@option("--slower", default=25.0, metavar="PERCENT", help="How much slower its P95 may be.")
+@option("--beside", default="", metavar="VERSION", help="Version to compare with, if several others serve.")
+@with_admin
+@as_json
+def start(
+    port: Admin,
+    model: str,
+    version: str,
+    steps: str,
+    every: str,
+    rollback_on: str,
+    slower: float,
+    beside: str,
+    json: bool,
+) -> None:
+    """Begin a rollout: the new version gets its first share of the requests at once.
+
+    It gets the next one when a step is over, and none once there is enough evidence that it fails more or is slower.
+    Its processes run on then, for a look.
+    """
+    from headway.cli.keys import duration
+
+    asked = {
+        "model": model, "version": version, "steps": steps, "every": duration("--every", every, least=1.0),
+        "rollback_on": rollback_on, "slower": slower / 100.0, "beside": beside,
+    }  # fmt: skip
+    _show([port.post(f"/internal/rollouts/start?{urlencode(asked)}")], json)
+
+
+@rollout.command()
+@with_admin
+@as_json
+def status(port: Admin, json: bool) -> None:
+    """Show the last rollout of each model, and how both versions do in its present step."""
+    _show(port.get("/internal/rollouts")["rollouts"], json)
+
+
+@rollout.command()
+@_model
+@with_admin
+@as_json
+def promote(port: Admin, model: str, json: bool) -> None:
+    """Give the new version all requests at once, whatever has become of its rollout."""
+    _show([port.post(f"/internal/rollouts/promote?{urlencode({'model': model})}")], json)
+
+
+@rollout.command()
+@_model
+@with_admin
+@as_json
+def abort(port: Admin, model: str, json: bool) -> None:
+    """Give the new version no more requests, and the one beside it all of them, whatever has become of its rollout."""
+    _show([port.post(f"/internal/rollouts/abort?{urlencode({'model': model})}")], json)
+
+
+def _show(rollouts: list[dict[str, Any]], json: bool) -> None:
+    if json:
+        click.echo(pretty(rollouts))
+    elif not rollouts:
+        click.echo("no rollouts")
+    else:
+        head = (
+            "MODEL",
+            "VERSION",
+            "STATE",
+            "SHARE",
+            "STEP",
+            "ANSWERED",
+            "FAILED",
+            "P95",
+            "BESIDE",
+            "ANSWERED",
+            "FAILED",
+            "P95",
+        )
+        click.echo(table(head, [_cells(one) for one in rollouts]))
+        for one in rollouts:
+            if one["reason"]:
+                click.echo(f"{one['model']}@{one['version']} {one['state']}: {one['reason']}")
+
+
+def _cells(one: dict[str, Any]) -> tuple[str, ...]:
+    step = f"{one['step'] + 1} of {len(one['steps'])}, {one['step_seconds']:.0f} of {one['every']:g} s"
+    return (one["model"], one["version"], one["state"], f"{one['percent']:g} %", step, *_counts(one["new"]),
+            one["beside"], *_counts(one["old"]))  # fmt: skip
+
+
+def _counts(counts: dict[str, Any]) -> tuple[str, str, str]:
+    p95 = "-" if counts["p95_seconds"] is None else f"{counts['p95_seconds'] * 1000:.0f} ms"
+    return str(counts["answered"]), str(counts["failed"]), p95

@@ -1,0 +1,309 @@
+"""Rules of a rollout: how much the new version gets, and when there is enough evidence against it.
+
+Both tests compare two shares, block by block: the new version's requests and those of the version beside it that ended
+meanwhile. So whatever troubles both at the same time speaks for neither. The bet on an alternative grows by its
+likelihood ratio, with a joint share in place of the two under the hypothesis that the new version is no worse, which
+makes it an e-variable for that hypothesis: A. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential
+k-sample tests that allow for optional stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block
+that lie between 0 and 1 count like the outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating means of
+bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality the mean of the bets ever
+reaches 1/p with probability p at most if the new version is no worse, however often one looks. All steps and tests of
+a rollout share ERROR_RATE.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from headway.core.versions import Weights
+from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, WorkerStatus
+from headway.model.rollout import Evidence
+
+ERROR_RATE = 0.005
+"""Most probability that a version which is no worse is rolled back, over all steps and tests of its rollout."""
+FAILURES, P95 = "failures", "p95"
+TESTS = (FAILURES, P95)
+"""Tests that may end a rollout."""
+MOST_STEPS = 20
+LONGEST_STEP = 7 * 86400.0
+"""Seconds of the longest step."""
+SLOWER = 0.25
+"""Part by which the new version's P95 may be above that of the other, unless the rollout says another."""
+MOST_SLOWER = 10.0
+
+ODDS = (2.0, 6.0, 40.0, 2000.0)
+"""Alternatives that are bet on: odds of a hit for the new version, over those for the other."""
+LEAST_FAILING = 3
+"""Looks at which the new version must have failed: one list of bad inputs, which end together, is no evidence."""
+MOST_OF_A_LOOK = 4.0
+"""Requests of the new version that the failures of one look count for at most, as those may have one cause."""
+BLOCK_SECONDS = 2.0
+"""Least seconds of a block of latencies, of which only the share counts: requests beside each other wait in one queue."""
+LEAST_LATENCIES = 20
+"""Answers of the other version from which on its P95 is known well enough to compare with."""
+USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05
+"""Shares of hits that are expected before anything was seen."""
+
+_GROWTH = 1.1
+"""Growth from one bucket of latencies to the next."""
+_SHORTEST = 0.0005
+"""Upper bound in seconds of bucket 0."""
+
+
+class NoRollout(Exception):
+    """Error for a rollout that cannot be; says why."""
+
+
+class Unknown(NoRollout):
+    """Error for a model, a version or a rollout that is not there."""
+
+
+def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
+    """Rollout that begins now.
+
+    Arguments:
+        plan: what is asked for; without a version beside the new one, that is the only other one which takes requests.
+        workers: the worker registry.
+        last: last rollout of the model; None: there was none.
+
+    Raises:
+        Unknown: the model has no worker, or a version has none.
+        NoRollout: it cannot be; says why.
+    """
+    if last is not None and last.running:
+        raise NoRollout(
+            f"a rollout of version {last.version} of {plan.model!r} is under way; promote or abort it first"
+        )
+    _check_plan(plan)
+    there = _versions(plan.model, workers)
+    _check_served(plan.model, plan.version, there)
+    lost = set() if last is None else {last.beside if last.state is RolloutState.PROMOTED else last.version}
+    others = sorted(there - {plan.version} - (lost if not plan.beside else set()))
+    if plan.beside:
+        _check_served(plan.model, plan.beside, there)
+        others = [plan.beside]
+    if len(others) != 1 or plan.version in others:
+        found = f"versions {', '.join(others)} are" if others else "no other version is"
+        raise NoRollout(
+            f"{found} served beside version {plan.version} of {plan.model!r}; name the one to compare with as `beside`"
+        )
+    return replace(plan, beside=others[0], revision=1 if last is None else last.revision + 1)
+
+
+def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
+    """Rollout as an operator ends it, also once it has ended in another way.
+
+    Arguments:
+        last: last rollout of the model; None: there was none.
+        state: PROMOTED or ABORTED.
+        model: name of the model.
+        workers: the worker registry.
+
+    Raises:
+        Unknown: there was none, or nobody serves the version that is to get all requests.
+    """
+    if last is None:
+        raise Unknown(f"model {model!r} has had no rollout")
+    winner = last.version if state is RolloutState.PROMOTED else last.beside
+    _check_served(model, winner, _versions(model, workers))
+    return replace(last, state=state, reason="by an operator", revision=last.revision + 1)
+
+
+def _versions(model: str, workers: Sequence[WorkerInfo]) -> set[str]:
+    """Versions of a model that are there. Raises Unknown for a model without a worker."""
+    own = [
+        one for one in workers if one.model == model and one.status not in (WorkerStatus.OFFLINE, WorkerStatus.FAILED)
+    ]
+    if not own:
+        raise Unknown(f"model {model!r} has no worker")
+    return {one.version for one in own if one.version}
+
+
+def _check_served(model: str, version: str, there: Collection[str]) -> None:
+    if version not in there:
+        listed = (
+            f"those that serve are {', '.join(sorted(there))}" if there else "its workers have no versions of their own"
+        )
+        raise Unknown(f"no worker serves version {version!r} of {model!r}; {listed}")
+
+
+def _check_plan(plan: Rollout) -> None:
+    steps, every, tests = plan.steps, plan.every, plan.rollback_on
+    grows = all(one < other for one, other in itertools.pairwise(steps))
+    if not steps or not grows or not (steps[0] > 0.0 and steps[-1] <= 100.0):
+        shown = ",".join(f"{one:g}" for one in steps)
+        raise NoRollout(f"steps {shown!r} are not percentages that grow, above 0 and up to 100, as in 1,10,50,100")
+    if len(steps) > MOST_STEPS:
+        raise NoRollout(f"{len(steps)} steps are more than {MOST_STEPS}")
+    if not 1.0 <= every <= LONGEST_STEP:
+        raise NoRollout(f"a step of {every:g} s is not between 1 s and {LONGEST_STEP / 86400:g} days")
+    if not {*tests} <= {*TESTS} or len({*tests}) != len(tests):
+        raise NoRollout(f"rollback_on {','.join(tests)!r} is not one or both of {', '.join(TESTS)}, or none")
+    if not 0.0 <= plan.slower <= MOST_SLOWER:
+        raise NoRollout(f"slower {plan.slower:g} is not between 0 and {MOST_SLOWER:g}")
+
+
+def weights_of(rollout: Rollout | None, configured: Weights) -> Weights:
+    """Weights that hold for a model's versions. Once it has ended, a rollout only takes those that lost out.
+
+    Arguments:
+        rollout: last rollout of the model; None: there was none.
+        configured: weights that the settings say.
+    """
+    if rollout is None:
+        return configured
+    if rollout.running:
+        return {rollout.beside: 100.0 - rollout.percent, rollout.version: rollout.percent}
+    promoted = rollout.state is RolloutState.PROMOTED
+    return {**configured, rollout.beside if promoted else rollout.version: 0.0}
+
+
+def bucket_of(seconds: float) -> int:
+    """Bucket of a latency; each is a tenth wider than the one before."""
+    return max(math.ceil(math.log(max(seconds, 1e-9) / _SHORTEST) / math.log(_GROWTH)), 0)
+
+
+def bound_of(bucket: int) -> float:
+    """Upper bound in seconds of a bucket."""
+    return _SHORTEST * _GROWTH**bucket
+
+
+def p95_of(latencies: Mapping[int, int]) -> int:
+    """Bucket of the 95th percentile; 0 where there is no latency."""
+    left, above = 0.05 * sum(latencies.values()), 0
+    for bucket in sorted(latencies, reverse=True):
+        above += latencies[bucket]
+        if above > left:
+            return bucket
+    return 0
+
+
+def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
+    """Counts of both together."""
+    return VersionCounts(
+        counts.answered + more.answered, counts.failed + more.failed, _sum(counts.latencies, more.latencies)
+    )
+
+
+def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
+    """Rollout after some more seconds: with more evidence, a step further, promoted or rolled back.
+
+    A step lasts until its time has passed and the new version has had a request. The last one, unless that is 100 %,
+    lasts until somebody promotes or aborts.
+
+    Arguments:
+        rollout: a rollout that runs.
+        seconds: seconds since the last call.
+        new: requests of the new version that ended meanwhile.
+        old: those of the one beside it.
+    """
+    evidence = _with_failures(rollout.evidence, new, old)
+    evidence = _with_latencies(evidence, seconds, new.latencies, old.latencies, _allowed(rollout))
+    after = replace(rollout, waited=rollout.waited + seconds, evidence=evidence)
+    if reason := _verdict(after):
+        return replace(after, state=RolloutState.ROLLED_BACK, reason=reason)
+    if after.waited < after.every or not evidence.new.count or after.step + 1 == len(after.steps):
+        return after
+    if after.steps[after.step + 1] == 100.0:
+        return replace(after, state=RolloutState.PROMOTED, step=after.step + 1, reason="all steps are done")
+    return replace(after, step=after.step + 1, waited=0.0, evidence=Evidence())
+
+
+def _with_failures(evidence: Evidence, new: VersionCounts, old: VersionCounts) -> Evidence:
+    """Evidence with the outcomes of one look."""
+    before, bets = evidence.old, evidence.failures
+    if new.count and old.count:
+        less = min(1.0, MOST_OF_A_LOOK / new.count)
+        usual = (before.failed + USUAL_FAILURES) / (before.count + 1.0)
+        bets = _bet(bets, (new.count * less, new.failed * less), (old.count * less, old.failed * less), usual)
+    return replace(
+        evidence,
+        new=counted(evidence.new, new),
+        old=counted(before, old),
+        failures=bets,
+        failing=evidence.failing + bool(new.failed),
+    )
+
+
+def _with_latencies(
+    evidence: Evidence, seconds: float, new: Mapping[int, int], old: Mapping[int, int], allowed: int
+) -> Evidence:
+    """Evidence with the latencies of one look. `allowed`: buckets by which the new version may be slower."""
+    new, old = _sum(evidence.block_new, new), _sum(evidence.block_old, old)
+    age = evidence.block_seconds + seconds
+    if age < BLOCK_SECONDS or not (new and old):
+        return replace(evidence, block_new=new, block_old=old, block_seconds=age)
+    bets, (slow, blocks) = evidence.p95, evidence.slow_share
+    past = {bucket: count - old.get(bucket, 0) for bucket, count in evidence.old.latencies.items()}
+    if sum(past.values()) >= LEAST_LATENCIES:
+        limit = p95_of(past)
+        of_old = _share_above(old, limit)
+        usual = (slow + USUAL_SLOW) / (blocks + 1.0)
+        bets = _bet(bets, (1.0, _share_above(new, limit + allowed)), (1.0, of_old), usual)
+        slow, blocks = slow + of_old, blocks + 1
+    return replace(evidence, p95=bets, block_new={}, block_old={}, block_seconds=0.0, slow_share=(slow, blocks))
+
+
+def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
+    """Logarithms of the bets after one block.
+
+    Arguments:
+        bets: those before it; none at first.
+        new: number of requests of the new version, and of those the hits.
+        old: those of the other.
+        usual: share of hits of the old version, as it is known from before.
+    """
+    (count, hits), (others, other_hits) = new, old
+    usual = min(max(usual, 1e-6), 0.99)
+    grown = []
+    for before, odds in zip(bets or (0.0,) * len(ODDS), ODDS, strict=True):
+        worse = odds * usual / (1.0 - usual + odds * usual)
+        joint = (count * worse + others * usual) / (count + others)
+        grown.append(
+            before
+            + hits * math.log(worse / joint)
+            + (count - hits) * math.log((1.0 - worse) / (1.0 - joint))
+            + other_hits * math.log(usual / joint)
+            + (others - other_hits) * math.log((1.0 - usual) / (1.0 - joint))
+        )
+    return tuple(grown)
+
+
+def _verdict(rollout: Rollout) -> str:
+    """Reason for which a rollout is rolled back, in words; empty while the evidence does not do."""
+    evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
+    enough = math.log(len(rollout.steps) * len(rollout.rollback_on) / ERROR_RATE) if rollout.rollback_on else math.inf
+    new, old = evidence.new, evidence.old
+    if FAILURES in rollout.rollback_on and evidence.failing >= LEAST_FAILING and _mean(evidence.failures) >= enough:
+        said = (
+            f"{new.failed} of {new.count} requests failed, and {old.failed} of {old.count} of version {rollout.beside}"
+        )
+        return f"fails more, at the step {share}: {said}"
+    if P95 in rollout.rollback_on and _mean(evidence.p95) >= enough:
+        there = f"{bound_of(p95_of(old.latencies)) * 1000:.3g} ms of version {rollout.beside}"
+        return f"slower, at the step {share}: P95 {bound_of(p95_of(new.latencies)) * 1000:.3g} ms, against {there}"
+    return ""
+
+
+def _mean(bets: Sequence[float]) -> float:
+    """Logarithm of the mean of bets."""
+    if not bets:
+        return 0.0
+    most = max(bets)
+    return most + math.log(sum(math.exp(one - most) for one in bets) / len(bets))
+
+
+def _allowed(rollout: Rollout) -> int:
+    return math.ceil(math.log1p(rollout.slower) / math.log(_GROWTH) - 1e-9)
+
+
+def _share_above(latencies: Mapping[int, int], limit: int) -> float:
+    return sum(count for bucket, count in latencies.items() if bucket > limit) / sum(latencies.values())
+
+
+def _sum(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: one.get(bucket, 0) + other.get(bucket, 0) for bucket in one.keys() | other.keys()}

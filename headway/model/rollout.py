@@ -1,0 +1,104 @@
+"""Rollouts: a new version of a model that gets more and more of its requests, and what is known of how it does."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class RolloutState(enum.Enum):
+    """State of a rollout. All but the first are its ends; the version that has lost gets no requests then."""
+
+    RUNNING = "running"
+    PROMOTED = "promoted"
+    ABORTED = "aborted"
+    ROLLED_BACK = "rolled back"
+
+
+class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of one version that have ended.
+
+    Attributes:
+        answered: those that got an output.
+        failed: those that got an error after they were let in.
+        latencies: those answered, by bucket of `headway.core.rollout.bucket_of`.
+    """
+
+    answered: int = 0
+    failed: int = 0
+    latencies: dict[int, int] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of requests."""
+        return self.answered + self.failed
+
+
+class Evidence(msgspec.Struct, frozen=True, array_like=True):
+    """Evidence of one step of a rollout.
+
+    Attributes:
+        new, old: requests of the new version and of the one beside it in this step.
+        failures, p95: logarithm of the bets on each alternative, of the two tests.
+        failing: looks at which the new version had failures.
+        block_new, block_old: latencies of the block that is open.
+        block_seconds: age of that block.
+        slow_share: sum and number of the shares of slow answers of the version beside it, by closed blocks.
+    """
+
+    new: VersionCounts = VersionCounts()
+    old: VersionCounts = VersionCounts()
+    failures: tuple[float, ...] = ()
+    p95: tuple[float, ...] = ()
+    failing: int = 0
+    block_new: dict[int, int] = {}
+    block_old: dict[int, int] = {}
+    block_seconds: float = 0.0
+    slow_share: tuple[float, int] = (0.0, 0)
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollout of a version of a model, the last one of that model.
+
+    Attributes:
+        model: name of the model.
+        version: new version.
+        beside: version that it is compared with.
+        steps: share of the requests that it gets in each step, in percent.
+        every: seconds of a step.
+        rollback_on: tests that may end it, of `headway.core.rollout.TESTS`.
+        slower: part by which its P95 may be above that of the other version.
+        state: see RolloutState.
+        step: number of the present step, from 0.
+        waited: seconds of this step in which a leader has watched.
+        reason: why it ended, in words; empty while it runs.
+        revision: number of changes of this record.
+        evidence: evidence of this step.
+    """
+
+    model: str
+    version: str
+    beside: str
+    steps: tuple[float, ...]
+    every: float
+    rollback_on: tuple[str, ...]
+    slower: float
+    state: RolloutState = RolloutState.RUNNING
+    step: int = 0
+    waited: float = 0.0
+    reason: str = ""
+    revision: int = 1
+    evidence: Evidence = Evidence()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.state is RolloutState.RUNNING
+
+    @property
+    def percent(self) -> float:
+        """Share of the requests that the new version gets, in percent."""
+        if self.running:
+            return self.steps[self.step]
+        return 100.0 if self.state is RolloutState.PROMOTED else 0.0

@@ -141,6 +141,7 @@ class Controller:
             self._become(leads)
             self._led_until = until
             if leads and not led:
+                self._rollouts.begin()
                 published, seen = await asyncio.gather(self._fleet.capacities(), self._look())
                 self._begin(published)
             if leads:
@@ -160,7 +161,6 @@ class Controller:
         self._published = dict.fromkeys((one.model for one in published), self._clock())
         self._last.clear()
         self._unchanged.clear()
-        self._rollouts.begin()
         if self.autoscaler is not None:
             self.autoscaler.begin(published)
 

@@ -84,6 +84,8 @@ class RolloutLeader:
                 new, old = (news.get((model, version), VersionCounts()) for version in (one.version, one.beside))
                 after = watched(one, seconds, new, old)
             await self._keep(one, after, now, lost=model in lost)
+        if not self.asks:
+            self._seen = {}
         return self._held
 
     async def _keep(self, before: Rollout, after: Rollout, now: float, *, lost: bool) -> None:
@@ -100,7 +102,8 @@ class RolloutLeader:
 
     def _news(self, members: Sequence[ProcessInfo]) -> Mapping[tuple[str, str], VersionCounts]:
         """Counts since the last look, of all gateways together. Of one that has begun anew all counts."""
-        before, self._seen, news = self._seen or {}, {}, dict[tuple[str, str], VersionCounts]()
+        before, news = self._seen or {}, dict[tuple[str, str], VersionCounts]()
+        self._seen = dict(before)  # One that is not heard of for a while may come back.
         for member in members:
             for model, versions in member.versions.items():
                 for version, counts in versions.items():

@@ -114,6 +114,7 @@ def test_a_canary_that_fails_everything_is_gone_in_seconds_and_another_leader_go
         assert 0 < answers.total() - answers[200] < 50
         [told] = cli(gateway, tmp_path, "status")
         assert told["reason"].startswith("fails more, at the step of 1 %: ")
+        assert "version 4 rolled back: fails more" in run_cli(gateway, tmp_path, "status").stdout
         assert {one["version"]: one["status"] for one in gateway.workers()}["4"] == "healthy", "it stays for a look"
         assert second.metrics().value("rollout_rolled_back", model="m", version="4") == 1.0
         assert second.metrics().value("rollout_share", model="m", version="4") == 0.0

@@ -11,7 +11,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.controller import LEADS_FOR, Controller
-from headway.controller.rollouts import KEEP_EVERY
+from headway.controller.rollouts import KEEP_EVERY, RolloutLeader
 from headway.core.queue_limits import QueueLimits
 from headway.core.rollout import decided
 from headway.errors import WorkerCrashed
@@ -134,6 +134,19 @@ async def test_a_rollout_that_the_broker_has_lost_is_kept_again(clock: Clock) ->
         after = await it.rollout()
         assert after.waited >= before.waited
         assert after.running
+
+
+async def test_what_a_gateway_counted_before_a_leader_came_or_while_it_was_away_counts_once(clock: Clock) -> None:
+    fleet, other = MemoryFleet(clock), ProcessInfo(id="other", role=Role.WORKER, host="h", pid=2)
+    leader = RolloutLeader(fleet, Counters(), clock)
+    seen = []
+    await fleet.keep_rollout(PLAN)
+    for answered in (100, 110, None, 125, 5):
+        counts = {} if answered is None else {"m": {"4": VersionCounts(answered), "3": VersionCounts(answered)}}
+        gateway = ProcessInfo(id="gateway", role=Role.GATEWAY, host="h", pid=1, versions=counts)
+        found = await leader.look(await fleet.rollouts(), [other, gateway])
+        seen.append(found["m"].evidence.new.answered)
+    assert seen == [0, 10, 10, 25, 30], "the last are those of a gateway that began anew"
 
 
 async def test_a_gateway_goes_by_the_published_rollout_and_counts_while_one_is_under_way(clock: Clock) -> None:

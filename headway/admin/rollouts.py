@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
+from headway.core.capacity import STALE_AFTER
 from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
 from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
 from headway.http.readiness import soon
@@ -41,10 +42,9 @@ class _Routes:
         return as_json({"rollouts": [_shown(one) for one in sorted(rollouts, key=lambda one: one.model)]})
 
     async def start(self, request: Request) -> RouteAnswer:
-        if not any(one.leads for one in await soon(self._process.fleet.members())):
-            raise BadRequest(
-                "no controller leads the fleet, so that nobody would move a rollout on; start `headway controller`"
-            )
+        capacities, now = await soon(asyncio.gather(self._process.fleet.capacities(), self._process.now()))
+        if not any(now - one.measured_at < STALE_AFTER for one in capacities):
+            raise BadRequest("no controller leads the fleet, which moves rollouts on; start `headway controller`")
         plan = Rollout(
             model=_needed(request, "model"),
             version=_needed(request, "version"),

@@ -66,7 +66,7 @@ class OutcomeCounts:
             for request in requests:
                 self._count_other(request, ending, now)
             return
-        if max(map(_WEIGHT, requests)) > 1:
+        if max(map(_WEIGHT, requests), default=1) > 1:
             self._count_rows(requests)
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None

@@ -50,6 +50,7 @@ def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() ->
         return request
 
     others = answered(5, runs[1], failed=True), answered(9, runs[1], DedupKind.SAME)
+    counts.finished([], Ending.REPLIED, 2.0)  # All had ended before.
     counts.finished([*others, answered(4, runs[0]), answered(1, runs[0]), answered(2, runs[0])], Ending.REPLIED, 2.0)
     one = statistics_of(counters, "m", "1", lambda: 5.0, lambda: 1e9)
     sizes = [(each.batch_size, each.compute_infer.count) for each in one.batch_stats]

@@ -297,8 +297,8 @@ def _skeleton(shape: Sequence[int]) -> bytes:
 
 def _small_shape(text: bytes) -> tuple[int, ...]:
     """Shape of nested arrays with an empty axis; () where they have none."""
-    if len(text) > PAGE:
-        return ()
+    if len(text) > PAGE:  # Whether all of them are empty is seen when they are read.
+        return (*shape_of(_EMPTY.sub(b"0", text)), 0)
     try:
         layer: list[Any] = _read_any(text)
     except msgspec.MsgspecError:

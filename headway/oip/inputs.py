@@ -86,7 +86,7 @@ def value_of_raw(body: bytes, specs: Sequence[TensorSpec], most: int, *, single:
         PayloadTooLarge: they have more rows than `most`.
     """
     [head] = checked_heads([head_of_raw(len(body), specs)], specs, most)
-    data = join_elements([body]) if head.datatype == BYTES else body
+    data = join_elements([body]) if head.datatype == BYTES else memoryview(body)  # A large one is a bytearray.
     return pack([Tensor(head, data)], single=single and head.shape[0] == 1)
 
 

@@ -90,6 +90,16 @@ def test_data_without_elements_are_nested_as_far_as_they_can_be(datatype: str, s
         assert tensor_json.read(text, "x", datatype, shape) == b""
 
 
+@pytest.mark.parametrize("shape", [(7, 11, 3, 0), (400, 0), (1, 600, 0)])
+def test_many_arrays_without_elements_show_their_shape(shape: tuple[int, ...]) -> None:
+    text = json.dumps(np.zeros(shape).tolist()).encode()
+    assert tensor_json.shape_of(text) == shape
+    assert tensor_json.read(text, "x", "FP32", shape) == b""
+    for damaged in (text.replace(b"[]", b"[1]", 1), text.replace(b"[]", b"1", 1), text[:-1], text + b"]"):
+        with pytest.raises(NoTensors):
+            tensor_json.read(damaged, "x", "FP32", tensor_json.shape_of(damaged))
+
+
 @pytest.mark.parametrize("text", [b"[null]", b"[0]", b"[false]", b"[{}]", b"[[]]", b'["a",null]', b'["a",[]]', b'[["a"],"b"]', b'["\\ud800"]'])  # fmt: skip
 def test_what_is_no_array_of_texts_is_told(text: bytes) -> None:
     for shape in ((1,), (2,), (2, 1), (1, 1)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -259,6 +260,16 @@ async def test_octets_are_one_row_where_its_length_is_free_and_one_text(stand: S
         stand.gateway.served.learn(takes(spec))
         await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW))
         assert arrays(stand.gateway.asked[-1].input) == {"x": (spec.datatype, shape, data)}
+
+
+@pytest.mark.parametrize("datatype", ["UINT8", "BYTES"])
+@on_stand(max_body_bytes=LARGE)
+async def test_large_octets_are_taken_as_small_ones_are(stand: Stand, datatype: str) -> None:
+    content = bytes(random.Random(1).choices(range(65, 91), k=LARGE))
+    stand.gateway.served.learn(takes(TensorSpec("x", datatype, (-1,))))
+    assert (await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW))).status == 200
+    [(_, _, data)] = arrays(stand.gateway.asked[-1].input).values()
+    assert data.endswith(content)
 
 
 @on_stand()

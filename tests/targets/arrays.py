@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -90,3 +92,39 @@ class Forges:
         if inputs["x"][0, 0]:
             arrays.packed = lambda *_, **__: [self.content]  # type: ignore[attr-defined]
         return inputs
+
+
+class Told:
+    """Each input backwards, unless `only` one has outputs of its own beside that: its numbers twice, its texts in capitals.
+
+    Arguments:
+        name: key of `told.json` in the working directory, by which it has the datatypes and shapes of its inputs, and names of
+            those that are answered backwards alone.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.inputs, self.lone = json.loads(Path("told.json").read_text())[name]
+        self.outputs = {
+            f"{one}{end}": spec for one, spec in self.inputs.items() for end in ("", *(TWICE,) * (one not in self.lone))
+        }
+
+    def __call__(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return answered(inputs, self.lone)
+
+
+TWICE = "+"
+"""End of the name of an output with an input's numbers twice."""
+
+
+def answered(inputs: Mapping[str, np.ndarray], lone: Sequence[str]) -> dict[str, np.ndarray]:
+    """Outputs of `Told`."""
+    found = {name: one[..., ::-1] if one.ndim > 1 else one for name, one in inputs.items()}
+    return found | {f"{name}{TWICE}": twice(one) for name, one in inputs.items() if name not in lone}
+
+
+def twice(array: np.ndarray) -> np.ndarray:
+    """Numbers twice, as their dtype has it; booleans turned round, and texts in capitals."""
+    if array.dtype == object:
+        return np.array([one.upper() for one in array.ravel()], object).reshape(array.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return ~array if array.dtype == np.bool_ else array + array

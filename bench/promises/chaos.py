@@ -10,6 +10,7 @@
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
+    python bench/promises/chaos.py --numbers                 it takes two tensors of numbers; likewise
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -67,10 +68,12 @@ from bench.promises.watches import LATE_SECONDS, RegistryWatch, Witness, stalls_
 from bench.stand import fleet, lone, stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet
+from headway.oip.tensors import INPUT
 from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
+from tests.promises.numbers_in import NUMBERS_IN
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
 from tests.promises.ways_in import MODEL, TENSORS_IN, WAYS_IN
 
@@ -90,7 +93,9 @@ SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
-ROWS = TARGET.replace("Marked", "Rows")
+ROWS, NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Numbers"))
+BODY_BYTES = 4_000_000
+"""Most bytes of a body; a large text as numbers in JSON takes some times its own."""
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
 """Targets of further models."""
 TENANTS = "acme", "globex", "capped"
@@ -125,7 +130,7 @@ def main() -> int:
             else _fleet(folder, options, versions, ledger) as made,
         ):
             history = History()
-            if options.rows:
+            if options.rows or options.numbers:
                 _await_tensors(made)
             with stalls_noted(made.store, history.faults):
                 with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -162,7 +167,7 @@ def _await_tensors(made: Fleet) -> None:
         until = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < until:
             with urllib.request.urlopen(asked, timeout=SETTLE_SECONDS) as told:
-                if json.load(told)["inputs"][0]["name"] == "text":
+                if json.load(told)["inputs"][0]["name"] != INPUT:
                     break
             time.sleep(0.1)
 
@@ -196,7 +201,7 @@ def _service(
 
 
 def _target(options: argparse.Namespace) -> str:
-    return ROWS if options.rows else TARGET
+    return NUMBERS if options.numbers else ROWS if options.rows else TARGET
 
 
 def _flags(folder: Path) -> list[str]:
@@ -204,6 +209,7 @@ def _flags(folder: Path) -> list[str]:
     timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
     patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
     keys = str(folder / "keys.toml")
+    patience += ["--max-body-bytes", str(BODY_BYTES)]
     return [*patience, "--cache", "--collapse", "--keys", keys, "--user-rate", "0", "--result-ttl-s", "3600"]
 
 
@@ -229,7 +235,7 @@ async def _drive(
         options.seed,
         poison=options.poison,
         large=options.large,
-        ways=TENSORS_IN if options.rows else WAYS_IN,
+        ways=NUMBERS_IN if options.numbers else TENSORS_IN if options.rows else WAYS_IN,
         versions=versions,
         models=list(OTHERS) if options.sharing else [], history=history,
     )  # fmt: skip
@@ -403,6 +409,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
     parser.add_argument("--rows", action="store_true", help="the model takes tensors, and several inputs are its rows")
+    parser.add_argument("--numbers", action="store_true", help="the model takes two tensors of numbers")
     parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")

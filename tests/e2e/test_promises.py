@@ -23,6 +23,8 @@ from tests.promises.checker import check
 from tests.promises.client import Door
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
+from tests.promises.numbers_in import NUMBERS_IN
+from tests.promises.numbers_in import ROWS_IN as ROWS_OF_NUMBERS
 from tests.promises.operation import History
 from tests.promises.requests import WAYS
 from tests.promises.ways_in import ROWS_IN, TENSORS_IN, WAYS_IN, WayIn
@@ -37,7 +39,7 @@ FAULTS = os.environ.get(
     "redis stalled,gpu killed,connections cut,redis killed\\, durable,gateway killed,worker killed",
 )
 RATE, POISON, LARGE = 120.0, 0.01, 0.05
-TARGET, ROWS = "tests.targets.marked:Marked", "tests.targets.marked:Rows"
+TARGET, ROWS, NUMBERS = (f"tests.targets.marked:{name}" for name in ("Marked", "Rows", "Numbers"))
 TENANTS = "acme", "globex", "capped"
 CAPPED = 4.0, 40.0
 """Requests a second and burst of the last tenant, to the one model that there is; of all models it may have twice as many."""
@@ -95,27 +97,34 @@ def test_one_process_keeps_its_promises(folder: Path) -> None:
         history = promised(folder, [Door("serve", server.port, grpc=port.number)])
         outcomes = Counter(one.status for one in history.operations if not one.lost)
         assert min(outcomes[status] for status in (200, 202, 404, 422, 429)) > 0  # The rest is chance.
-        assert len({one.way for one in history.operations if one.output is not None} & set(WAYS)) > len(WAYS) // 2
+        assert len({one.way for one in history.operations if one.output is not None} & set(WAYS)) > len(WAYS_IN) // 2
         several = {one.way for one in history.operations if one.inputs}
         assert several <= {way.name for way in WAYS.values() if way.most > 1}
         assert len(several) > 2
 
 
-def test_one_process_keeps_its_promises_to_rows(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "ways", "of_rows"),
+    [(ROWS, TENSORS_IN, ROWS_IN), (NUMBERS, NUMBERS_IN, ROWS_OF_NUMBERS)],
+    ids=["texts", "numbers"],
+)
+def test_one_process_keeps_its_promises_to_rows(
+    folder: Path, target: str, ways: Sequence[WayIn], of_rows: Sequence[WayIn]
+) -> None:
     """Requests of several rows run whole, beside requests of one, and beside lists."""
     flags = "--workers", "2", "--max-batch-size", "8", *SHARED, *PATIENT
     with (
         contextlib.closing(Port()) as port,
-        serving(folder, *flags, "--grpc-port", str(port.number), target=ROWS, lawful=False) as server,
+        serving(folder, *flags, "--grpc-port", str(port.number), target=target, lawful=False) as server,
     ):
         server.expected |= {"batch failed"}
-        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=TENSORS_IN)
+        history = promised(folder, [Door("serve", server.port, grpc=port.number)], ways=ways)
         answered = [one for one in history.operations if one.output is not None]
-        assert {one.way for one in answered if one.rows and len(one.inputs) > 1} == {way.name for way in ROWS_IN}
+        assert {one.way for one in answered if one.rows and len(one.inputs) > 1} == {way.name for way in of_rows}
         assert max(len(run.inputs) for run in history.runs) == 8
 
 
-@pytest.mark.parametrize(("target", "ways"), [(TARGET, WAYS_IN), (ROWS, TENSORS_IN)], ids=["texts", "rows"])
+@pytest.mark.parametrize(("target", "ways"), [(TARGET, WAYS_IN), (NUMBERS, NUMBERS_IN)], ids=["texts", "numbers"])
 def test_a_fleet_keeps_its_promises_whatever_befalls_it(folder: Path, target: str, ways: Sequence[WayIn]) -> None:
     allow_sleep = "enable-debug-command local"
     with (

@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Any
 
 from headway.core.failures import CULPRIT
+from tests.promises import numbers_in
 from tests.promises.calls import NOBODY, Answered, Stream, begin, channel
 from tests.promises.client import (
     DEPARTURES,
@@ -237,7 +238,7 @@ class Crowd:
             timeout=timeout,
             wanted=wanted,
             model=model,
-            rows=self._ways is TENSORS_IN and way in ROWS_IN,
+            rows=way in (numbers_in.ROWS_IN if self._ways is not TENSORS_IN else ROWS_IN),
         )
         known = Known(chosen, words, key, wanted, model)
         if chosen and not id:
@@ -250,7 +251,7 @@ class Crowd:
 
     def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind, plain: bool) -> bool:
         """Whether a request can come by this way. A plain one wants nothing that the others of a stream do not want."""
-        if way is LIST and len(words) == 1:
+        if way in (LIST, numbers_in.SEVERAL) and len(words) == 1:
             return False  # Under a key, a list of one is another request than its input alone.
         if len(words) > way.most or (kind is Kind.TASK and not way.tasks):
             return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ class WayIn:
     name: str
     wire: str
     write: Callable[..., Sent]
-    outputs: Callable[[Mapping[str, str], bytes], list[str]]
+    outputs: Callable[[Mapping[str, str], bytes], list[Any]]
     said: Callable[[int, bytes], str]
     most: int = 1
     tasks: bool = False
@@ -103,9 +103,23 @@ class WayIn:
         return Told([], self.said(status, body))
 
 
-def text_of_numbers(output: str) -> str:
+def text_of_numbers(output: Any) -> str:
     """Output that was told as numbers, as the text that it stands for."""
-    return "".join(map(chr, json.loads(output))) if output.startswith("[") else output
+    if isinstance(output, list):
+        output = text_of_codes(output)
+    return "".join(map(chr, json.loads(output))) if output.startswith("[") else str(output)
+
+
+def text_of_codes(codes: Iterable[int]) -> str:
+    """Text of its octets, which were filled up with zeros."""
+    return bytes(codes).rstrip(b"\0").decode()
+
+
+def texts_of(datatype: str, shape: Sequence[int], data: Sequence[int] | bytes) -> list[str]:
+    """Texts of the output of an answer by the Open Inference Protocol: of BYTES, or of rows of octets."""
+    if datatype == "BYTES":
+        return [text.decode() for text in unpack("OUTPUT", bytes(data), shape[0])]
+    return [text_of_codes(data[row * shape[1] : (row + 1) * shape[1]]) for row in range(shape[0])]
 
 
 def chat_input(text: str) -> str:
@@ -166,28 +180,40 @@ def _no_error(status: int, body: bytes) -> str:
 # HTTP.
 
 
-def _post(path: str, members: Mapping[str, Any], *fields: str) -> Sent:
+def post(path: str, members: Mapping[str, Any], *fields: str) -> Sent:
     return Sent(path, (JSON, *fields), json.dumps(members).encode())
 
 
-def _of_one(name: str, path: str, member: str, model_member: str = "model", **always: str) -> WayIn:
+def of_one(
+    name: str, path: str, member: str, model_member: str = "model", value: Callable[[str], Any] = str, **always: str
+) -> WayIn:
+    """Way that has one input in a member of a body in JSON. `value`: a text to what stands there."""
+
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
         named = {"version": version, model_member: model}
-        return _post(path, {member: texts[0], **always, **{key: value for key, value in named.items() if value}})
+        return post(path, {member: value(texts[0]), **always, **{key: value for key, value in named.items() if value}})
 
     return WayIn(
         name, "http", write, lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True, versions=True
     )
 
 
-def _write_several(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
-    named = {"version": version, "model": model}
-    return _post("/v1/inference", {"inputs": list(texts), **{key: value for key, value in named.items() if value}})
+def several(name: str, value: Callable[[str], Any] = str) -> WayIn:
+    """Way that has a list of inputs. `value`: a text to what stands there."""
+
+    def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+        named = {key: one for key, one in {"version": version, "model": model}.items() if one}
+        return post("/v1/inference", {"inputs": list(map(value, texts)), **named})
+
+    return WayIn(
+        name, "http", write, lambda fields, body: json.loads(body)["outputs"], _native_error, most=64, versions=True,
+        version=_version_of_metadata,
+    )  # fmt: skip
 
 
 def _of_openai(path: str, member: str) -> Callable[..., Sent]:
     def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
-        return _post(path, {"model": model or MODEL, member: list(texts)})
+        return post(path, {"model": model or MODEL, member: list(texts)})
 
     return write
 
@@ -202,7 +228,7 @@ def _head_of(fields: Mapping[str, str], body: bytes) -> Any:
     return json.loads(body[: int(fields.get(LENGTH.lower(), len(body)))])
 
 
-def _infer_path(version: str, model: str) -> str:
+def infer_path(version: str, model: str) -> str:
     path = f"/v2/models/{model or MODEL}"
     return f"{path}/versions/{version}/infer" if version else f"{path}/infer"
 
@@ -215,11 +241,11 @@ def _write_binary(texts: Sequence[str], version: str = "", model: str = "") -> S
     data = pack(text.encode() for text in texts)
     asked = {"inputs": [_tensor(texts, parameters={"binary_data_size": len(data)})]}
     head = json.dumps({**asked, "parameters": {"binary_data_output": True}}).encode()
-    return Sent(_infer_path(version, model), (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
+    return Sent(infer_path(version, model), (OCTETS, f"{LENGTH}: {len(head)}"), head + data)
 
 
 def _write_oip(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
-    return _post(_infer_path(version, model), {"inputs": [_tensor(texts, data=list(texts))]})
+    return post(infer_path(version, model), {"inputs": [_tensor(texts, data=list(texts))]})
 
 
 def _write_octets(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
@@ -229,12 +255,18 @@ def _write_octets(texts: Sequence[str], version: str = "", model: str = "") -> S
 
 def _read_binary(fields: Mapping[str, str], body: bytes) -> list[str]:
     [output] = _head_of(fields, body)["outputs"]
-    return [one.decode() for one in unpack("OUTPUT", body[int(fields[LENGTH.lower()]) :], output["shape"][0])]
+    return texts_of(output["datatype"], output["shape"], body[int(fields[LENGTH.lower()]) :])
+
+
+def _read_oip(fields: Mapping[str, str], body: bytes) -> list[str]:
+    [output] = json.loads(body)["outputs"]
+    data = output["data"]
+    return list(data) if output["datatype"] == "BYTES" else texts_of(output["datatype"], output["shape"], data)
 
 
 def _write_chat(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
     role, _, content = texts[0].partition(" ")
-    return _post("/v1/chat/completions", {"model": model or MODEL, "messages": [{"role": role, "content": content}]})
+    return post("/v1/chat/completions", {"model": model or MODEL, "messages": [{"role": role, "content": content}]})
 
 
 def native_of(model: str) -> WayIn:
@@ -249,17 +281,14 @@ def native_of(model: str) -> WayIn:
     return replace(NATIVE, name=f"native to {model}", write=write, input_of=named)
 
 
-NATIVE = replace(_of_one("native", "/v1/inference", "input"), version=_version_of_metadata)
-API = replace(_of_one("api", "/api/inference", "input"), versions=False, models=False)
-PREDICT = _of_one("predict", "/v1/predict", "input_data", "model_id", model_id=MODEL)
+NATIVE = replace(of_one("native", "/v1/inference", "input"), version=_version_of_metadata)
+API = replace(of_one("api", "/api/inference", "input"), versions=False, models=False)
+PREDICT = of_one("predict", "/v1/predict", "input_data", "model_id", model_id=MODEL)
 OCTET_STREAM = WayIn(
     "octet-stream", "http", _write_octets, lambda fields, body: [json.loads(body)["output"]], _native_error, tasks=True,
     versions=True,
 )  # fmt: skip
-SEVERAL = WayIn(
-    "several inputs", "http", _write_several,
-    lambda fields, body: json.loads(body)["outputs"], _native_error, most=64, versions=True, version=_version_of_metadata,
-)  # fmt: skip
+SEVERAL = several("several inputs")
 COMPLETIONS = WayIn(
     "completions", "http", _of_openai("/v1/completions", "prompt"),
     lambda fields, body: [one["text"] for one in json.loads(body)["choices"]], _openai_error, most=64,
@@ -274,7 +303,7 @@ EMBEDDINGS = WayIn(
     _openai_error, most=64, numbers=True,
 )  # fmt: skip
 OIP_JSON = WayIn(
-    "OIP, JSON", "http", _write_oip, lambda fields, body: json.loads(body)["outputs"][0]["data"], _oip_error, most=64,
+    "OIP, JSON", "http", _write_oip, _read_oip, _oip_error, most=64,
     versions=True, version=lambda fields, body: str(_head_of(fields, body)["model_version"]),
 )  # fmt: skip
 OIP_BINARY = WayIn(
@@ -286,9 +315,19 @@ OIP_BINARY = WayIn(
 # gRPC.
 
 
-def _write_predict(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
-    asked = _PREDICT(model_id=model, input_data=texts[0].encode())
-    return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(asked.SerializeToString()))
+def call(
+    name: str, octets: Callable[[str], bytes] = str.encode, output: Callable[[bytes], Any] = bytes.decode
+) -> WayIn:
+    """Way of calls of Predict. `octets`: a text to the input; `output`: what came to the output."""
+
+    def write(texts: Sequence[str], version: str = "", model: str = "") -> Sent:
+        asked = _PREDICT(model_id=model, input_data=octets(texts[0]))
+        return Sent(f"/{messages.HEADWAY}/Predict", (), bytes(asked.SerializeToString()))
+
+    def outputs(fields: Mapping[str, str], body: bytes) -> list[Any]:
+        return [output(_PREDICTED.FromString(body).output)]
+
+    return WayIn(name, "call", write, outputs, _no_error)
 
 
 def _write_infer(method: str, raw: bool) -> Callable[..., Sent]:
@@ -309,8 +348,8 @@ def _write_infer(method: str, raw: bool) -> Callable[..., Sent]:
 
 
 def _inferred(answer: Any) -> list[str]:
-    count = answer.outputs[0].shape[0]
-    return [one.decode() for one in unpack("OUTPUT", answer.raw_output_contents[0], count)]
+    [output] = answer.outputs
+    return texts_of(output.datatype, output.shape, answer.raw_output_contents[0])
 
 
 class Streamed(NamedTuple):
@@ -333,9 +372,7 @@ def read_streamed(body: bytes) -> Streamed:
     return Streamed(made.id, fields, Told(outputs, version=made.model_version), "")
 
 
-CALL = WayIn(
-    "gRPC Predict", "call", _write_predict, lambda fields, body: [_PREDICTED.FromString(body).output.decode()], _no_error
-)  # fmt: skip
+CALL = call("gRPC Predict")
 INFER = WayIn(
     "gRPC ModelInfer", "call", _write_infer("ModelInfer", raw=True),
     lambda fields, body: _inferred(_INFERRED.FromString(body)), _no_error, most=64,

@@ -62,6 +62,27 @@ class Rows(Marked):
         return super().__call__([row.decode() for row in inputs["text"].tolist()])
 
 
+class Numbers(Marked):
+    """Does the same with two tensors of numbers: the octets of a text, filled up with zeros, and their sum.
+
+    Rows whose sum is that of other octets make the batch raise.
+    """
+
+    inputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1]), "sum": ("INT64", [])}
+    outputs: ClassVar[Mapping[str, Any]] = {"codes": ("UINT8", [-1])}
+    pad = 0
+
+    def __call__(self, inputs: Mapping[str, Any]) -> list[Any]:  # type: ignore[override]
+        import numpy as np
+
+        if (inputs["codes"].sum(axis=1, dtype=np.int64) != inputs["sum"]).any():
+            raise RuntimeError("numbers of two requests")
+        told = super().__call__([row.tobytes().rstrip(b"\0").decode() for row in inputs["codes"]])
+        octets = [b"" if isinstance(one, ValueError) else one.encode() for one in told]
+        rows = [np.frombuffer(one.ljust(max(map(len, octets)), b"\0"), np.uint8) for one in octets]
+        return [one if isinstance(one, ValueError) else row for one, row in zip(told, rows, strict=True)]
+
+
 class Second(Marked):
     """Another model that does the same."""
 

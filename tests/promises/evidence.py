@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.promises.ways_in import text_of_codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,12 @@ class Row:
 class Letter:
     """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead.
 
-    An input of several rows is a list of them.
+    An input of several rows is a list of them. One of two tensors of numbers is an object with both.
     """
 
     tenant: str
     id: str
-    input: str | Sequence[str] | None
+    input: str | Sequence[str] | Mapping[str, Any] | None
     cause: str = ""
     attempts: int = 1
     refused: str = ""
@@ -42,6 +44,9 @@ class Letter:
     @property
     def texts(self) -> Sequence[str]:
         """Its rows; the input alone where it has none."""
+        if isinstance(self.input, Mapping):
+            codes = self.input["codes"]
+            return list(map(text_of_codes, codes if codes and isinstance(codes[0], list) else [codes]))
         return [] if self.input is None else [self.input] if isinstance(self.input, str) else self.input
 
 

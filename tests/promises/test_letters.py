@@ -85,4 +85,6 @@ def test_rows_of_a_tensor_have_one_letter_and_one_of_them_fails(it: Scribe) -> N
     it.ask((6.0, 8.0), "d\nreject e", "four", inputs=("d", "reject e"), rows=True, **REJECTED)
     assert wrong(it) == {"a failure without a dead letter"}
     assert not wrong(it, Letter("acme", "four", ["d", "reject e"]))
+    numbers = [list(text.encode().ljust(9, b"\0")) for text in ("d", "reject e")]
+    assert not wrong(it, Letter("acme", "four", {"codes": numbers, "sum": list(map(sum, numbers))}), without="four")
     assert wrong(it, Letter("acme", "five", ["d", "f"])) >= {"a dead letter of a good input", "a dead letter of nobody"}

@@ -10,7 +10,7 @@
     python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
-    python bench/promises/chaos.py --numbers                 it takes two tensors of numbers; likewise
+    python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -73,7 +73,7 @@ from tests.identity.writing import entry, key_of
 from tests.promises.checker import check
 from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
-from tests.promises.numbers_in import NUMBERS_IN
+from tests.promises.numbers_in import CODES_IN, NUMBERS_IN
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
 from tests.promises.ways_in import MODEL, TENSORS_IN, WAYS_IN
 
@@ -93,7 +93,7 @@ SETTLE_SECONDS = 15.0
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
-ROWS, NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Numbers"))
+ROWS, *NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Codes", "Numbers"))
 BODY_BYTES = 4_000_000
 """Most bytes of a body; a large text as numbers in JSON takes some times its own."""
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
@@ -201,7 +201,7 @@ def _service(
 
 
 def _target(options: argparse.Namespace) -> str:
-    return NUMBERS if options.numbers else ROWS if options.rows else TARGET
+    return NUMBERS[options.numbers - 1] if options.numbers else ROWS if options.rows else TARGET
 
 
 def _flags(folder: Path) -> list[str]:
@@ -235,7 +235,7 @@ async def _drive(
         options.seed,
         poison=options.poison,
         large=options.large,
-        ways=NUMBERS_IN if options.numbers else TENSORS_IN if options.rows else WAYS_IN,
+        ways=(TENSORS_IN if options.rows else WAYS_IN, CODES_IN, NUMBERS_IN)[options.numbers],
         versions=versions,
         models=list(OTHERS) if options.sharing else [], history=history,
     )  # fmt: skip
@@ -409,7 +409,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--versions", default="", help="versions of the model, such as 3,4; one with --memory")
     parser.add_argument("--rows", action="store_true", help="the model takes tensors, and several inputs are its rows")
-    parser.add_argument("--numbers", action="store_true", help="the model takes two tensors of numbers")
+    parser.add_argument(
+        "--numbers", type=int, default=0, choices=(1, 2), help="tensors of numbers that the model takes"
+    )
     parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")

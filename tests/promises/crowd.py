@@ -251,7 +251,7 @@ class Crowd:
 
     def _fits(self, way: WayIn, words: tuple[str, ...], kind: Kind, plain: bool) -> bool:
         """Whether a request can come by this way. A plain one wants nothing that the others of a stream do not want."""
-        if way in (LIST, numbers_in.SEVERAL) and len(words) == 1:
+        if way in (LIST, *numbers_in.LISTS) and len(words) == 1:
             return False  # Under a key, a list of one is another request than its input alone.
         if len(words) > way.most or (kind is Kind.TASK and not way.tasks):
             return False

@@ -31,12 +31,12 @@ class Row:
 class Letter:
     """One dead letter; the input of one that is listed and cannot be shown is None, and `refused` says what came instead.
 
-    An input of several rows is a list of them. One of two tensors of numbers is an object with both.
+    An input of several rows is a list of them. One of numbers is a list of octets, or an object that has such, or of rows.
     """
 
     tenant: str
     id: str
-    input: str | Sequence[str] | Mapping[str, Any] | None
+    input: str | Sequence[Any] | Mapping[str, Any] | None
     cause: str = ""
     attempts: int = 1
     refused: str = ""
@@ -44,10 +44,11 @@ class Letter:
     @property
     def texts(self) -> Sequence[str]:
         """Its rows; the input alone where it has none."""
-        if isinstance(self.input, Mapping):
-            codes = self.input["codes"]
-            return list(map(text_of_codes, codes if codes and isinstance(codes[0], list) else [codes]))
-        return [] if self.input is None else [self.input] if isinstance(self.input, str) else self.input
+        found: Any = self.input["codes"] if isinstance(self.input, Mapping) else self.input
+        if found is None or isinstance(found, str):
+            return [] if found is None else [found]
+        rows = [found] if found and isinstance(found[0], int) else found
+        return [row if isinstance(row, str) else text_of_codes(row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

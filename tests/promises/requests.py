@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.promises.numbers_in import NUMBERS_IN
+from tests.promises.numbers_in import CODES_IN, NUMBERS_IN
 from tests.promises.operation import ASKS, Kind, Operation
 from tests.promises.ways_in import WAYS_IN
 
-WAYS = {way.name: way for way in (*WAYS_IN, *NUMBERS_IN)}
+WAYS = {way.name: way for way in (*WAYS_IN, *NUMBERS_IN, *CODES_IN)}
 """Ways in by name."""
 
 

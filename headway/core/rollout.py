@@ -7,8 +7,8 @@ makes it an e-variable for that hypothesis: A. Turner, A. Ly, P. Grünwald, "Gen
 k-sample tests that allow for optional stopping", J. Stat. Plan. Inference 230 (2024), section 2. Shares of a block
 that lie between 0 and 1 count like the outcomes of a coin, as in I. Waudby-Smith, A. Ramdas, "Estimating means of
 bounded random variables by betting", J. R. Stat. Soc. B 86 (2024). By Ville's inequality the mean of the bets ever
-reaches 1/p with probability p at most if the new version is no worse, however often one looks. All steps and tests of
-a rollout share ERROR_RATE.
+reaches 1/p with probability p at most if the new version is no worse, however often one looks; to take less than a
+bet has won keeps that. All steps and tests of a rollout share ERROR_RATE.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from msgspec.structs import replace
 
 from headway.core.versions import Weights
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, WorkerStatus
-from headway.model.rollout import Evidence
+from headway.model.rollout import Block, Evidence
 
-ERROR_RATE = 0.005
+ERROR_RATE = 0.008
 """Most probability that a version which is no worse is rolled back, over all steps and tests of its rollout."""
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)
@@ -35,13 +35,14 @@ SLOWER = 0.25
 """Part by which the new version's P95 may be above that of the other, unless the rollout says another."""
 MOST_SLOWER = 10.0
 
-ODDS = (2.0, 6.0, 40.0, 2000.0)
-"""Alternatives that are bet on: odds of a hit for the new version, over those for the other."""
-LEAST_FAILING = 3
-"""Looks at which the new version must have failed: one list of bad inputs, which end together, is no evidence."""
-MOST_OF_A_LOOK = 4.0
-"""Requests of the new version that the failures of one look count for at most, as those may have one cause."""
-BLOCK_SECONDS = 2.0
+ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
+"""Alternatives that are bet on: odds of a hit for the new version over those for the other, and what one block adds at most.
+
+So a list of bad inputs, or a stall of some seconds, is not enough, however many requests fail by it: they have one cause.
+"""
+OUTCOMES_BLOCK = 1.0
+"""Least seconds of a block of outcomes."""
+LATENCIES_BLOCK = 2.0
 """Least seconds of a block of latencies, of which only the share counts: requests beside each other wait in one queue."""
 LEAST_LATENCIES = 20
 """Answers of the other version from which on its P95 is known well enough to compare with."""
@@ -201,8 +202,10 @@ def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCo
         new: requests of the new version that ended meanwhile.
         old: those of the one beside it.
     """
-    evidence = _with_failures(rollout.evidence, new, old)
-    evidence = _with_latencies(evidence, seconds, new.latencies, old.latencies, _allowed(rollout))
+    evidence = rollout.evidence
+    evidence = replace(evidence, new=counted(evidence.new, new), old=counted(evidence.old, old))
+    evidence = _with_outcomes(evidence, _filled(evidence.outcomes, seconds, new, old))
+    evidence = _with_latencies(evidence, _filled(evidence.latencies, seconds, new, old), _allowed(rollout))
     after = replace(rollout, waited=rollout.waited + seconds, evidence=evidence)
     if reason := _verdict(after):
         return replace(after, state=RolloutState.ROLLED_BACK, reason=reason)
@@ -213,31 +216,27 @@ def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCo
     return replace(after, step=after.step + 1, waited=0.0, evidence=Evidence())
 
 
-def _with_failures(evidence: Evidence, new: VersionCounts, old: VersionCounts) -> Evidence:
-    """Evidence with the outcomes of one look."""
-    before, bets = evidence.old, evidence.failures
-    if new.count and old.count:
-        less = min(1.0, MOST_OF_A_LOOK / new.count)
-        usual = (before.failed + USUAL_FAILURES) / (before.count + 1.0)
-        bets = _bet(bets, (new.count * less, new.failed * less), (old.count * less, old.failed * less), usual)
-    return replace(
-        evidence,
-        new=counted(evidence.new, new),
-        old=counted(before, old),
-        failures=bets,
-        failing=evidence.failing + bool(new.failed),
-    )
+def _filled(block: Block, seconds: float, new: VersionCounts, old: VersionCounts) -> Block:
+    return Block(block.seconds + seconds, counted(block.new, new), counted(block.old, old))
 
 
-def _with_latencies(
-    evidence: Evidence, seconds: float, new: Mapping[int, int], old: Mapping[int, int], allowed: int
-) -> Evidence:
-    """Evidence with the latencies of one look. `allowed`: buckets by which the new version may be slower."""
-    new, old = _sum(evidence.block_new, new), _sum(evidence.block_old, old)
-    age = evidence.block_seconds + seconds
-    if age < BLOCK_SECONDS or not (new and old):
-        return replace(evidence, block_new=new, block_old=old, block_seconds=age)
-    bets, (slow, blocks) = evidence.p95, evidence.slow_share
+def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
+    """Evidence with a block of outcomes, which stays open until it is old enough and has some of both versions."""
+    new, old = block.new, block.old
+    if block.seconds < OUTCOMES_BLOCK or not (new.count and old.count):
+        return replace(evidence, outcomes=block)
+    before, failed = evidence.old.count - old.count, evidence.old.failed - old.failed
+    usual = (failed + USUAL_FAILURES) / (before + 1.0)
+    bets = _bet(evidence.failures, (new.count, new.failed), (old.count, old.failed), usual)
+    return replace(evidence, failures=bets, outcomes=Block())
+
+
+def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
+    """Evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
+    new, old = block.new.latencies, block.old.latencies
+    if block.seconds < LATENCIES_BLOCK or not (new and old):
+        return replace(evidence, latencies=block)
+    bets, (slow, blocks) = evidence.p95, evidence.slow
     past = {bucket: count - old.get(bucket, 0) for bucket, count in evidence.old.latencies.items()}
     if sum(past.values()) >= LEAST_LATENCIES:
         limit = p95_of(past)
@@ -245,7 +244,7 @@ def _with_latencies(
         usual = (slow + USUAL_SLOW) / (blocks + 1.0)
         bets = _bet(bets, (1.0, _share_above(new, limit + allowed)), (1.0, of_old), usual)
         slow, blocks = slow + of_old, blocks + 1
-    return replace(evidence, p95=bets, block_new={}, block_old={}, block_seconds=0.0, slow_share=(slow, blocks))
+    return replace(evidence, p95=bets, latencies=Block(), slow=(slow, blocks))
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
@@ -260,25 +259,26 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
     (count, hits), (others, other_hits) = new, old
     usual = min(max(usual, 1e-6), 0.99)
     grown = []
-    for before, odds in zip(bets or (0.0,) * len(ODDS), ODDS, strict=True):
+    for before, (odds, most) in zip(bets or (0.0,) * len(ALTERNATIVES), ALTERNATIVES, strict=True):
         worse = odds * usual / (1.0 - usual + odds * usual)
         joint = (count * worse + others * usual) / (count + others)
-        grown.append(
-            before
-            + hits * math.log(worse / joint)
+        grows = (
+            hits * math.log(worse / joint)
             + (count - hits) * math.log((1.0 - worse) / (1.0 - joint))
             + other_hits * math.log(usual / joint)
             + (others - other_hits) * math.log((1.0 - usual) / (1.0 - joint))
         )
+        grown.append(before + min(grows, most))
     return tuple(grown)
 
 
 def _verdict(rollout: Rollout) -> str:
     """Reason for which a rollout is rolled back, in words; empty while the evidence does not do."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
-    enough = math.log(len(rollout.steps) * len(rollout.rollback_on) / ERROR_RATE) if rollout.rollback_on else math.inf
+    tests = sum(one < 100.0 for one in rollout.steps) * len(rollout.rollback_on)
+    enough = math.log(tests / ERROR_RATE) if tests else math.inf
     new, old = evidence.new, evidence.old
-    if FAILURES in rollout.rollback_on and evidence.failing >= LEAST_FAILING and _mean(evidence.failures) >= enough:
+    if FAILURES in rollout.rollback_on and _mean(evidence.failures) >= enough:
         said = (
             f"{new.failed} of {new.count} requests failed, and {old.failed} of {old.count} of version {rollout.beside}"
         )

@@ -52,7 +52,9 @@ class RolloutCounts:
     def counts(self) -> dict[str, dict[str, VersionCounts]]:
         """Requests that have ended, by model and version, since its rollout began."""
         return {
-            model: {version: VersionCounts(one.answered, one.failed, one.latencies) for version, one in own.items()}
+            model: {
+                version: VersionCounts(one.answered, one.failed, dict(one.latencies)) for version, one in own.items()
+            }
             for model, own in self._of_models.items()
         }
 

@@ -35,27 +35,36 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
         return self.answered + self.failed
 
 
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of both versions that ended within some seconds, which are compared together.
+
+    Attributes:
+        seconds: age of the block.
+        new, old: requests of the new version and of the one beside it.
+    """
+
+    seconds: float = 0.0
+    new: VersionCounts = VersionCounts()
+    old: VersionCounts = VersionCounts()
+
+
 class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """Evidence of one step of a rollout.
 
     Attributes:
         new, old: requests of the new version and of the one beside it in this step.
-        failures, p95: logarithm of the bets on each alternative, of the two tests.
-        failing: looks at which the new version had failures.
-        block_new, block_old: latencies of the block that is open.
-        block_seconds: age of that block.
-        slow_share: sum and number of the shares of slow answers of the version beside it, by closed blocks.
+        failures, p95: logarithms of the bets on each alternative, of the two tests.
+        outcomes, latencies: open blocks of these.
+        slow: sum and number of the shares of slow answers of the version beside the new one, by blocks.
     """
 
     new: VersionCounts = VersionCounts()
     old: VersionCounts = VersionCounts()
     failures: tuple[float, ...] = ()
     p95: tuple[float, ...] = ()
-    failing: int = 0
-    block_new: dict[int, int] = {}
-    block_old: dict[int, int] = {}
-    block_seconds: float = 0.0
-    slow_share: tuple[float, int] = (0.0, 0)
+    outcomes: Block = Block()
+    latencies: Block = Block()
+    slow: tuple[float, int] = (0.0, 0)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):

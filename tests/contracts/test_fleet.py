@@ -10,7 +10,7 @@ import pytest
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
 from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
-from headway.model.rollout import Evidence
+from headway.model.rollout import Block, Evidence
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness, story
 
@@ -212,9 +212,8 @@ async def test_a_capacity_that_is_published_no_more_is_forgotten(harness: Harnes
 @story
 async def test_a_rollout_is_kept_whole_and_changed_only_by_who_knows_the_last_revision(harness: Harness) -> None:
     assert list(await harness.fleet.rollouts()) == []
-    evidence = Evidence(
-        VersionCounts(7, 2, {31: 7}), VersionCounts(700), (0.5, -1.0), (), 2, {31: 7}, {}, 0.5, (0.1, 3)
-    )
+    new = VersionCounts(7, 2, {31: 7})
+    evidence = Evidence(new, VersionCounts(700), (0.5, -1.0), (), Block(), Block(0.5, new), (0.1, 3))
     plan = Rollout(
         model="m", version="4", beside="3", steps=(1.0, 100.0), every=60.0, rollback_on=("p95",), slower=0.25,
         step=1, waited=7.5, evidence=evidence,

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from headway.core.rollout import (
-    BLOCK_SECONDS,
+    LATENCIES_BLOCK,
     NoRollout,
     Unknown,
     begun,
@@ -115,10 +115,12 @@ def test_what_is_twice_as_slow_is_found_and_what_is_slower_by_less_than_allowed_
         assert end.state is RolloutState.PROMOTED
 
 
-def test_one_list_of_bad_inputs_that_the_new_version_gets_is_no_evidence() -> None:
-    plan = watched(PLAN, 0.5, VersionCounts(10, 100), VersionCounts(1000, 10))
-    for number in range(100):
-        plan = watched(plan, 0.5, VersionCounts(10, number % 10 == 9), VersionCounts(1000, 10))
+@pytest.mark.parametrize("seconds", [0.5, 3.0])
+def test_one_list_of_bad_inputs_or_a_short_stall_of_the_new_version_is_no_evidence(seconds: float) -> None:
+    plan = replace(PLAN, every=600.0, steps=(50.0,))
+    for number in range(1000):
+        failed = 100 if 20 <= number < 20 + seconds / 0.5 else number % 10 == 9
+        plan = watched(plan, 0.5, VersionCounts(100, failed), VersionCounts(100, 1))
         assert plan.running
 
 
@@ -128,7 +130,7 @@ def test_trouble_of_both_versions_speaks_for_neither() -> None:
     for number in range(400):
         bad = number % 40 > 30
         both = VersionCounts(0, 20) if bad else VersionCounts(20, 0, slow if number % 40 > 20 else fast)
-        plan = watched(plan, BLOCK_SECONDS, both, both)
+        plan = watched(plan, LATENCIES_BLOCK, both, both)
     assert plan.running
 
 

@@ -50,7 +50,7 @@ class Rollout:
         self.strays = StrayWatcher(
             lambda: [one for pool in self.pools.values() for one in pool.batchers], self.broker, clock
         )
-        self._supervisor = Supervisor()
+        self.supervisor = Supervisor()
 
     def _slot_of(self, version: str, counters: Counters, number: int = 0) -> Batcher:
         slot = Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version)
@@ -59,14 +59,14 @@ class Rollout:
     async def __aenter__(self) -> Rollout:
         for pool in self.pools.values():
             await pool.start()
-            pool.run(self._supervisor)
-        self.gateway.start(self._supervisor)
-        self._supervisor.start("reaper", lambda: reap_on(self.broker))
+            pool.run(self.supervisor)
+        self.gateway.start(self.supervisor)
+        self.supervisor.start("reaper", lambda: reap_on(self.broker))
         await self.look()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._supervisor.stop()
+        await self.supervisor.stop()
         for pool in self.pools.values():
             await pool.stop()
 
@@ -75,7 +75,7 @@ class Rollout:
         self.backends[version] = FakeBackend(0.1)
         self.pools[version] = WorkerPool(partial(self._slot_of, version, Counters()), 1, 1)
         await self.pools[version].start()
-        self.pools[version].run(self._supervisor)
+        self.pools[version].run(self.supervisor)
 
     async def look(self) -> None:
         """Have the gateway hear of the workers, and the workers of what nobody serves."""

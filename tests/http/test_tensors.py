@@ -352,6 +352,8 @@ async def test_an_embedding_with_nan_comes_in_base64_alone(stand: Stand) -> None
     answer = await stand.ask(post('{"input": "a"}', EMBEDDINGS))
     assert answer.status == 400
     assert "with encoding_format base64" in answer.json["error"]["message"]
+    answer = await stand.ask(post('{"input": ["a", "b"]}', EMBEDDINGS))
+    assert answer.json["error"]["message"].startswith("input 0 of 2, counted from 0: the output `e` holds NaN")
     answer = await stand.ask(post('{"input": "a", "encoding_format": "base64"}', EMBEDDINGS))
     assert base64.b64decode(answer.json["data"][0]["embedding"]) == np.array([np.nan], "f4").tobytes()
 

@@ -99,11 +99,12 @@ class _Writer(msgspec.Struct, frozen=True):
 
     def _pieces(self, outputs: Sequence[Value], told: Sequence[TokenCount | None]) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
-        tokens = 0
+        tokens, inputs = 0, len(outputs)
         for index, output in enumerate(released(outputs)):
             embedding: list[float] | str | msgspec.Raw
             if isinstance(output, Tensors):
-                count, counted, embedding = self._of_tensors(output)
+                place = f"input {index} of {inputs}, counted from 0: " if inputs > 1 else ""
+                count, counted, embedding = self._of_tensors(output, place)
             else:
                 numbers, counted = _read(output)
                 count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
@@ -118,8 +119,11 @@ class _Writer(msgspec.Struct, frozen=True):
             tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
-    def _of_tensors(self, output: Tensors) -> tuple[int, int, str | msgspec.Raw]:
-        """Count of an output's numbers, the tokens of its input that it tells, none, and its embedding as it is sent."""
+    def _of_tensors(self, output: Tensors, place: str) -> tuple[int, int, str | msgspec.Raw]:
+        """Count of an output's numbers, the tokens of its input that it tells, none, and its embedding as it is sent.
+
+        `place`: words on its input, for errors.
+        """
         try:
             tensor = one_embedding(output)
             if self.packed:
@@ -130,7 +134,7 @@ class _Writer(msgspec.Struct, frozen=True):
         try:
             return tensor.head.shape[1], 0, msgspec.Raw(b"".join(tensor_json.nested(tensor, single=True)))
         except NoTensors as exc:
-            raise BadRequest(f"{exc}, with encoding_format base64") from None
+            raise BadRequest(f"{place}{exc}, with encoding_format base64") from None
 
 
 def _read(output: Value) -> tuple[list[float], int]:

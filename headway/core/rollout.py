@@ -40,10 +40,10 @@ ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 
 So a list of bad inputs, or a stall of some seconds, is not enough, however many requests fail by it: they have one cause.
 """
-OUTCOMES_BLOCK = 1.0
-"""Least seconds of a block of outcomes."""
-LATENCIES_BLOCK = 2.0
-"""Least seconds of a block of latencies, of which only the share counts: requests beside each other wait in one queue."""
+OUTCOMES_BLOCK = 0.9
+"""Least seconds of a block of outcomes: two looks, which come a little early or late."""
+LATENCIES_BLOCK = 1.9
+"""Least seconds of a block of latencies, four looks. Only their share counts: requests beside each other wait in one queue."""
 LEAST_LATENCIES = 20
 """Answers of the other version from which on its P95 is known well enough to compare with."""
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05

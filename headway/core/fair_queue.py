@@ -48,6 +48,8 @@ MEAN_WEIGHT = 0.02
 
 STALE = 64
 """Entries that may stay in a queue after they have left it, before they are swept."""
+LOOK_AHEAD = 64
+"""Entries that are looked at for one that may ride with a batch, ahead of those whose turn it is."""
 FORGET_ABOVE = 1024
 """Tenants without waiting entries whose last round is remembered, before past rounds are dropped."""
 
@@ -223,19 +225,24 @@ class TierQueue:
         """Entries still queued of a round that has not begun."""
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
-    def pop(self, pages: float | None = None, weight: float = math.inf) -> QueuedEntry | None:
+    def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
         """Take the entry whose turn it is; it is RUNNING from then on.
 
-        None when it has more than `pages` pages or is heavier than `weight`, where these are given.
+        None when it has more than `pages` pages or is heavier than `weight`, where the former are given. If it is of another shape than
+        the one given, it stays, and the next one of that shape is taken, for which its tenant pays nothing; see `_pop_alike`.
         """
         places = self._round
         while self.depth:
             while places:
                 queued = places.pop()
                 if queued.state == QUEUED:
-                    if pages is not None and (queued.pages > pages or queued.weight > weight):
-                        places.append(queued)
-                        return None
+                    if pages is not None:
+                        if shape is not None and queued.entry.shape != shape:
+                            places.append(queued)
+                            return self._pop_alike(pages, weight, shape)
+                        if queued.pages > pages or queued.weight > weight:
+                            places.append(queued)
+                            return None
                     queued.state = RUNNING
                     queued.attempts = 1
                     self.depth -= 1
@@ -245,10 +252,39 @@ class TierQueue:
                         self._start_afresh()
                     return queued
                 self._dropped -= 1
-            if pages is not None and ((first := self._first()).pages > pages or first.weight > weight):
-                return None
+            if pages is not None:
+                first = self._first()
+                if shape is not None and first.entry.shape != shape:
+                    return self._pop_alike(pages, weight, shape)
+                if first.pages > pages or first.weight > weight:
+                    return None
             places = self._begin()
         return None
+
+    def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
+        """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind.
+
+        It has a seat that would have been empty, so its tenant gets its turn back.
+        """
+        for queued in itertools.islice(self._in_turn(), LOOK_AHEAD):
+            if queued.entry.shape == shape:
+                if queued.pages > pages or queued.weight > weight:
+                    return None
+                self._take_out(queued, RUNNING)
+                queued.attempts = 1
+                return queued
+        return None
+
+    def _in_turn(self) -> Iterator[QueuedEntry]:
+        """Entries still queued, in the order of their turns."""
+        left = self.depth
+        coming = itertools.chain.from_iterable(self._rounds.get(number, ()) for number in itertools.count(self._next))
+        for queued in itertools.chain(reversed(self._round), coming):
+            if queued.state == QUEUED:
+                yield queued
+                left -= 1
+                if not left:
+                    return
 
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
         """Take the next `count` entries, or all there are, whatever they weigh; they are RUNNING from then on.
@@ -290,7 +326,12 @@ class TierQueue:
 
     def drop(self, queued: QueuedEntry) -> None:
         """Take an entry out of turn, for good; its tenant gets the place back."""
-        queued.state = GONE
+        self._take_out(queued, GONE)
+        self.tidy()
+
+    def _take_out(self, queued: QueuedEntry, state: int) -> None:
+        """Take an entry out of turn, which is in this state from then on; its tenant gets the place back."""
+        queued.state = state
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)
         if latest > self._next - 1:
@@ -308,7 +349,6 @@ class TierQueue:
             self._start_afresh()
         elif self._dropped > 2 * self.depth + STALE:
             self._sweep()
-        self.tidy()
 
     def oldest(self) -> QueuedEntry | None:
         """Entry that has waited longest, whichever entry's turn it is."""

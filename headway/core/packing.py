@@ -2,7 +2,7 @@
 
 A batch is full when the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
 is: none is put before it for being lighter, but other tiers may have the room that is left. An entry that is heavier than a
-whole batch runs alone.
+whole batch runs alone. Where entries have rows, all of a batch are of one shape, and its next entry is the next of that shape.
 
 The room that is kept for lower tiers may be too little for their next entry. It is then owed to them, and added to what is
 kept of the next batch, until that entry fits, or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
@@ -29,6 +29,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
         share: share of the batch that is kept for lower tiers.
         owed: weight that lower tiers are owed besides.
         pages: most pages of large entries together, unless there is only one of them; infinite for no bound.
+        rows: whether entries have rows, so that only those of one shape ride together.
         hopeless: instant at which the batch ends. An entry due before it does not ride while more waits than fits.
     """
 
@@ -38,6 +39,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     share: float = 0.0
     owed: float = 0.0
     pages: float = math.inf
+    rows: bool = False
     hopeless: float = -math.inf
 
 
@@ -93,7 +95,8 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 queued = tier_queue.pop()
             else:
                 heaviest = math.inf if empty else room.weight - room.kept
-                queued = tier_queue.pop(math.inf if most is None else most, heaviest)
+                shape = (members or packed.late)[-1].entry.shape if terms.rows else None  # Of the last that was taken.
+                queued = tier_queue.pop(math.inf if most is None else most, heaviest, shape)
             if queued is None:
                 blocked |= tier_queue is not top
                 allowed = [other for other in allowed if other is not tier_queue]

@@ -619,8 +619,10 @@ class ModelQueue:
         wait for all their bytes.
         """
         limits, hopeless = self.limits, now + self.service.seconds(limit)
-        pages = BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf
-        terms = Terms(limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed, pages, hopeless)
+        terms = Terms(
+            limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
+            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf, limits.rows, hopeless,
+        )  # fmt: skip
         packed = pack(self._tier_queues, terms)
         departure.members, departure.late, self._owed = packed.members, packed.late, packed.owed
         self._fresh -= len(packed.members) + len(packed.late)

@@ -19,6 +19,7 @@ class QueueLimits:
 
     Attributes:
         max_weight: most weight of a batch; 0 where entries are not weighed.
+        rows: whether entries have rows, so that only those of one shape ride together.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
         round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
         least_cost: rounds that one of the places of a batch costs; an entry costs no less, however light.
@@ -30,6 +31,7 @@ class QueueLimits:
     max_queue: int = 20_000
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0
+    rows: bool = False
     unit: float = field(init=False, default=math.inf)
     round_weight: float = field(init=False, default=0.0)
     least_cost: float = field(init=False, default=1.0)
@@ -46,7 +48,7 @@ class QueueLimits:
 
         Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`.
         """
-        return self if self.max_weight else replace(self, max_weight=self.max_batch)
+        return replace(self, max_weight=self.max_weight or self.max_batch, rows=True)
 
     def shed(self, tier: int, depth: int) -> int:
         """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""

@@ -1,16 +1,30 @@
-"""Rows of tensors: what a request for a model that takes tensors weighs, and which models those are.
+"""Rows of tensors: what a request for a model that takes tensors weighs, with which others it may ride, and which models those are.
 
 A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by the
 weight of as many rows as it may have entries.
+
+A batch is one call of its target. So where axes are of any length, only rows of one shape ride together or, where the target has them
+filled up, rows that little of it makes alike.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
-from headway.core.tensors import rows_of
-from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.core.tensors import SIZES, fits, header_of, rows_of
+from headway.model import RowsTogether, Tensors, TensorSpec, Value, ValueKind, WorkerInfo, WorkerStatus
+
+PADDED_FREELY = 1 << 20
+"""Bytes of a padded call up to which rows of any lengths run together."""
+MOST_PADDED = 4
+"""Most bytes of a larger padded call, as a multiple of those of its rows."""
+_ELEMENT = 8
+"""Bytes that an element of BYTES takes in the array of a call."""
+_NUMBER_BYTES = 5
+"""Bytes of a number of shapes: too many for a client to find shapes that have one in common."""
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
@@ -32,3 +46,43 @@ def weight(value: Value, max_batch: int, max_weight: int) -> int:
     """
     rows = min(rows_of(value), max_batch)
     return math.ceil(rows * max_weight / max_batch) if max_weight else rows
+
+
+def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
+    """Number that values have in common which may run in one call; 0 where they may with all others that have 0.
+
+    Arguments:
+        value: value for the model.
+        together: which rows the model takes in one call.
+        specs: specifications of its inputs.
+        max_batch: most rows of a batch.
+    """
+    if together is RowsTogether.ANY or not isinstance(value, Tensors):
+        return 0
+    heads = header_of(value).heads
+    shapes = {one.name if len(heads) > 1 else "": one.shape[1:] for one in heads}
+    if together is RowsTogether.PADDED:
+        known = {one.name if len(specs) > 1 else "": one.shape for one in specs}
+        if shapes.keys() == known.keys() and all(fits(shape, known[name]) for name, shape in shapes.items()):
+            free = {name: _free(shape, known[name]) for name, shape in shapes.items()}
+            longest = max(itertools.chain(*free.values()), default=0)
+            if max_batch * sum(_bytes_of_row(spec, longest) for spec in specs) <= PADDED_FREELY:
+                return 0
+            shapes = {name: tuple(_step(size, len(sizes)) for size in sizes) for name, sizes in free.items()}
+    digest = blake2b(repr(sorted(shapes.items())).encode(), digest_size=_NUMBER_BYTES).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _free(shape: Sequence[int], spec: Sequence[int]) -> list[int]:
+    """Lengths of the free axes of a row."""
+    return [size for size, want in zip(shape, spec, strict=True) if want == -1]
+
+
+def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
+    """Bytes of a row whose free axes are all of one length."""
+    return (SIZES[spec.datatype] or _ELEMENT) * math.prod(longest if size == -1 else size for size in spec.shape)
+
+
+def _step(size: int, axes: int) -> int:
+    """Step of the length of one of so many free axes. Rows of the same steps fill up to MOST_PADDED times their bytes at most."""
+    return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

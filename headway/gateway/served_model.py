@@ -21,12 +21,16 @@ from headway.model import (
     Entry,
     InferenceRequest,
     Limit,
+    RowsTogether,
     TensorSpec,
     Value,
     ValueKind,
     WorkerInfo,
     WorkerStatus,
 )
+
+_STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
+"""Ways in which rows may not all run in one call. While workers differ, the first counts."""
 
 
 class ServedModel:
@@ -62,7 +66,7 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_rows", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "_line", "_rows", "_together", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
         "sharing", "takes", "traces", "versions", "weigh",
     )  # fmt: skip
 
@@ -88,6 +92,7 @@ class ServedModel:
         self.sharing = settings.cache or settings.collapse
         self.queue_timeout = settings.queue_timeout_ms / 1000
         self._line = UNKNOWN
+        self._together: RowsTogether | None = None
         self._set_weigh(rows=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
@@ -106,6 +111,7 @@ class ServedModel:
         self.example = next((one.example for one in healthy if one.example), "")
         self.inputs = next((one.inputs for one in healthy if one.inputs), ())
         self.outputs = next((one.outputs for one in healthy if one.outputs), ())
+        self._together = next((one for one in _STRICT if one in {worker.together for worker in healthy}), None)
         self.reported = tuple(sorted({one.runs.version for one in healthy if one.runs.version})) or self.reported
         self._line = mean_line(one.weight for one in healthy if one.weight is not None) or self._line
 
@@ -113,6 +119,7 @@ class ServedModel:
         """Know what was known of the model while it had other settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
+        self._together = former._together
         self._set_weigh(rows=former._rows)
         self.versions.roll(former.versions.rollout)
 
@@ -171,14 +178,16 @@ class ServedModel:
                 asked = several.digest_of(request.model, options.version, request.input)
             dedup_keys = dedup_keys_of(self.settings, request.id, asked, options, label)
             known = asked if options.chosen and not options.task else b""
-        trace, traces = b"", self.traces
-        if traces is not None and (
-            nonce >= traces.sampler.due or options.trace is not options.replays or several is not None
+        trace = b""
+        if self.traces is not None and (
+            nonce >= self.traces.sampler.due or options.trace is not options.replays or several is not None
         ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
-            trace = traces.begin(options, several, nonce)
-        payer, count, weight = 0, 1, 1
+            trace = self.traces.begin(options, several, nonce)
+        payer, count, weight, shape = 0, 1, 1, 0
         if self._weighs:
             weight, limits = self._weighed(request.input, limits, several)
+            if self._together is not None:
+                shape = rows.shape_number(request.input, self._together, self.inputs, self.settings.max_batch_size)
         if several is not None:
             if not several.payer:
                 several.payer, count = nonce, several.count
@@ -187,7 +196,7 @@ class ServedModel:
             request.id, request.model, request.input, principal.tier if principal.tier > options.tier else options.tier, tenant, gateway,
             timeout if options.task else self.queue_timeout, timeout, request.parameters, nonce,
             principal.user if origin is None else origin, weight,
-            version, bool(options.version), dedup_keys, trace, limits, known, payer, count, options.task and options.chosen,
+            version, bool(options.version), dedup_keys, trace, limits, known, payer, count, options.task and options.chosen, shape,
         )  # fmt: skip
 
     def _weighed(

@@ -57,7 +57,7 @@ Submission = tuple[str, str, int]
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
-    Its members are stored in this order. Those from `limits` on are of use to who admits it alone, and are not stored.
+    Its members are stored in this order. Those from `limits` on are of use to who admits and packs it alone, and are not stored.
 
     Attributes:
         id: UUIDv7 text; unique together with `tenant`.
@@ -83,6 +83,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
             itself.
         count: inputs of its request that come with it if it is let in, itself among them.
         claims: whether it is a task whose client chose the id, which is then its model's alone.
+        shape: number of the entries that may ride with it, which have the same; see `headway.core.rows.shape_number`.
     """
 
     id: str
@@ -106,6 +107,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     payer: int = 0
     count: int = 1
     claims: bool = False
+    shape: int = 0
 
     @property
     def queue(self) -> QueueName:

@@ -10,7 +10,7 @@ from headway.model.gpu import GpuFigures
 from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
 from headway.model.rollout import Rollout, VersionCounts
-from headway.model.value import TensorSpec, WeightLine
+from headway.model.value import RowsTogether, TensorSpec, WeightLine
 
 
 class Role(enum.Enum):
@@ -119,6 +119,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         scarce: whether it is degraded only as memory is scarce, and works on.
         load_seconds: seconds that a load of its model is expected to take on its GPU, which holds several; 0: not known.
         inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
+        together: which rows of its tensors run in one call.
     """
 
     worker_id: str
@@ -152,6 +153,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     scarce: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    together: RowsTogether = RowsTogether.ANY
 
     @property
     def backend(self) -> tuple[int, int]:

@@ -158,6 +158,14 @@ class WeightLine(msgspec.Struct, frozen=True, array_like=True):
     by_octet: float
 
 
+class RowsTogether(enum.Enum):
+    """Rows of tensors that a target takes in one call: any, those of one shape, or those that are filled up to one shape."""
+
+    ANY = ""
+    SHAPE = "shape"
+    PADDED = "padded"
+
+
 class Signature(msgspec.Struct, frozen=True):
     """Signature of a target, as its annotations and its attribute `example` tell.
 
@@ -167,6 +175,7 @@ class Signature(msgspec.Struct, frozen=True):
         example: its example of an input; None for none.
         weight: line by which its weight function follows from the length of an input, as far as known; None without one.
         inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
+        together: which rows of its tensors run in one call.
     """
 
     takes: ValueKind = ValueKind.TEXT
@@ -175,6 +184,7 @@ class Signature(msgspec.Struct, frozen=True):
     weight: WeightLine | None = None
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
+    together: RowsTogether = RowsTogether.ANY
 
     @property
     def warm_up_input(self) -> Value | None:

@@ -9,7 +9,7 @@ from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
-from headway.model import GpuFigures, Lease, Octets, Slot, Value, WorkerInfo, WorkerStatus
+from headway.model import GpuFigures, Lease, Octets, RowsTogether, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Gpu
 from headway.runtime.logger import get_logger
 
@@ -192,4 +192,5 @@ class SlotFigures:
             scarce=bool(reason) and reason == self.scarce,
             inputs=signature.inputs if signature is not None else (),
             outputs=signature.outputs if signature is not None else (),
+            together=signature.together if signature is not None else RowsTogether.ANY,
         )

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.backends.process.array_kind import LIST, ArrayKind
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core.tensors import Tensor, TensorHead, pack, unpack
 from headway.errors import WorkerCrashed
-from headway.model import ItemResult, Tensors, TensorSpec
+from headway.model import ItemResult, RowsTogether, Tensors, TensorSpec
 from tests.backends.entries import batch
 from tests.backends.worker_process import LONG, started
 
@@ -59,6 +60,14 @@ async def test_warm_up_batches_tell_of_outputs_and_have_as_many_rows() -> None:
         assert backend.signature.inputs == (TensorSpec("INPUT", "FP32", (4,)),)
         assert backend.signature.outputs == (TensorSpec("OUTPUT", "FP32", (1,)),)
         assert [size for size, _ in backend.warm_up][-1] == 8
+
+
+async def test_a_target_tells_which_rows_run_in_one_call() -> None:
+    told = {"Ranked": RowsTogether.SHAPE, "Padded": RowsTogether.PADDED, "Image": RowsTogether.ANY}
+    for name, together in told.items():
+        async with started(named(name)) as (backend, _):
+            assert backend.signature.together is together
+    assert ArrayKind(LIST, True, (TensorSpec("x", "FP32", (-1,)),)).together is RowsTogether.ANY
 
 
 async def test_outputs_of_free_axes_are_free() -> None:

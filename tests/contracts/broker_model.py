@@ -23,8 +23,8 @@ def key(entry: Entry | Reply) -> Submission:
 
 
 def uncharged(entry: Entry) -> Entry:
-    """The entry without its limits and its digest, which no worker needs: a broker may keep them to itself."""
-    return msgspec.structs.replace(entry, limits=(), digest=b"")
+    """The entry without its limits, digest and shape, which no worker needs: a broker may keep them to itself."""
+    return msgspec.structs.replace(entry, limits=(), digest=b"", shape=0)
 
 
 class Waiting:
@@ -146,6 +146,7 @@ class BrokerModel:
             pasts.add(known.failed_with)
             known.claims += 1
             assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
+        assert len({self.let_in[rider].entry.shape for rider in keys}) == 1
         assert lease.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
         if lease.reason in ("retry", "apart"):  # They failed together, or are one caller's.
             callers = {(rider.tenant, rider.caller) for rider in lease.entries}

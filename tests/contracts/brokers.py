@@ -349,6 +349,7 @@ def ask(
     weight: int = 1,
     version: str = "",
     pinned: bool = False,
+    shape: int = 0,
 ) -> Entry:
     """An entry with an id of its own; as patient as can be unless told otherwise."""
     id = f"id-{next(_numbers)}" if id is None else id
@@ -371,6 +372,7 @@ def ask(
         dedup_keys=dedup_keys,
         limits=limits,
         digest=digest,
+        shape=shape,
     )
 
 

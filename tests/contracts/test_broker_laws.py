@@ -519,11 +519,11 @@ class RowsLaws(BrokerLaws):
         self.do(self.harness.peer().workers())
 
     def ask(self, *what: Any, weight: int = 1, **how: Any) -> Entry:
-        """Make an entry of as many rows as it would weigh, up to those of a batch."""
+        """Make an entry of as many rows as it would weigh, up to those of a batch, and of one of two shapes."""
         entry, rows = ask(*what, **how), min(weight, MAX_BATCH)
         of_rows = self.bounds[entry.model]
         value = tensors(rows, str(entry.input).encode())
-        return msgspec.structs.replace(entry, input=value, weight=int(rows * of_rows.unit))
+        return msgspec.structs.replace(entry, input=value, weight=int(rows * of_rows.unit), shape=rows % 2)
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -180,6 +180,21 @@ def _judged(worker: str, value: Value) -> ItemResult:
 
 
 @story
+async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness) -> None:
+    await told(harness)
+    numbers = (7, 1 << 39, 7, 9, 1 << 39, 7)
+    entries = [msgspec.structs.replace(rows(1, id=f"shape-{at}"), shape=one) for at, one in enumerate(numbers)]
+    for entry in entries:
+        assert not any(await harness.broker.enqueue([entry]))
+    batches = []
+    for turn in range(4):
+        lease = await harness.claim()
+        batches.append(ids(lease.entries))
+        await (harness.answer(lease) if turn else harness.broker.release(lease))
+    assert batches == [[f"shape-{at}" for at in one] for one in ((0, 2, 5), (0, 2, 5), (1, 4), (3,))]
+
+
+@story
 async def test_each_answer_belongs_to_its_rows_whatever_fails(harness: Harness) -> None:
     """Requests of 1 to 8 rows of several tenants, of which some make every batch fail."""
     await told(harness)

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import math
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold, Rule
-from headway.core.fair_queue import PAGE, QueuedEntry
+from headway.core.fair_queue import LOOK_AHEAD, PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
@@ -50,6 +51,7 @@ class Pair:
     def __init__(self, seed: int, link: RedisConnection, now: Any, limits: QueueLimits = LIMITS) -> None:
         self.rng = random.Random(seed)
         self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.max_weight else (1,)
+        self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits is ROWS else (0,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
@@ -81,6 +83,7 @@ class Pair:
                 queue_timeout=rng.choice((0.05, 0.5, 60.0)),
                 timeout=rng.choice((0.3, 2.0, 120.0)),
                 weight=rng.choice(self.weights),
+                shape=rng.choice(self.shapes),
             )
             for _ in range(rng.choice((1, 1, 2, 5, 20)))
         ]
@@ -245,6 +248,24 @@ async def trace(pair: Pair) -> None:
     ],
 )
 def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLimits, servers: SharedServers) -> None:
+    play(trace, seed, kind, limits, servers)
+
+
+@pytest.mark.usefixtures("all_written")
+@pytest.mark.parametrize("others", [LOOK_AHEAD - 1, LOOK_AHEAD])
+def test_as_many_are_looked_at_for_one_of_a_shape(others: int, servers: SharedServers) -> None:
+    async def one_of_a_shape_far_behind(pair: Pair) -> None:
+        shapes = (1, *range(2, others + 2), 1)
+        await pair.offer([ask(tenant="ab"[number % 2], shape=shape) for number, shape in enumerate(shapes)])
+        await pair.claim()
+        assert len(pair.running[0][1].members) == (2 if others < LOOK_AHEAD else 1)
+
+    play(one_of_a_shape_far_behind, 0, "valkey", ROWS, servers)
+
+
+def play(
+    script: Callable[[Pair], Awaitable[None]], seed: int, kind: str, limits: QueueLimits, servers: SharedServers
+) -> None:
     server = servers.of(kind)
     with asyncio.Runner(loop_factory=lambda: ServedLoop(server.url)) as runner:
         loop = runner.get_loop()
@@ -254,7 +275,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLi
             await link.open()
             pair = Pair(seed, link, loop.time, limits)
             try:
-                await trace(pair)
+                await script(pair)
             finally:
                 await pair.broker.close()
                 await link.close()

@@ -16,7 +16,8 @@ def entry(
     queue_timeout: float = 2.0,
     timeout: float = 4.0,
     weight: int = 1,
+    shape: int = 0,
 ) -> Entry:
     """An entry whose input is its id unless one is given."""
     text = id if input is None else input
-    return Entry(id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight)
+    return Entry(id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight, shape=shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,13 @@ from headway.core import rows
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Load, Rule
+from headway.core.fair_queue import LOOK_AHEAD
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import all_counting_as, charge
+from headway.core.suspects import QUARANTINE, Group
 from headway.core.tensors import Tensor, TensorHead, pack
-from headway.model import Limit, Tensors, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Limit, RowsTogether, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from tests.core.entries import entry
 from tests.core.test_queue import Fixed, ids, leave
 
@@ -90,7 +93,7 @@ class TestModels:
 
     def test_bounds_by_weight_stay_as_they_are(self) -> None:
         by_weight = QueueLimits(3, B, max_weight=100)
-        assert by_weight.counting_rows() is by_weight
+        assert replace(by_weight.counting_rows(), rows=False) == by_weight
         limits = QueueLimits(3, B, 0.25, 99, (1, 2)).counting_rows()
         assert (limits.max_weight, limits.unit, limits.reserved_share, limits.shed_at) == (B, 1.0, 0.25, (1, 2))
 
@@ -166,6 +169,86 @@ class TestBatches:
             rode.update(ids(departure))
         assert rode == Counter(map(str, range(len(asked))))
         assert all(tier_queue.weight == 0 for tier_queue in queue._tier_queues)
+
+
+def wait(queue: ModelQueue, *shapes: int, tenant: str = "t", tier: int = 0) -> None:
+    """Let entries of one row wait, each with its number among them as its id behind its shape."""
+    for number, shape in enumerate(shapes):
+        assert not isinstance(
+            queue.offer(entry(f"{shape}-{number}", tenant=tenant, tier=tier, shape=shape), 0.0), Refused
+        )
+
+
+def ride(queue: ModelQueue) -> str:
+    return " ".join(ids(leave(queue)))
+
+
+class TestShapes:
+    def test_rows_of_one_shape_have_one_number_whatever_the_sole_input_is_called(self) -> None:
+        def number(name: str, *shape: int) -> int:
+            value = pack([Tensor(TensorHead(name, "UINT8", shape), bytes(math.prod(shape)))])
+            return rows.shape_number(value, RowsTogether.SHAPE, (TensorSpec("x", "UINT8", (-1,)),), B)
+
+        assert number("x", 1, 9) == number("y", 3, 9) != 0
+        assert len({number("x", 1, size) for size in range(1000)}) == 1000
+        assert (
+            rows.shape_number(tensors(1), RowsTogether.ANY, (), B)
+            == rows.shape_number("a", RowsTogether.SHAPE, (), B)
+            == 0
+        )
+
+    def test_rows_that_do_not_fit_what_is_known_have_a_number_too(self) -> None:
+        specs = (TensorSpec("x", "UINT8", (3, -1)),)
+        assert rows.shape_number(tensors(1), RowsTogether.PADDED, specs, B) > 0
+
+    def test_a_batch_is_of_one_shape_and_takes_those_of_it_that_come_later(self) -> None:
+        queue = make()
+        wait(queue, 1, 2, 1, 3, 2, 1)
+        assert [ride(queue) for _ in range(3)] == ["1-0 1-2 1-5", "2-1 2-4", "3-3"]
+        assert queue.depth == 0
+
+    def test_none_rides_before_a_heavier_one_of_its_shape(self) -> None:
+        queue = make()
+        for weight, shape in ((5, 1), (1, 2), (4, 1), (1, 1)):
+            queue.offer(entry(f"{weight}", weight=weight, shape=shape), 0.0)
+        assert [ride(queue) for _ in range(3)] == ["5", "1", "4 1"]
+
+    def test_as_many_are_looked_at_as_fill_a_large_batch(self) -> None:
+        queue = make()
+        wait(queue, 1, *range(2, LOOK_AHEAD + 1), 1, 1)
+        assert [ride(queue) for _ in range(3)] == [f"1-0 1-{LOOK_AHEAD} 1-{LOOK_AHEAD + 1}", "2-1", "3-2"]
+        queue = make()
+        wait(queue, 1, *range(2, LOOK_AHEAD + 2), 1)
+        assert ride(queue) == "1-0"
+
+    def test_a_flood_of_shapes_takes_every_other_batch_of_a_neighbour(self) -> None:
+        """It has two entries for each batch. Those that ride ahead of their turn cost it none."""
+        queue = make()
+        wait(queue, *range(2, 60), tenant="flood")
+        waiting, longest = Counter[str](), 0
+        for turn in range(40):
+            for number in range(2):
+                queue.offer(entry(f"{turn}-{number}", tenant="neighbour", shape=1), 0.0)
+                waiting[f"{turn}-{number}"] = turn
+            for id in ids(leave(queue)):
+                longest = max(longest, turn - waiting.pop(id, turn))
+        assert longest <= 2
+
+    def test_tiers_below_get_what_is_kept_for_them_whatever_their_shape(self) -> None:
+        queue, batches = make(), 20
+        for number in range(200):
+            queue.offer(entry(f"high {number}", tier=0, shape=1), 0.0)
+        wait(queue, *[2] * 200, tier=2)
+        rode = Counter(member.entry.tier for _ in range(batches) for member in leave(queue).members)
+        assert rode[2] >= batches * B / 4 - B
+        assert sum(rode.values()) == batches * B
+
+    def test_a_quarantine_runs_one_shape_after_another(self) -> None:
+        queue = make()
+        wait(queue, 1, 2, 1, 2, 2)
+        members = [queue._tier_queues[0].pop() for _ in range(5)]
+        queue._suspects.add(Group([one for one in members if one is not None], -math.inf, QUARANTINE))
+        assert [ride(queue) for _ in range(2)] == ["1-0 1-2", "2-1 2-3 2-4"]
 
 
 class TestReckoning:

@@ -9,7 +9,7 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.core.tensors import header_of, rows_of
+from headway.core.tensors import Tensor, TensorHead, header_of, pack, rows_of
 from headway.gateway.fan_out import FanOut
 from headway.gateway.pending import FutureSink
 from headway.gateway.served_models import ServedModels
@@ -19,8 +19,10 @@ from headway.model import (
     Principal,
     Reply,
     RequestOptions,
+    RowsTogether,
     Signature,
     Tensors,
+    TensorSpec,
     Value,
     ValueKind,
     WeightLine,
@@ -43,6 +45,15 @@ class TensorsBackend(FakeBackend):
     @property
     def signature(self) -> Signature:
         return Signature(ValueKind.TENSORS, ValueKind.TENSORS)
+
+
+class OfOneShape(TensorsBackend):
+    """One whose calls take rows of one shape."""
+
+    @property
+    def signature(self) -> Signature:
+        specs = (TensorSpec("x", "UINT8", (-1,)),)
+        return Signature(ValueKind.TENSORS, ValueKind.TENSORS, inputs=specs, together=RowsTogether.SHAPE)
 
 
 class RowsStand(Stand):
@@ -96,6 +107,22 @@ async def test_batches_are_full_by_rows_and_each_gets_the_answer_to_its_own(cloc
         assert sum(batches) == sum(asked)
         assert max(batches) == B
         assert stand.counters.batch_fill["m"].sum == pytest.approx(sum(asked) / B)
+
+
+async def test_a_tenant_of_many_shapes_has_a_batch_for_each_and_its_neighbour_is_answered(clock: Clock) -> None:
+    backend = OfOneShape(0.06)
+    async with RowsStand(clock, backend) as stand:
+        since, sizes = clock(), range(20, 50)
+        values = [pack([Tensor(TensorHead("x", "UINT8", (1, size)), bytes(size))]) for size in sizes]
+        flood = [stand.send(value, Principal("u", "many shapes", 1)) for value in values]
+        replies = await stand.infer_list([tensors(1)] * 5, Principal("u", "neighbour", 1))
+        assert clock() - since < 0.25
+        assert all(reply.output is not None for reply in replies)
+        answered = [await one.replies for one in flood]
+        assert all(reply.output is not None for [reply] in answered)
+        shapes = [{shown.rpartition(",")[2] for shown in batch} for batch in backend.batches]
+        assert len(backend.batches) == 31
+        assert all(len(of_batch) == 1 for of_batch in shapes)
 
 
 async def test_the_figures_of_a_slot_tell_requests_of_the_mean_size(clock: Clock) -> None:

@@ -36,6 +36,12 @@ class Ranked:
         return {"scores": scores, "best": inputs["ids"].max(axis=1)}
 
 
+class Padded(Ranked):
+    """The same, of ids that are filled up."""
+
+    pad = 0
+
+
 class Image:
     """Mean of each image, whose example is too long to be shown."""
 

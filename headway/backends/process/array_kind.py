@@ -32,7 +32,7 @@ from headway.backends.process.values import (
     members_of,
 )
 from headway.core.tensors import BYTES, JSON, SIZES, NoTensors, Tensor, TensorHead, check_heads, pack, shown_shape
-from headway.model import Tensors, TensorSpec
+from headway.model import RowsTogether, Tensors, TensorSpec
 
 ARRAY, NAMED, LIST = "array", "named", "list"
 INPUT, OUTPUT = "INPUT", "OUTPUT"
@@ -61,6 +61,13 @@ class ArrayKind(NamedTuple):
     outputs: tuple[TensorSpec, ...] = ()
     pad: float | None = None
     library: str = ""
+
+    @property
+    def together(self) -> RowsTogether:
+        """Rows that run in one call."""
+        if self.takes in ("", LIST) or not any(map(free_axes, self.inputs)):
+            return RowsTogether.ANY
+        return RowsTogether.SHAPE if self.pad is None else RowsTogether.PADDED
 
 
 def form_of(annotation: Any) -> str:

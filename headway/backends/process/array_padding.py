@@ -8,12 +8,8 @@ from typing import Any
 
 from headway.backends.process.array_data import Rows, numpy
 from headway.backends.process.array_kind import free_axes
+from headway.core.rows import MOST_PADDED, PADDED_FREELY
 from headway.model import TensorSpec
-
-_PADDED_FREELY = 1 << 20
-"""Bytes of a padded call up to which rows of any lengths run together."""
-_MOST_PADDED = 4
-"""Most bytes of a larger padded call, as a multiple of those of its rows."""
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
@@ -79,7 +75,7 @@ class _Padding:
             shape = array.shape[1:]
             shapes[name] = shape = tuple(map(max, self._shapes.get(name, shape), shape))
             size += rows * math.prod(shape) * array.itemsize
-        if size > max(_PADDED_FREELY, _MOST_PADDED * own):
+        if size > max(PADDED_FREELY, MOST_PADDED * own):
             return False
         self._rows, self._own, self._shapes = rows, own, shapes
         return True

@@ -509,4 +509,6 @@ def _signature(ready: Ready) -> Signature:
     example: Value | None = None
     if ready.example is not None:
         example = Tensors(ready.example) if ready.takes is ValueKind.TENSORS else values.of_json(ready.example)
-    return Signature(ready.takes, ready.gives, example, inputs=ready.inputs, outputs=ready.outputs)
+    return Signature(
+        ready.takes, ready.gives, example, inputs=ready.inputs, outputs=ready.outputs, together=ready.together
+    )

@@ -319,7 +319,18 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
         return
     told, example = target.signature, target.signature.example
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
-    pipe.send(Ready(target.takes_parameters, target.source, told.takes, told.gives, content, told.inputs, told.outputs))
+    pipe.send(
+        Ready(
+            target.takes_parameters,
+            target.source,
+            told.takes,
+            told.gives,
+            content,
+            told.inputs,
+            told.outputs,
+            told.together,
+        )
+    )
     serve(pipe, target, loop, weighing, build.max_rows)
 
 

@@ -187,7 +187,10 @@ class Target:
             raise Refusal(f"target {name}: {exc}.") from None
         self.signature = Signature(takes, gives, value)
         if self.arrays is not None:
-            self.signature = Signature(takes, gives, value, inputs=self.arrays.inputs, outputs=self.arrays.outputs)
+            arrays = self.arrays
+            self.signature = Signature(
+                takes, gives, value, inputs=arrays.inputs, outputs=arrays.outputs, together=arrays.together
+            )
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets)

@@ -59,9 +59,9 @@ class _Versioned(msgspec.Struct, array_like=True):
     schema: int
 
 
-ENTRY_KIND = struct.Struct(">HBddIIH")
+ENTRY_KIND = struct.Struct(">HBddIIHd")
 """Beginning of a head, by which the server queues the entry: length of this and the gateway, tier, timeouts, weight, bytes of
-the room, inputs that come with it; the gateway follows. Most entries of a call have it in common, and the server reads it once.
+the room, inputs that come with it, shape; the gateway follows. Most entries of a call have it in common, and the server reads it once.
 """
 ENTRY_NAME = struct.Struct(">dHB")
 """Middle of a head: nonce, lengths of the tenant and of what names an input apart; that name and the key follow."""
@@ -92,7 +92,7 @@ def pack_head(entry: Entry, apart: bytes = b"") -> bytes:
     large = len(entry.input) + len(entry.parameters) > SMALL
     kind = ENTRY_KIND.pack(
         ENTRY_KIND.size + len(gateway), entry.tier, entry.queue_timeout, entry.timeout, entry.weight,
-        min(bytes_of(entry), MOST_COUNTED) if large else 0, entry.count,
+        min(bytes_of(entry), MOST_COUNTED) if large else 0, entry.count, entry.shape,
     )  # fmt: skip
     return b"".join((kind, gateway, ENTRY_NAME.pack(entry.nonce, key.rindex(0), len(apart)), apart, key))
 
@@ -159,7 +159,8 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
     name, size = ENTRY_NAME.pack, ENTRY_KIND.size
     for entry in entries:
         text, parameters, tier, gateway = entry.input, entry.parameters, entry.tier, entry.gateway
-        queue_timeout, timeout, weight, nonce = entry.queue_timeout, entry.timeout, entry.weight, entry.nonce
+        queue_timeout, timeout, weight = entry.queue_timeout, entry.timeout, entry.weight
+        nonce, shape = entry.nonce, entry.shape
         length, usual = len(text) + len(parameters), not entry.trace
         if entry.dedup_keys or entry.digest or entry.count > 1 or entry.payer:
             rare, usual = True, False
@@ -170,10 +171,10 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             else:
                 packed += pack_head(entry), pack_entry(entry)
             continue
-        asked = tier, queue_timeout, timeout, weight, gateway
+        asked = tier, queue_timeout, timeout, weight, shape, gateway
         if asked != known:
             known, whose = asked, gateway.encode()
-            kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1) + whose
+            kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1, shape) + whose
         tenant, id = entry.tenant, entry.id
         if "\0" in id:
             key_of(tenant, id)  # It raises.

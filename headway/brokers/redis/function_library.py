@@ -38,7 +38,7 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway11"
+LAYOUT = "headway12"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -69,7 +69,7 @@ _SHARED: Mapping[ModuleType, str] = {
     culprits: "APART_SECONDS MOST_APART KNOWN_SECONDS ALL_GENERATIONS ERROR_BYTES PRIOR MEMORY",
     departure: "LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
     departure_board: "RECENT_BYTES RECENT_SECONDS HISTORY_SECONDS WATCH_SECONDS RECORD_SECONDS",
-    fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT MEAN_WEIGHT",
+    fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT LOOK_AHEAD MEAN_WEIGHT",
     health: "DEGRADED_AFTER",
     memory_room: "ROOM_WAIT",
     queue: (

@@ -3,7 +3,7 @@
 -- (nothing, or the limits, the lists of their positions that entries count towards, for each entry the position of its list, all
 -- from 0 and none where there is one list, by position the dedup keys of those that have any, by position the digests of those whose
 -- clients chose the id, and by position that of the one that pays for it), then for each entry its head and its payload. A head begins
--- with the entry's kind: its own length, tier, timeouts, weight, bytes if it is large, inputs that come with it, gateway. Behind that are
+-- with the entry's kind: its own length, tier, timeouts, weight, bytes if it is large, inputs that come with it, shape, gateway. Behind that are
 -- nonce, the lengths of the tenant and of what is apart, token of an input apart and its digest, key. Returns the instant, the queue's birth, the headway and the seconds until a slot is free, packed, for each refused one its position, the wait and why
 -- (a RefusalCode of codes.py; of one that is MOVED in place of the wait the queue, as siblings.others names it), and the seconds owed to each limit, packed.
 
@@ -144,11 +144,11 @@ local offer = {}
 
 -- What entries have in common, by the text with which their heads begin.
 function offer.kind(s, text)
-  local _, tier, queue_timeout, timeout, weight, bytes, count = struct.unpack(ENTRY_KIND, text)
+  local _, tier, queue_timeout, timeout, weight, bytes, count, shape = struct.unpack(ENTRY_KIND, text)
   local queue_due, due, gateway = s.now + math.min(queue_timeout, timeout), s.now + timeout, string.sub(text, ENTRY_KIND_BYTES + 1)
   return {
     text = text, tier = tier + 1, gateway = gateway, queue_timeout = queue_timeout, timeout = timeout, queue_due = queue_due,
-    due = due, weight = weight, bytes = bytes, count = count, sure = 0,
+    due = due, weight = weight, shape = shape, bytes = bytes, count = count, sure = 0,
   }
 end
 
@@ -189,7 +189,7 @@ function offer.entry(call, i)
   local kind, apart = call.kinds[i], call.aparts and call.aparts[i]
   local entry = {
     key = call.names[i], tenant = call.tenants[i], gateway = kind.gateway, tier = kind.tier, queue_timeout = kind.queue_timeout,
-    timeout = kind.timeout, queue_due = kind.queue_due, due = kind.due, weight = kind.weight, shared = false, number = '',
+    timeout = kind.timeout, queue_due = kind.queue_due, due = kind.due, weight = kind.weight, shape = kind.shape, shared = false, number = '',
     arrived = 0, observed = call.observed == i, nonce = struct.unpack(NONCE, call.args[call.at + (i - 1) * ENTRY], #kind.text + 1), bytes = kind.bytes, count = kind.count,
   }
   if apart then
@@ -293,7 +293,7 @@ function offer.take_alike(s, call, first)
   local into = intake_of(intake, tier)
   local lane, line, headers, payloads, latest_of = into.tier_queue, into.line, intake.headers, intake.payloads, into.latest
   local seq, fresh, next_round, sure, taken, unseen, i = q.seq, q.fresh, q.next[tier], kind.sure, 0, 0, first
-  local digits, weight_digits, until_seq, last_digits = numbers.parts(seq + 1, weight)
+  local digits, tail_digits, until_seq, last_digits = numbers.parts(seq + 1, weight, kind.shape)
   local fixed, tail, stamp = struct.pack(numbers.fixed, tier, s.now, kind.queue_due, kind.due), '-' .. kind.gateway, struct.pack(STAMP, s.now, kind.queue_due)
   local odd = kind.queue_due < q.last_due[tier] and intake.odd
   while kinds[i] == kind do
@@ -317,10 +317,10 @@ function offer.take_alike(s, call, first)
     end
     seq, taken, unseen = seq + 1, taken + 1, unseen + 1
     if seq >= until_seq then
-      digits, weight_digits, until_seq = numbers.parts(seq, weight)
+      digits, tail_digits, until_seq = numbers.parts(seq, weight, kind.shape)
     end
     local last = last_digits[seq % 256]
-    local member, latest = digits .. last .. weight_digits .. key, latest_of[tenant] or offer.latest(s, call, tier, tenant)
+    local member, latest = digits .. last .. tail_digits .. key, latest_of[tenant] or offer.latest(s, call, tier, tenant)
     if latest < next_round - 1 then
       latest = next_round - 1
     end
@@ -332,7 +332,7 @@ function offer.take_alike(s, call, first)
     if tenant ~= intake.tenant then
       note_tenant(s, intake, tenant)
     end
-    local header = digits .. last .. weight_digits .. fixed .. sub(args[at + (i - 1) * ENTRY], nonce_at, past_kind + 8) .. tail
+    local header = digits .. last .. tail_digits .. fixed .. sub(args[at + (i - 1) * ENTRY], nonce_at, past_kind + 8) .. tail
     local heads, count = #headers, #line
     headers[heads + 1], headers[heads + 2], payloads[heads + 1], payloads[heads + 2] = key, header, key, payload
     lane[2 * count + 1], lane[2 * count + 2], line[count + 1] = round, member, stamp .. member

@@ -45,7 +45,7 @@
 --   qs         zset    of the queue for any version alone: queue of the model → until when something may be known there
 --   ql         set     likewise: queue of the model in which there may be dead letters
 --
--- An entry's key is its tenant, a NUL, and its id. A member is an entry's number and its weight, in DIGITS hexadecimal digits,
+-- An entry's key is its tenant, a NUL, and its id. A member is an entry's number, shape and weight, in DIGITS hexadecimal digits,
 -- and its key; so members sort by arrival. Numbers are never used again: a key that is enqueued anew is a new member. There are more
 -- digits than needed, for a member of 64 bytes or less would let sorted sets be stored as lists, which are searched from
 -- end to end. An entry that went on for others when nobody waited for it itself any more is found by its member instead of

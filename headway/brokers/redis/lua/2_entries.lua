@@ -1,13 +1,14 @@
 -- Entries as they are stored: their headers, their members, and the names of submissions.
 
--- A number: that of the entry in its queue, and its weight, in DIGITS hexadecimal digits. Headers: the number, tier, arrival, queue
+-- A number: that of the entry in its queue, its shape and its weight, in DIGITS hexadecimal digits. Headers: the number, tier, arrival, queue
 -- deadline, deadline, nonce, PLAIN, then the gateway's name: none when nobody waits for the entry itself any more. SHARED is added to the
 -- tier of one that has dedup keys. A large entry has in place of PLAIN a plus, its bytes, and the token of its input where that is
 -- apart. A header has more than 64 bytes; else a hash would be stored as a list, which is searched from end to end.
 local SHARED = 64
 local DIGITS = 32
 local PLAIN_AT = 66
-local SEQ_DIGITS = 24
+local SEQ_DIGITS = 14
+local WEIGHT_AT = 25
 
 local pack_header, read_header
 local numbers = {fixed = '>Bddd'}  -- `fixed` is the format of what headers have between number and nonce.
@@ -20,11 +21,11 @@ local PLAIN = '-'
 local LARGE = '>d'
 local NO_TOKEN = '-----------'
 local LAST_DIGITS = {}
-local high, high_from, weight_digits, weighed_as = '', -1, '', nil
+local high, high_from, tail, tail_weight, tail_shape = '', -1, '', nil, nil
 
--- What the numbers of entries of a weight begin and end with from a sequence number on, and up to which one that holds; what is between
+-- What the numbers of entries of a weight and shape begin and end with from a sequence number on, and up to which one that holds; what is between
 -- is in a table, by the sequence number modulo 256.
-function numbers.parts(seq, weight)
+function numbers.parts(seq, weight, shape)
   local from = seq - seq % 256
   if from ~= high_from then
     high_from, high = from, string.format('%0' .. SEQ_DIGITS - 2 .. 'x', from / 256)
@@ -32,14 +33,15 @@ function numbers.parts(seq, weight)
       LAST_DIGITS[last] = string.format('%02x', last)
     end
   end
-  if weight ~= weighed_as then
-    weighed_as, weight_digits = weight, string.format('%0' .. DIGITS - SEQ_DIGITS .. 'x', weight)
+  if weight ~= tail_weight or shape ~= tail_shape then
+    tail_weight, tail_shape = weight, shape
+    tail = string.format('%0' .. WEIGHT_AT - 1 - SEQ_DIGITS .. 'x%0' .. DIGITS + 1 - WEIGHT_AT .. 'x', shape, weight)
   end
-  return high, weight_digits, from + 256, LAST_DIGITS
+  return high, tail, from + 256, LAST_DIGITS
 end
 
-function numbers.next(seq, weight)
-  local first, last = numbers.parts(seq, weight)
+function numbers.next(seq, weight, shape)
+  local first, last = numbers.parts(seq, weight, shape)
   return first .. LAST_DIGITS[seq % 256] .. last
 end
 
@@ -56,7 +58,8 @@ local function read_rest(entry)
   local tier, _, queue_due, _, nonce = struct.unpack(READ, header, DIGITS + 1)
   local shared = tier > SHARED
   entry.tier, entry.shared, entry.queue_due, entry.nonce = shared and tier - SHARED or tier, shared, queue_due, nonce
-  entry.weight, entry.gateway, entry.bytes = tonumber(sub(number, SEQ_DIGITS + 1), 16), sub(header, PLAIN_AT + 1), 0
+  entry.weight, entry.gateway, entry.bytes = tonumber(sub(number, WEIGHT_AT), 16), sub(header, PLAIN_AT + 1), 0
+  entry.shape = tonumber(sub(number, SEQ_DIGITS + 1, WEIGHT_AT - 1), 16)
   if string.byte(header, PLAIN_AT) == 43 then
     local token = sub(header, PLAIN_AT + 9, PLAIN_AT + 19)
     entry.gateway = sub(header, PLAIN_AT + 20)
@@ -95,7 +98,12 @@ local function counted_weight(s, weight)
 end
 
 local function weight_of(s, member)
-  return counted_weight(s, tonumber(string.sub(member, SEQ_DIGITS + 1, DIGITS), 16))
+  return counted_weight(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16))
+end
+
+-- What the entries have in common that may ride with a member.
+local function shape_of(member)
+  return string.sub(member, SEQ_DIGITS + 1, WEIGHT_AT - 1)
 end
 
 -- Weight of all these.

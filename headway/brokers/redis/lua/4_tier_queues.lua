@@ -162,51 +162,64 @@ local function leave_lane(s, tier, members, weight)
   return q.depth[tier] > 0
 end
 
+-- The tenants of these members, which have left a tier queue out of turn, get their places back.
+local function give_places_back(s, tier, members)
+  local key, least, latest_of = s.prefix .. 't' .. tier, s.q.next[tier] - 1, {}
+  for _, member in ipairs(members) do
+    local tenant = tenant_of(key_of(member))
+    local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
+    if latest > least then
+      latest_of[tenant] = latest - cost_of(s, tonumber(string.sub(member, WEIGHT_AT, DIGITS), 16), bytes_of(s, member))
+    end
+  end
+  for tenant, latest in pairs(latest_of) do
+    redis.call('ZADD', key, latest, tenant)
+  end
+end
+
 -- Take an entry out of its tier queue; its tenant gets the place back. False when it was not there.
 local function drop_from_lane(s, entry)
-  local q, tier = s.q, entry.tier
+  local tier = entry.tier
   if redis.call('ZREM', s.prefix .. 'l' .. tier, entry.member) == 0 then
     return false
   end
   if leave_lane(s, tier, {entry.member}, counted_weight(s, entry.weight)) then
-    local tenant = tenant_of(key_of(entry.member))
-    local latest = tonumber(redis.call('ZSCORE', s.prefix .. 't' .. tier, tenant) or 0)
-    if latest > q.next[tier] - 1 then
-      local cost = cost_of(s, entry.weight, bytes_of(s, entry.member))
-      redis.call('ZADD', s.prefix .. 't' .. tier, latest - cost, tenant)
-    end
+    give_places_back(s, tier, {entry.member})
   end
   return true
 end
 
--- How many of these fit into a batch, and whether the next is too large or too heavy. Where several tenants ask, large ones
--- have `s.pages` together, or are a single one. `room` is what is left of the batch; `any_large`: whether one may be large.
-local function fitting(s, popped, room, any_large)
-  for i = 1, #popped, 2 do
-    local member, weight = popped[i], 0
-    if s.weighed then
-      if room.weight <= room.kept then
-        return i - 1, false
-      end
-      weight = weight_of(s, member)
-      if weight > room.weight - room.kept and not room.empty then
-        return i - 1, true
-      end
+-- Whether the next member of a tier queue rides: false for one of another shape than the batch, which is passed over; nil when there is no
+-- room for it, and then whether it is too large or too heavy. Where several tenants ask, large ones have `s.pages` together, or are
+-- a single one. `room` is what is left of the batch; `any_large`: whether one may be large.
+local function fits(s, member, room, any_large)
+  local weight = 0
+  if s.weighed then
+    if room.weight <= room.kept then
+      return nil, false
     end
-    local pages = any_large and math.ceil(bytes_of(s, member) / PAGE) or 1
-    if pages > 1 then
-      if pages > s.most then
-        return i - 1, true
-      end
-      s.pages = s.pages - pages
-      s.most = math.max(s.pages, 1)
+    if not room.empty and shape_of(member) ~= s.shape then
+      return false
     end
-    room.weight, room.empty = room.weight - weight, false
+    weight = weight_of(s, member)
+    if weight > room.weight - room.kept and not room.empty then
+      return nil, true
+    end
+    s.shape = shape_of(member)
   end
-  return #popped, false
+  local pages = any_large and math.ceil(bytes_of(s, member) / PAGE) or 1
+  if pages > 1 then
+    if pages > s.most then
+      return nil, true
+    end
+    s.pages = s.pages - pages
+    s.most = math.max(s.pages, 1)
+  end
+  room.weight, room.empty = room.weight - weight, false
+  return true
 end
 
--- Members that have been popped leave, the last of which was in this round.
+-- Members that have been popped leave, the last of which in turn was in this round. False when nothing else waits there.
 local function leave_for_batch(s, tier, members, round, into, gone)
   local q, before = s.q, #into
   for i = 1, #members do
@@ -220,9 +233,10 @@ local function leave_for_batch(s, tier, members, round, into, gone)
   if others and redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
     redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
   end
+  return others
 end
 
--- Take as many as fit, `count` at most. True when the next one is too large or too heavy.
+-- Take as many as fit, `count` at most. True when the next one is too large, too heavy, or of another shape as all within LOOK_AHEAD.
 local function pop(s, tier, count, into, gone, room)
   local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
   if not (s.weighed or any_large) then
@@ -235,27 +249,46 @@ local function pop(s, tier, count, into, gone, room)
     end
     return false
   end
-  while count > 0 do
-    local popped = redis.call('ZPOPMIN', tier_queue, s.weighed and math.min(count, WINDOW) or count)
-    local whole, members = #popped, {}
-    local fit, too_much = fitting(s, popped, room, any_large)
-    for i = whole, fit + 1, -2 do
-      redis.call('ZADD', tier_queue, popped[i], popped[i - 1])
-      popped[i], popped[i - 1] = nil, nil
-    end
-    if fit < whole then
-      lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
-    end
+  local taken, free, back, passed, round, stopped, too_much, all = {}, {}, {}, 0, s.q.next[tier] - 1, false, false, false
+  while #taken < count and not (stopped or all) do
+    local asked = s.weighed and math.min(passed > 0 and WINDOW or count - #taken, WINDOW) or count
+    local popped = redis.call('ZPOPMIN', tier_queue, asked)
+    all = #popped < 2 * asked
     for i = 1, #popped, 2 do
-      members[#members + 1] = popped[i]
-    end
-    leave_for_batch(s, tier, members, tonumber(popped[#popped]), into, gone)
-    count, room.count = count - #members, room.count - #members
-    if #popped < whole or whole == 0 then
-      return too_much
+      local member, rides = popped[i], nil
+      if #taken < count and not stopped then
+        if passed < LOOK_AHEAD then
+          rides, too_much = fits(s, member, room, any_large)
+        else
+          too_much = true
+        end
+        stopped = rides == nil
+      end
+      if rides then
+        taken[#taken + 1] = member
+        if passed > 0 then
+          free[#free + 1] = member
+        else
+          round = tonumber(popped[i + 1])
+        end
+      else
+        passed = rides == false and passed + 1 or passed
+        back[#back + 1], back[#back + 2] = popped[i + 1], member
+      end
     end
   end
-  return false
+  if #back > 0 then
+    call_all('ZADD', tier_queue, back)
+    lasting(s, 'l' .. tier)  -- It may have been popped as a whole.
+  end
+  if leave_for_batch(s, tier, taken, round, into, gone) and #free > 0 then
+    give_places_back(s, tier, free)
+  end
+  room.count = room.count - #taken
+  if stopped then
+    return too_much
+  end
+  return passed > 0 and #taken < count
 end
 
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept

@@ -207,12 +207,17 @@ end
 
 -- Members of a group for one run: all, unless the slot takes fewer.
 function suspects.take(s, group, limit)
-  local taken, left, weight = {}, {}, 0
-  for i, member in ipairs(group.members) do
-    weight = weight + weight_of(s, member)
-    local fits = i <= limit and (i == 1 or weight <= s.most_weight)
-    local into = fits and taken or left
+  local taken, left, others, weight, shape = {}, {}, {}, 0, s.weighed and shape_of(group.members[1])
+  for _, member in ipairs(group.members) do
+    local into = others
+    if not shape or shape_of(member) == shape then
+      weight = weight + weight_of(s, member)
+      into = #taken < limit and (#taken == 0 or weight <= s.most_weight) and taken or left
+    end
     into[#into + 1] = member
+  end
+  for i = 1, #others do
+    left[#left + 1] = others[i]
   end
   local rest = #left > 0 and find_group(s, group.rest)
   if rest then

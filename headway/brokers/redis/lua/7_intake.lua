@@ -102,7 +102,7 @@ end
 -- The header of an entry that arrives: it gets the next number.
 local function new_header(s, entry)
   s.q.seq, s.touched[INTAKE] = s.q.seq + 1, true
-  entry.number, entry.arrived = numbers.next(s.q.seq, entry.weight), s.now
+  entry.number, entry.arrived = numbers.next(s.q.seq, entry.weight, entry.shape), s.now
   return pack_header(entry, entry.shared and entry.tier + SHARED or entry.tier, entry.gateway)
 end
 

@@ -4,7 +4,7 @@ A batch is full when the next entry would be one too many, or too heavy. The nex
 is: none is put before it for being lighter, but other tiers may have the room that is left. An entry that is heavier than a
 whole batch runs alone. Where entries have rows, all of a batch are of one shape, and its next entry is the next of that shape.
 
-The room that is kept for lower tiers may be too little for their next entry. It is then owed to them, and added to what is
+The room that is kept for lower tiers may be too little for their next entry, or that be of another shape. It is then owed to them, and added to what is
 kept of the next batch, until that entry fits, or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
 deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
 """
@@ -119,9 +119,13 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
             allowed, pages, most = tier_queues, terms.pages, None
     if blocked or left <= 0.0:
-        packed.owed = min(
-            max(0.0, promised - served), sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
-        )
+        if blocked and weighs:  # All might have fitted, but for its shape.
+            places = reserved_places(terms.limit, terms.share)
+            promised = max(promised, min(places * terms.unit + terms.owed, terms.weight))
+        if members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top:
+            promised = 0.0  # The batch was theirs.
+        below = sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
+        packed.owed = min(max(0.0, promised - served), math.inf if blocked else below)
     return packed
 
 
@@ -162,7 +166,8 @@ def turns(
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0
     if lower and (
-        sum(tier_queue.depth for tier_queue in waiting) > room.count
+        owed > 0.0
+        or sum(tier_queue.depth for tier_queue in waiting) > room.count
         or sum(tier_queue.weight for tier_queue in waiting) > room.weight
     ):
         places = reserved_places(room.count, share)

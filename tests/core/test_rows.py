@@ -243,6 +243,19 @@ class TestShapes:
         assert rode[2] >= batches * B / 4 - B
         assert sum(rode.values()) == batches * B
 
+    @pytest.mark.parametrize("low", [1, 9])
+    def test_shapes_of_a_tier_take_no_more_of_the_batches_than_its_rows_would(self, low: int) -> None:
+        """All that waits would fit into one batch, if it were of one shape."""
+        queue, batches, firsts = make(), 60, Counter[int]()
+        numbers = iter(range(100, 900))
+        wait(queue, *[next(numbers) for _ in range(4)])
+        wait(queue, *[next(numbers) for _ in range(low)], tier=2)
+        for _ in range(batches):
+            [rider] = leave(queue).members
+            firsts[rider.entry.tier] += 1
+            wait(queue, next(numbers), tier=rider.entry.tier)
+        assert batches / 8 <= firsts[2] <= batches / 4
+
     def test_a_quarantine_runs_one_shape_after_another(self) -> None:
         queue = make()
         wait(queue, 1, 2, 1, 2, 2)

@@ -153,7 +153,13 @@ local function pack_batch(s, limit)
     end
   end
   local below = waiting_weight(s) - q.weight[top]
-  q.owed = (blocked or left <= 0) and math.min(math.max(0, promised - (before - below)), below) or 0
+  if blocked and s.weighed then  -- All might have fitted, but for its shape.
+    promised = math.max(promised, math.min(reserved_places(s, limit) * s.unit + q.owed, s.most_weight))
+  end
+  if #entries > 0 and entries[1].shape > 0 and entries[1].tier ~= top then
+    promised = 0  -- The batch was theirs.
+  end
+  q.owed = (blocked or left <= 0) and math.min(math.max(0, promised - (before - below)), blocked and INF or below) or 0
   s.touched[DEPARTED] = true
   look_again(s, gone)
   return entries, late

@@ -291,6 +291,11 @@ local function pop(s, tier, count, into, gone, room)
   return passed > 0 and #taken < count
 end
 
+-- As `core.packing.reserved_places`.
+local function reserved_places(s, count)
+  return s.share > 0 and count >= 2 and math.max(1, math.floor(count * s.share)) or 0
+end
+
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
 -- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left. Ends at once when the next
 -- of a tier does not fit: that is `closed` from then on. Returns who was popped, and that tier.
@@ -303,8 +308,8 @@ local function pop_in_turns(s, room, owed, gone, closed)
     end
   end
   local kept = 0
-  if #waiting > 1 and (depth > room.count or weight > room.weight) then
-    local places = s.share > 0 and room.count >= 2 and math.max(1, math.floor(room.count * s.share)) or 0
+  if #waiting > 1 and (owed > 0 or depth > room.count or weight > room.weight) then
+    local places = reserved_places(s, room.count)
     kept = math.min(places, depth - q.depth[waiting[1]])
     if s.weighed then
       room.promised = math.min(places * s.unit + owed, room.weight)

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from headway.core import failures
+from headway.model import Failure
 from tests.promises.calls import answered
 from tests.promises.checker import check
 from tests.promises.histories import KNOWN, LEFT, LIMITED, MISUSE, REJECTED, Scribe
@@ -174,6 +176,11 @@ def test_apis_that_tell_no_code_tell_a_limit_from_too_much_load_by_the_message(m
     openai = json.dumps({"error": {"message": message, "code": "rate_limit_exceeded"}}).encode()
     assert COMPLETIONS.read(429, {}, openai).code == code
     assert OIP_JSON.read(429, {}, json.dumps({"error": message}).encode()).code == code
+
+
+@pytest.mark.parametrize("failure", [failures.version_unknown("m", "9"), failures.not_here("m")])
+def test_the_open_inference_protocol_tells_that_there_are_no_workers_by_the_message(failure: Failure) -> None:
+    assert OIP_JSON.read(503, {}, json.dumps({"error": failure.message}).encode()).code == failure.code
 
 
 @pytest.mark.parametrize(

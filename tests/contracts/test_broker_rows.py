@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -192,6 +193,25 @@ async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness)
         batches.append(ids(lease.entries))
         await (harness.answer(lease) if turn else harness.broker.release(lease))
     assert batches == [[f"shape-{at}" for at in one] for one in ((0, 2, 5), (0, 2, 5), (1, 4), (3,))]
+
+
+@story
+async def test_shapes_of_a_tier_leave_the_tiers_below_their_share(harness: Harness) -> None:
+    await told(harness)
+    numbers, rode = itertools.count(1), Counter[int]()
+
+    async def wait(tier: int) -> None:
+        assert not any(await harness.broker.enqueue([msgspec.structs.replace(rows(1, tier=tier), shape=next(numbers))]))
+
+    for tier in (0, 0, 0, 2):
+        await wait(tier)
+    for _ in range(24):
+        lease = await harness.claim()
+        [entry] = lease.entries
+        rode[entry.tier] += 1
+        await harness.answer(lease)
+        await wait(entry.tier)
+    assert 4 <= rode[2] <= 6
 
 
 @story

@@ -243,13 +243,12 @@ class TestShapes:
         assert rode[2] >= batches * B / 4 - B
         assert sum(rode.values()) == batches * B
 
-    @pytest.mark.parametrize("low", [1, 9])
-    def test_shapes_of_a_tier_take_no_more_of_the_batches_than_its_rows_would(self, low: int) -> None:
+    def test_shapes_of_two_tiers_share_batches_as_rows_do(self) -> None:
         """All that waits would fit into one batch, if it were of one shape."""
         queue, batches, firsts = make(), 60, Counter[int]()
         numbers = iter(range(100, 900))
         wait(queue, *[next(numbers) for _ in range(4)])
-        wait(queue, *[next(numbers) for _ in range(low)], tier=2)
+        wait(queue, *[next(numbers) for _ in range(9)], tier=2)
         for _ in range(batches):
             [rider] = leave(queue).members
             firsts[rider.entry.tier] += 1

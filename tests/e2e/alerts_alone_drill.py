@@ -41,10 +41,10 @@ import sys
 if sys.argv[1:2] == ["serve"] or "serve" in sys.orig_argv:
     from headway.gateway import gateway
     submit = gateway.Gateway.submit
-    def broken(self, sink, principal, id, options, model, input, *more, **named):
-        if input == "bug":
+    def broken(self, sink, request, *more, **named):
+        if request.input == "bug":
             raise RuntimeError("a bug that the drill has built in")
-        return submit(self, sink, principal, id, options, model, input, *more, **named)
+        return submit(self, sink, request, *more, **named)
     gateway.Gateway.submit = broken
 """
 """Bug that a process is started with, as there is no other way to `internal` that is known."""

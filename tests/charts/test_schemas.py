@@ -16,8 +16,8 @@ from headway.errors import SettingError
 from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
 from tests.clients.environments import run_client
 
-VERSIONS = ("1.30.0", "1.37.0")
-"""Oldest Kubernetes that the chart is for, and the newest whose schemas there are."""
+VERSIONS = tuple(f"1.{minor}.0" for minor in range(30, 38))
+"""From the oldest Kubernetes that the chart is for to the newest whose schemas there are."""
 OPERATORS = ("gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 OPEN = {

@@ -248,6 +248,7 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
         "input_example": ({**model, "input": input}, text),
         "embeddings_example": ({**model, "input": input}, text and gives in (ValueKind.JSON, ValueKind.TENSORS)),
         "oip_example": ({"inputs": tensors}, tensors is not None),
+        "oip_default_example": ({"inputs": tensors}, tensors is not None and not model),
     }
     return {name: {"example": one} if works and input is not None else {} for name, (one, works) in requests.items()}
 

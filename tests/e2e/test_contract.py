@@ -40,6 +40,10 @@ include-name = "POST /v2/models/{model}/infer"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "4xx", "5xx"]
 
 [[operations]]
+include-name = "POST /v2/infer"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "4xx", "5xx"]
+
+[[operations]]
 # The target gives texts, which are no embeddings.
 include-name = "POST /v1/embeddings"
 checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 502, 504]
@@ -63,7 +67,7 @@ def filter_case(context, case):
         return False
     return not (several and "respond-async" in str((case.headers or {}).get("Prefer")))
 """
-ROUTES = 24
+ROUTES = 25
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
 UNLINKED = "--exclude-path-regex", "/versions/"
 """Paths with the version of a model mean what those without it do."""

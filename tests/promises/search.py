@@ -16,7 +16,7 @@ from tests.promises.operation import Operation
 
 CALLED, DONE = "called", "done"
 """Progress of an operation at first and in the end; the object names what is between."""
-MOST = 50_000
+MOST = 500_000
 """Configurations beyond which a history is too complex to be judged."""
 
 State = TypeVar("State", bound=Hashable)

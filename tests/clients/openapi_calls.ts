@@ -54,6 +54,7 @@ export async function run(url: string): Promise<object> {
   await of('oipVersionConfig', made.oipVersionConfig({ path: version }));
   await of('oipVersionStatistics', made.oipVersionStatistics({ path: version }));
   texts.push((await of('oipVersionInfer', made.oipVersionInfer({ body, path: version })) as made.OipAnswer).outputs[0].data[0]);
+  texts.push((await of('oipInfer', made.oipInfer({ body })) as made.OipAnswer).outputs[0].data[0]);
   await of('oipIndex', made.oipIndex({ body: {} }));
   return { called: [...new Set(called)].sort(), texts, numbers, refused: refused.error };
 }

@@ -65,6 +65,7 @@ def main() -> None:
         for what in ("metadata", "ready", "config", "statistics"):
             call(f"oip_{kind}_{what}", *place)
         seen["texts"].append(call(f"oip_{kind}_infer", *place, body=asked).outputs[0].data[0])
+    seen["texts"].append(call("oip_infer", body=asked).outputs[0].data[0])
     call("oip_index", body=made_of.OipIndexRequest())
     seen["warned"] = made.stdout.count("WARNING") + made.stderr.count("WARNING")
     json.dump(seen, sys.stdout)

@@ -13,7 +13,7 @@ from tests.clients.environments import run_client
 from tests.e2e.server import Server, launched
 
 TARGETS = ("text=tests.clients.targets:answer", "octets=tests.clients.targets:octets")
-TEXTS = ["A", "B", "C", ["D", "E"], "QUI=", "F", "G", "USER: H\nASSISTANT:", "I", "J", "J"]
+TEXTS = ["A", "B", "C", ["D", "E"], "QUI=", "F", "G", "USER: H\nASSISTANT:", "I", "J", "J", "J"]
 
 
 @pytest.fixture

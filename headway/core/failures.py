@@ -34,6 +34,11 @@ def error_of(failure: Failure) -> errors.RequestError:
     )
 
 
+def at_input(position: int, count: int, message: str) -> str:
+    """Message on one of several inputs of a request; `position` is from 0."""
+    return f"input {position} of {count}, counted from 0: {message}"
+
+
 def refusal(found: Refused) -> Failure:
     """Refusal because the deadline cannot be met."""
     apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed"

@@ -277,7 +277,7 @@ class FanOut:
             return failure
         if self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
             return failure
-        message = f"input {position} of {count}, counted from 0: {failure.message}"
+        message = failures.at_input(position, count, failure.message)
         return msgspec.structs.replace(failure, message=message)
 
     def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:

@@ -283,7 +283,7 @@ def _of_several(failure: Failure, position: int, count: int) -> Failure:
     """Failure that names the input, where there are several."""
     if count == 1 or position == count:
         return failure
-    message = f"input {position} of {count}, counted from 0: {failure.message}"
+    message = failures.at_input(position, count, failure.message)
     return msgspec.structs.replace(failure, message=message)
 
 

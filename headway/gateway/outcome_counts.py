@@ -11,11 +11,11 @@ import msgspec
 from headway import errors
 from headway.core.tensors import rows_of
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import BatchRun, Entry, Failure
+from headway.model import BatchRun, Entry, Failure, Tensors
 from headway.runtime.counters import Counters
 
-_SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 _WEIGHT = attrgetter("entry.weight")
+_SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 
 MOST_WORKERS = 10_000
 """Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
@@ -66,11 +66,9 @@ class OutcomeCounts:
             for request in requests:
                 self._count_other(request, ending, now)
             return
-        if max(map(_WEIGHT, requests), default=1) > 1:
-            self._count_rows(requests)
         told: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
-        model, tier, answers = "", -1, _Answers()
+        model, tier, answers, rows = "", -1, _Answers(), False
         add_latency, add_wait = answers.latencies.append, answers.waits.append
         for request in requests:
             entry, reply, latency = request.entry, request.reply, now - request.since
@@ -78,6 +76,10 @@ class OutcomeCounts:
                 model, tier = entry.model, entry.tier
                 answers = told.setdefault((model, tier), _Answers())
                 add_latency, add_wait = answers.latencies.append, answers.waits.append
+                if not rows and isinstance(entry.input, Tensors):  # Asked once for each model and tier.
+                    rows = True
+                    if max(map(_WEIGHT, requests)) > 1:
+                        self._count_rows(requests)
             add_latency(latency)
             add_wait(0.0 if reply.kept else reply.queued)
             if reply.failure is not None:

@@ -61,14 +61,15 @@ class RolloutCounts:
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests by the version that was chosen for them; see `headway.gateway.pending.Observer`.
 
-        An answer that another request's run has brought tells nothing, nor does one of whose client nothing is known.
+        An answer that another request's run has brought tells nothing. Nor does one that names its version: whoever sends bad inputs to the
+        new version alone would have it rolled back.
         """
         if ending not in _COUNTED:
             return
         for request in requests:
             entry, reply = request.entry, request.reply
             sums = self._of_models.get(entry.model, {}).get(entry.version)
-            if sums is None or reply.shared is not None:
+            if sums is None or reply.shared is not None or entry.pinned:
                 continue
             if reply.failure is not None:
                 sums.failed += 1

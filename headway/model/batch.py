@@ -10,7 +10,7 @@ import msgspec
 from headway.model.entry import Entry
 from headway.model.queue_name import QueueName
 from headway.model.report import ModelReport
-from headway.model.value import TokenCount, Value
+from headway.model.value import Tensors, TokenCount, Value
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
@@ -91,8 +91,8 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rows(self) -> int:
-        """Rows of its entries, where those are what they weigh, as rows of tensors are; else the number of entries."""
-        return round(self.size) if self.slot.max_weight == self.slot.max_batch else len(self.entries)
+        """Rows of its entries, where those are tensors, as they weigh them; else the number of entries. A model takes one kind."""
+        return round(self.size) if isinstance(self.entries[0].input, Tensors) else len(self.entries)
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):

@@ -36,7 +36,8 @@ class DepartureLog:
         slot, entries, size = lease.slot, lease.entries, lease.rows
         tiers = [entry.tier for entry in entries]
         if size != len(entries):
-            tiers = [entry.tier for entry in entries for _ in range(min(entry.weight, slot.max_weight))]
+            place = slot.max_weight / slot.max_batch
+            tiers = [one.tier for one in entries for _ in range(round(min(one.weight, slot.max_weight) / place))]
         departure = BatchDeparture(
             slot.worker, slot.model, slot.runs.version, lease.granted_at, size, lease.fill, lease.reason,
             tuple([tiers.count(tier) for tier in range(max(tiers) + 1)]),

@@ -159,9 +159,8 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
     name, size = ENTRY_NAME.pack, ENTRY_KIND.size
     for entry in entries:
         text, parameters, tier, gateway = entry.input, entry.parameters, entry.tier, entry.gateway
-        queue_timeout, timeout, weight = entry.queue_timeout, entry.timeout, entry.weight
-        nonce, shape = entry.nonce, entry.shape
-        length, usual = len(text) + len(parameters), not entry.trace
+        queue_timeout, timeout, weight, nonce = entry.queue_timeout, entry.timeout, entry.weight, entry.nonce
+        length, usual = len(text) + len(parameters), not (entry.trace or entry.shape)
         if entry.dedup_keys or entry.digest or entry.count > 1 or entry.payer:
             rare, usual = True, False
         if length > small or not usual:
@@ -171,10 +170,10 @@ def pack_small(entries: Sequence[Entry], threshold: float) -> tuple[list[bytes],
             else:
                 packed += pack_head(entry), pack_entry(entry)
             continue
-        asked = tier, queue_timeout, timeout, weight, shape, gateway
+        asked = tier, queue_timeout, timeout, weight, gateway
         if asked != known:
             known, whose = asked, gateway.encode()
-            kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1, shape) + whose
+            kind = ENTRY_KIND.pack(size + len(whose), tier, queue_timeout, timeout, weight, 0, 1, 0) + whose
         tenant, id = entry.tenant, entry.id
         if "\0" in id:
             key_of(tenant, id)  # It raises.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headway.core import tensor_json, values
+from headway.core import failures, tensor_json, values
 from headway.core.tensors import NoTensors
 from headway.errors import BadRequest
 from headway.model import Tensors, Value
@@ -84,7 +84,7 @@ def _placed(output: Value, position: int, count: int) -> Iterator[bytes]:
     try:
         yield from json_pieces(output)
     except BadRequest as exc:
-        raise BadRequest(f"input {position} of {count}, counted from 0: {exc.message}") from None
+        raise BadRequest(failures.at_input(position, count, exc.message)) from None
 
 
 def tensor_pieces(output: Tensors) -> Iterator[bytes]:

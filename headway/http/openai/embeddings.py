@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from headway.config import Settings
-from headway.core import tensor_json
+from headway.core import failures, tensor_json
 from headway.core.tensors import NoTensors
 from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
@@ -103,8 +103,7 @@ class _Writer(msgspec.Struct, frozen=True):
         for index, output in enumerate(released(outputs)):
             embedding: list[float] | str | msgspec.Raw
             if isinstance(output, Tensors):
-                place = f"input {index} of {inputs}, counted from 0: " if inputs > 1 else ""
-                count, counted, embedding = self._of_tensors(output, place)
+                count, counted, embedding = self._of_tensors(output, index, inputs)
             else:
                 numbers, counted = _read(output)
                 count, embedding = len(numbers), _packed(numbers) if self.packed else numbers
@@ -119,10 +118,10 @@ class _Writer(msgspec.Struct, frozen=True):
             tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
-    def _of_tensors(self, output: Tensors, place: str) -> tuple[int, int, str | msgspec.Raw]:
+    def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
         """Count of an output's numbers, the tokens of its input that it tells, none, and its embedding as it is sent.
 
-        `place`: words on its input, for errors.
+        `position`: that of its input among so many `inputs`, for errors.
         """
         try:
             tensor = one_embedding(output)
@@ -134,7 +133,8 @@ class _Writer(msgspec.Struct, frozen=True):
         try:
             return tensor.head.shape[1], 0, msgspec.Raw(b"".join(tensor_json.nested(tensor, single=True)))
         except NoTensors as exc:
-            raise BadRequest(f"{place}{exc}, with encoding_format base64") from None
+            message = f"{exc}, with encoding_format base64"
+            raise BadRequest(failures.at_input(position, inputs, message) if inputs > 1 else message) from None
 
 
 def _read(output: Value) -> tuple[list[float], int]:

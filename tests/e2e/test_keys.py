@@ -80,7 +80,9 @@ def test_while_the_file_is_broken_the_last_known_keys_go_on(tmp_path: Path) -> N
     good = file.read_text()
     with serving(tmp_path, *UNLIMITED, "--keys", "keys.toml") as server:
         server.expected = {"the store of keys is out of reach"}
-        file.write_text(good.replace("[[keys]]", "[[keys]"))
+        broken = tmp_path / "broken.toml"
+        broken.write_text(good.replace("[[keys]]", "[[keys]"))
+        broken.replace(file)  # At once: a look between the two steps of a write sees an empty file, without keys.
         wait_until(lambda: server.log("the store of keys is out of reach"))
         assert accepted(server, key)
         file.write_text("")

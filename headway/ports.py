@@ -43,6 +43,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.model.board import HistoryRow, News, Notice, Posted
+from headway.model.bulk import BulkLine
 
 
 class QueueCondition(Protocol):
@@ -423,6 +424,30 @@ class Backend(Protocol):
 
     async def stop(self) -> None:
         """End the child. Safe to call at any time, more than once."""
+        ...
+
+
+class BulkRunner(Protocol):
+    """Runner of lines of bulk jobs in seats that would stay empty."""
+
+    async def room(self, model: str) -> int:
+        """Wait until lines of a model may be offered. Returns how many."""
+        ...
+
+    def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
+        """Run lines in empty seats.
+
+        Each line ends with one reply, by an output or a failure. Retries, outages of the broker and the search for bad
+        lines are the runner's.
+        """
+        ...
+
+    def withdraw(self, job: str) -> None:
+        """Let go of a job's lines that have not ended; `done` is not called for them."""
+        ...
+
+    def paused(self, model: str) -> str:
+        """Reason for which nothing of a model runs at present; empty while it runs."""
         ...
 
 

@@ -63,8 +63,6 @@ STREAMS = 1000
 _CONNECTION_WINDOW = STREAMS * WINDOW
 """Bytes on all streams of a connection that may be on their way, once its client heeds the bound of each stream."""
 
-_PIECE = 4096
-"""Bytes that are read between two looks at how long it has taken."""
 _BEGUN = 0.000_05
 """Seconds that the beginning of a call counts for, as it takes them in the next turn of the event loop."""
 _ENDED = 20
@@ -369,8 +367,7 @@ class CallConnection(asyncio.Protocol):
         turns, at, length = self._port.turns, 0, len(data)
         begun = turns.clock()
         while at < length:
-            piece = max(_PIECE, 0 if self._http2 is None else self._http2.missing)  # A frame is put together once.
-            read = self._feed(data[at : at + piece])
+            read = self._feed(data, at)
             if not read:
                 return
             at += read
@@ -392,13 +389,13 @@ class CallConnection(asyncio.Protocol):
             self._take_in(backlog)
             self._adjust()
 
-    def _feed(self, data: bytes) -> int:
-        """Read some bytes, and act on them. Returns how many were read; 0: the connection has ended."""
+    def _feed(self, data: bytes, at: int) -> int:
+        """Read some bytes from a place on, and act on them. Returns how many were read; 0: the connection has ended."""
         http2 = self._http2
         if http2 is None:
             return 0
         try:
-            read = http2.receive(data)
+            read = http2.receive(data, at)
         except Broken as broken:
             self._cut("protocol_error", broken.code)
             return 0
@@ -449,7 +446,7 @@ class CallConnection(asyncio.Protocol):
             self._answered = True
             self.retire(self._http2.last)
 
-    def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
+    def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
         """Hand data to a call."""
         self._count(amount)
         if not data:
@@ -461,8 +458,6 @@ class CallConnection(asyncio.Protocol):
             self._fail(stream, ErrorCode.FLOW_CONTROL_ERROR)
         elif ended and not stream.finish_reading():
             self._fail(stream, ErrorCode.PROTOCOL_ERROR)
-        else:
-            stream.wake()
 
     def unpacked(self, size: int) -> None:
         """Count header fields by the time that they take."""

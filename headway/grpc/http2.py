@@ -29,11 +29,16 @@ DEFAULT_WINDOW = 65_535
 """Bytes that a client may send ahead on each stream until it has read what it is told."""
 _LARGEST = (1 << 31) - 1
 _LARGEST_FRAME = 1 << 14
-"""Bytes of a frame's payload, both ways; clients may allow more, which nobody needs."""
+"""Most bytes of a frame's payload, but for data that come; clients may allow more, which nobody needs."""
+LARGEST_DATA = 1 << 20
+"""Most bytes of the payload of a frame with data that comes. Each frame takes time, however much it brings."""
+_IN_PIECES = 1 << 10
+"""Bytes of the payload of a frame with data above which it is handed on as it comes, so that nothing is put together twice."""
 _MOST_SETTINGS = 32
 """Most settings in one frame; there are seven."""
 _READ_AT_ONCE = 4096
-"""Bytes of header fields, once they are unpacked, behind which `receive` stops."""
+"""Bytes of frames, or of header fields once they are unpacked, behind which `receive` stops. Data count less, as they are only copied."""
+_DATA_SHIFT = 4
 
 
 class ErrorCode(IntEnum):
@@ -70,8 +75,8 @@ class Sink(Protocol):
     def lost(self) -> None:
         """More header fields have come than are read. From now on no stream begins."""
 
-    def received(self, number: int, data: bytes, amount: int, ended: bool) -> None:
-        """Data have come on an open stream; `amount` is what they take of its window, with their padding."""
+    def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
+        """Data have come on an open stream; `amount` is what they take of its window, with their padding. A view is good for now only."""
 
     def ignored(self, amount: int) -> None:
         """A frame has come that brings nothing; it takes `amount` of the connection's window."""
@@ -118,7 +123,7 @@ class Http2:
 
     __slots__ = (
         "_begun", "_block", "_block_of", "_ends", "_in", "_initial", "_left", "_lost", "_most", "_most_block", "_no_table", "_open", "_out", "_part",
-        "_reader", "_sink", "_unpacked", "_window", "last", "windows",
+        "_reader", "_rest", "_rest_ends", "_rest_of", "_sink", "_spent", "_window", "last", "windows",
     )  # fmt: skip
 
     def __init__(self, sink: Sink, streams: int, window: int, most_header: int) -> None:
@@ -129,8 +134,10 @@ class Http2:
         self._begun = False
         """Whether the preface has come."""
         self._part = b""
-        self._unpacked = 0
-        """Bytes of header fields that were unpacked since `receive` was called."""
+        self._rest, self._rest_of, self._rest_ends = 0, 0, False
+        """Bytes that are still to come of a frame which is handed on as it comes, its stream, and whether it ends that; stream 0: nobody wants it."""
+        self._spent = 0
+        """Bytes that count for the time since `receive` was called."""
         self._block: bytearray | None = None
         self._block_of, self._ends = 0, False
         self.last = 0
@@ -143,7 +150,12 @@ class Http2:
         self._no_table = False
         """Whether the client has to be told that no table is used, as it has made its own smaller."""
         self._in = DEFAULT_WINDOW
-        settings = (_MAX_STREAMS, streams), (_INITIAL_WINDOW, window), (_MAX_HEADERS, most_header)
+        settings = (
+            (_MAX_STREAMS, streams),
+            (_INITIAL_WINDOW, window),
+            (_MAX_FRAME, LARGEST_DATA),
+            (_MAX_HEADERS, most_header),
+        )
         own = b"".join(name.to_bytes(2, "big") + value.to_bytes(4, "big") for name, value in settings)
         self._out = [_frame(SETTINGS, 0, 0, own)]
 
@@ -200,46 +212,47 @@ class Http2:
 
     # What comes.
 
-    @property
-    def missing(self) -> int:
-        """Bytes until the end of the frame of which a part has come; 0 where none has begun."""
-        part = self._part
-        if len(part) < FRAME_HEADER or not self._begun:
-            return 0
-        return (part[0] << 16 | part[1] << 8 | part[2]) + FRAME_HEADER - len(part)
-
-    def receive(self, data: bytes) -> int:
-        """Read what has come, up to the end of a frame behind which the caller is to look at the time.
+    def receive(self, data: bytes, begin: int = 0) -> int:
+        """Read what has come, from a place on, up to the end of a frame behind which the caller is to look at the time.
 
         Returns the number of bytes that are read.
 
         Raises:
             Broken: the client has broken the protocol.
         """
-        given, self._unpacked = len(data), 0
-        if self._part:
-            data = self._part + data
-        at, length = 0, len(data)
+        part, self._spent = len(self._part), 0
+        if part:
+            data, begin = self._part + data[begin:], 0
+            self._part = b""
+        at, length = begin, len(data)
         if not self._begun:
             if not self._begins(data):
                 self._part = data
-                return given
+                return length - part
             at = len(PREFACE)
-        while at + FRAME_HEADER <= length:
-            if self._unpacked > _READ_AT_ONCE:
-                self._part = b""
-                return given - (length - at)
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
-            if size > _LARGEST_FRAME:
-                raise Broken(ErrorCode.FRAME_SIZE_ERROR)
-            end = at + FRAME_HEADER + size
-            if end > length:
+        while at < length:
+            if self._spent > _READ_AT_ONCE:
+                return at - begin - part
+            if self._rest:
+                piece = memoryview(data)[at : at + self._rest]
+                at += len(piece)
+                self._go_on(piece)
+                continue
+            if at + FRAME_HEADER > length:
                 break
-            number = int.from_bytes(data[at + 5 : at + 9], "big") & _LARGEST
-            self._frame(data[at + 3], data[at + 4], number, data[at + FRAME_HEADER : end])
-            at = end
+            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+            body = at + FRAME_HEADER
+            kind, flags, number = data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : body], "big") & _LARGEST
+            if size > _IN_PIECES and self._in_pieces(kind, flags, number, size):
+                at = body
+                continue
+            if body + size > length:
+                break
+            at = body + size
+            self._spent += size + FRAME_HEADER
+            self._frame(kind, flags, number, data[body:at])
         self._part = data[at:]
-        return given
+        return length - begin - part
 
     def _begins(self, data: bytes) -> bool:
         """Whether the preface has come, and that settings follow it."""
@@ -248,6 +261,41 @@ class Http2:
         _check(data[:size] == PREFACE[: len(data)] and kind in (b"", bytes((SETTINGS,))))
         self._begun = bool(kind)
         return self._begun
+
+    def _in_pieces(self, kind: int, flags: int, number: int, size: int) -> bool:
+        """Begin with a large frame that is handed on as it comes; False: it is to be there whole."""
+        if self._block is not None and (kind != CONTINUATION or number != self._block_of):
+            raise Broken(ErrorCode.PROTOCOL_ERROR)
+        if kind == DATA and not flags & _PADDED and size <= LARGEST_DATA:
+            self._in -= size
+            if self._in < 0:
+                raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
+            self._rest, self._rest_of, self._rest_ends = size, number, bool(flags & _END_STREAM)
+            if number not in self._open:
+                self._rest_of = 0
+                self._unwanted(number, size)
+            return True
+        if size <= _LARGEST_FRAME:
+            return False
+        if kind not in (HEADERS, CONTINUATION) or size > LARGEST_DATA:
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR)
+        self._lose_frame(kind, flags, number, size)
+        return True
+
+    def _go_on(self, piece: memoryview) -> None:
+        """Hand on more of a frame that is handed on as it comes."""
+        amount, number = len(piece), self._rest_of
+        self._rest -= amount
+        self._spent += amount >> _DATA_SHIFT
+        if not number:
+            return
+        if number not in self._open:  # It has ended here meanwhile.
+            self._unwanted(number, amount)
+            return
+        ended = self._rest_ends and not self._rest
+        if ended:
+            self._open.discard(number)
+        self._sink.received(number, piece, amount, ended)
 
     def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         if self._block is not None and (kind != CONTINUATION or number != self._block_of):
@@ -343,7 +391,7 @@ class Http2:
             return
         except HPACKError:
             raise Broken(ErrorCode.COMPRESSION_ERROR) from None
-        self._unpacked += head.size
+        self._spent += head.size
         self._sink.unpacked(head.size)
         if number <= self.last:
             self._trailers(number, head, ended)
@@ -373,6 +421,22 @@ class Http2:
             self._open.add(number)
         self.windows[number] = 0
         self._sink.oversized(number, self._ends)
+
+    def _lose_frame(self, kind: int, flags: int, number: int, size: int) -> None:
+        """Read no header fields from now on, as a frame with some is larger than all that a client may send."""
+        if kind == HEADERS:
+            _check(number & 1 == 1)
+            self._block_of, self._ends = number, bool(flags & _END_STREAM)
+        else:
+            _check(self._block is not None)
+            self._sink.ignored(0)
+        self._rest, self._rest_of = size, 0
+        ends = bool(flags & _END_HEADERS)
+        self._block = None if ends else bytearray()
+        if not self._lost:
+            self._lose()
+        elif ends:
+            self._unread()
 
     def _unread(self) -> None:
         """Let a block pass that cannot be read: of a stream that the client begins elsewhere, or behind the data of one."""

@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Mapping
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote_from_bytes
 
 from headway.errors import DRAINING, RequestError
 from headway.grpc.header_blocks import Headers, block_of
 from headway.grpc.http2 import ErrorCode
 from headway.grpc.statuses import Metadata, StatusCode
+from headway.runtime.memory_reuse import unfilled
 
 if TYPE_CHECKING:
     from headway.grpc.connection import CallConnection
@@ -28,6 +29,8 @@ WINDOW = 1 << 13
 
 PREFIX = 5
 """Bytes of a message before its content."""
+_LARGE = 1 << 14
+"""Bytes of a message from which it is put together once, in room of its own."""
 
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
@@ -76,7 +79,7 @@ class CallStream:
     """
 
     __slots__ = (
-        "_begun", "_deadline", "_encoding", "_missing", "_received", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
+        "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
         "headers", "number", "sent", "task",
     )  # fmt: skip
 
@@ -86,6 +89,8 @@ class CallStream:
         self.closed = False
         self._encoding = b""
         self._received = bytearray()
+        self._room: memoryview | None = None
+        """Room of a large message that is read, as far as it is not filled; None while none is."""
         self._whole = whole
         self._missing: int | None = None
         """Bytes that are still to come by the content-length; None where there is none."""
@@ -146,16 +151,36 @@ class CallStream:
                         StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {most})"
                     )
                 missing += length
+                if length > _LARGE and missing > 0:
+                    packed, body = received[0], await self._read_large(length, leaves)
+                    return await self._unpack(packed, body, most) if packed else body
                 if missing <= 0:
                     packed, body = received[0], bytes(memoryview(received)[PREFIX : PREFIX + length])
                     del received[: PREFIX + length]
                     return await self._unpack(packed, body, most) if packed else body
             if self._whole:
                 if received:
-                    raise Ended(StatusCode.INTERNAL, "the last message of the call is incomplete")
+                    raise _incomplete()
                 return None
             self._open(missing)
             await self.change()
+
+    async def _read_large(self, length: int, leaves: bool) -> bytes:
+        """Content of a large message, whose prefix is there; see `read`."""
+        content, begun = unfilled(length), self._received
+        self._room, self._received = memoryview(content), bytearray()
+        self._fill(self._room, memoryview(begun)[PREFIX:])
+        try:
+            while self._room:
+                if leaves and self.connection.leaving is not None:
+                    raise to_be_opened_anew()
+                if self._whole:
+                    raise _incomplete()
+                self._open(len(self._room))
+                await self.change()
+        finally:
+            self._room = None
+        return cast(bytes, content)  # Nobody changes it, so it serves as bytes.
 
     async def change(self) -> None:
         """Return as soon as more has come, or the client is to open another connection."""
@@ -201,22 +226,38 @@ class CallStream:
 
     # What the connection does.
 
-    def take(self, data: bytes, amount: int) -> bool:
+    def take(self, data: bytes | memoryview, amount: int) -> bool:
         """Take what has come; `amount` is what it takes of the window. Returns whether the client was allowed to send it."""
         self._window -= amount
         if self._window < 0:
             return False
-        self._received += data
+        size = len(data)
+        if self._room:
+            self._fill(self._room, data)
+        else:
+            self._received += data
         if self._missing is not None:
-            self._missing -= len(data)
-        if amount > len(data):  # Padding.
-            self._window += amount - len(data)
-            self.connection.grant(self, amount - len(data))
+            self._missing -= size
+        if amount > size:  # Padding.
+            self._window += amount - size
+            self.connection.grant(self, amount - size)
+        if self._waiting is not None and not self._room:
+            self.wake()
         return True
+
+    def _fill(self, room: memoryview, data: bytes | memoryview) -> None:
+        """Put data into the room of a large message, and what is beyond it aside."""
+        own = data[: len(room)]
+        room[: len(own)] = own
+        self._room = room[len(own) :]
+        if len(own) < len(data):
+            self._received += data[len(own) :]
 
     def finish_reading(self) -> bool:
         """Note that the client has sent all. Returns whether that is as much as it has said."""
         self._whole = True
+        if self._waiting is not None:
+            self.wake()
         return not self._missing
 
     def narrow(self, amount: int) -> None:
@@ -301,6 +342,10 @@ class CallStream:
         self._timer = None
         self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.cancel()
+
+
+def _incomplete() -> Ended:
+    return Ended(StatusCode.INTERNAL, "the last message of the call is incomplete")
 
 
 def to_be_opened_anew() -> RequestError:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.grpc.header_blocks import RequestFields, block_of
-from headway.grpc.http2 import DEFAULT_WINDOW, PREFACE, Broken, ErrorCode, Http2
+from headway.grpc.http2 import DEFAULT_WINDOW, LARGEST_DATA, PREFACE, Broken, ErrorCode, Http2
 from tests.fuzz.frames import frame
 
 DATA, HEADERS, PRIORITY, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION, UNKNOWN = range(11)
@@ -158,6 +158,13 @@ def give_up(number: int) -> Callable[[Http2], object]:
     return lambda http2: http2.reset(number, ErrorCode.CANCEL)
 
 
+def let_send(amount: int) -> Callable[[Http2], object]:
+    """The server lets the client send more on the connection."""
+    return lambda http2: http2.grant(0, amount)
+
+
+BIG = data(1, bytes(2500), end=True)
+LET: Sent = (WINDOW, 0, 0, LARGEST_DATA.to_bytes(4, "big"))
 ANSWERED: Sent = (HEADERS, WHOLE | END, 1, b"\x88")
 GIVEN_UP = resets(1, ErrorCode.CANCEL)
 MALFORMED = ((passed(),), (resets(1, PROTOCOL),))
@@ -189,7 +196,17 @@ CASES = [
          [asked(1), ("pinged",)], [(PING, ACK, 0, bytes(8))]),
     Case("4.1 the reserved bit", [frame(HEADERS, WHOLE, 1 << 31 | 1, HEAD)], [asked(1)]),
     Case("4.2 the largest frame", [ask(1), data(1, bytes(LARGEST_FRAME))], [asked(1), came(1, bytes(LARGEST_FRAME))]),
-    Case("4.2 a larger frame", [ask(1), data(1, bytes(LARGEST_FRAME + 1))[:9]], [asked(1)], end=SIZE),
+    Case("4.2 a larger frame", [ask(1), frame(UNKNOWN, 0, 1, bytes(LARGEST_FRAME + 1))[:9]], [asked(1)], end=SIZE),
+    Case("4.2 a larger frame of padded data", [ask(1), frame(DATA, PADDED, 1, bytes(LARGEST_FRAME + 1))[:9]], [asked(1)], end=SIZE),
+    Case("4.2 a larger frame of data", [ask(1), data(1, bytes(LARGEST_FRAME + 1))], [asked(1), came(1, bytes(LARGEST_FRAME + 1))]),
+    Case("4.2 the largest frame of data", [ask(1), let_send(LARGEST_DATA), data(1, bytes(LARGEST_DATA))[:9]], [asked(1)], [LET]),
+    Case("4.2 a frame of data that is larger still", [ask(1), let_send(2 * LARGEST_DATA), data(1, bytes(LARGEST_DATA + 1))[:9]], [asked(1)],
+         [(WINDOW, 0, 0, (2 * LARGEST_DATA).to_bytes(4, "big"))], SIZE),
+    Case("4.2 data that come in pieces", [ask(1), BIG[:1009], BIG[1009:]], [asked(1), came(1, bytes(1000)), came(1, bytes(1500), end=True)]),
+    Case("4.2 data of a stream that ends here meanwhile", [ask(1), BIG[:1009], give_up(1), BIG[1009:], ask(3)],
+         [asked(1), came(1, bytes(1000)), passed(1500), asked(3)], [GIVEN_UP]),
+    Case("4.2 such data that nobody wants", [ask(1), give_up(1), BIG[:9], BIG[9:], ask(3)], [asked(1), passed(2500), asked(3)], [GIVEN_UP]),
+    Case("4.2 such data within a block", [frame(HEADERS, 0, 1, HEAD), BIG[:9]], end=PROTOCOL),
     Case("4.3 a block that cannot be read", [ask(1, block=b"\x40")], end=COMPRESSION),
     Case("4.3 such a block behind data", [ask(1), ask(1, end=True, block=b"\x80")], [asked(1)], end=COMPRESSION),
     Case("4.3 such a block of a stream that was ended here", [ask(1), give_up(1), ask(1, end=True, block=b"\x80")], [asked(1)], [GIVEN_UP],
@@ -335,6 +352,13 @@ CASES = [
     Case("8.1.1 what follows on a malformed request", [named("A"), data(1), ask(1, end=True, block=b""), ask(3)],
          [passed(), passed(3), passed(), asked(3)], [resets(1, PROTOCOL)]),
     # Blocks that are too large.
+    Case("10.5.1 a frame with more fields than are read", [frame(HEADERS, WHOLE, 1, bytes(LARGEST_FRAME + 1)), frame(PING, 0, 0, bytes(8))],
+         [("lost",), ("oversized", 1, False), ("pinged",)], [(PING, ACK, 0, bytes(8))]),
+    Case("10.5.1 such a frame behind another", [frame(HEADERS, 0, 1, HEAD), frame(CONTINUATION, 0, 1, bytes(LARGEST_FRAME + 1)), frame(CONTINUATION, WHOLE, 1, b"x")],
+         [passed(), ("lost",), ("oversized", 1, False), passed(), passed(), came(1, b"", end=True)]),
+    Case("10.5.1 such a frame once more", [frame(HEADERS, WHOLE | END, 1, bytes(LARGEST_FRAME + 1)), frame(HEADERS, WHOLE, 3, bytes(LARGEST_FRAME + 1))],
+         [("lost",), ("oversized", 1, True), passed()]),
+    Case("10.5.1 such a frame behind nothing", [frame(CONTINUATION, WHOLE, 1, bytes(LARGEST_FRAME + 1))[:9]], end=PROTOCOL),
     Case("10.5.1 too many fields", [ask(1, block=HEAD + b"\x40\x01a\x01b" + b"\xbe" * 31), data(1)], [("lost",), ("oversized", 1, False), came(1)]),
     Case("10.5.1 too many pieces", [frame(HEADERS, END, 1, HEAD), frame(CONTINUATION, 0, 1, bytes(1000)), frame(CONTINUATION, WHOLE, 1, bytes(9))],
          [passed(), ("lost",), ("oversized", 1, True), passed(), passed()]),
@@ -399,7 +423,7 @@ def test_a_wrong_preface_ends_the_connection(raw: bytes) -> None:
 def test_a_connection_begins_with_settings_both_ways() -> None:
     http2, _ = connection()
     receive(http2, PREFACE + settings((4, 100)))
-    own = settings((3, STREAMS), (4, AHEAD), (6, MOST_HEADER))
+    own = settings((3, STREAMS), (4, AHEAD), (5, LARGEST_DATA), (6, MOST_HEADER))
     assert http2.take() == own + frame(SETTINGS, ACK)
 
 
@@ -482,20 +506,6 @@ def test_room_that_is_granted_may_be_used() -> None:
         http2.grant(1, 1 << 13)
     assert frames_of(http2.take()) == [(WINDOW, 0, number, b"\0\0\x20\0") for _ in range(20) for number in (0, 1)]
     assert len(log.heard) == 21
-
-
-def test_what_is_missing_of_a_frame_that_has_begun_is_told() -> None:
-    http2, _ = begun()
-    whole = ask(1) + data(1, bytes(5000))
-    receive(http2, ask(1))
-    told = []
-    for begin in range(len(ask(1)), len(whole), 1000):
-        told.append(http2.missing)
-        receive(http2, whole[begin : begin + 1000])
-    assert told == [0, 4009, 3009, 2009, 1009, 9]
-    assert http2.missing == 0
-    receive(http2, whole[-5009:-5004])
-    assert http2.missing == 0  # Its length is not known yet.
 
 
 def test_only_the_latest_streams_that_ended_here_are_kept_in_mind() -> None:

@@ -43,7 +43,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.model.board import HistoryRow, News, Notice, Posted
-from headway.model.bulk import BulkLine
+from headway.model.bulk import BulkFile, BulkJob, BulkLine
 
 
 class QueueCondition(Protocol):
@@ -615,4 +615,82 @@ class Ledger(Protocol):
 
     async def close(self) -> None:
         """Close the ledger."""
+        ...
+
+
+class BulkStore(Protocol):
+    """Store of bulk jobs and of their files' names. Each method raises StoreUnavailable when the store does not answer.
+
+    A tenant's ids are unknown to others. Leases go by the store's own clock.
+    """
+
+    async def open(self) -> None:
+        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
+        ...
+
+    async def add_file(self, file: BulkFile, most: int | None = None) -> bool:
+        """Add a file, of which there may be one under its id; False when its tenant would have more than `most` bytes."""
+        ...
+
+    async def file(self, tenant: str, id: str) -> BulkFile | None:
+        """File of an id."""
+        ...
+
+    async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
+        """Newest files of a tenant; those older than the file `after`, where that is given."""
+        ...
+
+    async def stored(self, tenant: str) -> int:
+        """Bytes of all files of a tenant."""
+        ...
+
+    async def remove_file(self, tenant: str, id: str) -> bool:
+        """Forget a file; False for one that is not there."""
+        ...
+
+    async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
+        """Oldest files from before Unix time `before`, of all tenants, but for those that jobs read."""
+        ...
+
+    async def add_job(self, job: BulkJob, most: int) -> bool:
+        """Add a job; False when its tenant would have more than `most` that have not ended."""
+        ...
+
+    async def job(self, tenant: str, id: str) -> BulkJob | None:
+        """Job of an id."""
+        ...
+
+    async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
+        """Newest jobs of a tenant; those older than the job `after`, where that is given."""
+        ...
+
+    async def cancel(self, tenant: str, id: str) -> BulkJob | None:
+        """Wish that a job ends, which changes nothing for one that has ended. Returns the job."""
+        ...
+
+    async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
+        """Hold the oldest job that nobody holds, of a tenant with fewer than `share` that are held; None: there is none.
+
+        The lease lasts for `seconds`, and the job has its next generation.
+        """
+        ...
+
+    async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
+        """Write what has become of a held job, and hold it for `seconds` from now; 0: no longer.
+
+        Returns the job, with the client's wish as it is now; None, and nothing is written, when another generation
+        holds it.
+        """
+        ...
+
+    async def remove_jobs(self, before: float, limit: int) -> int:
+        """Forget at most `limit` jobs from before Unix time `before` that have ended. Returns their number."""
+        ...
+
+    async def counts(self) -> Mapping[str, int]:
+        """Number of jobs by status."""
+        ...
+
+    async def close(self) -> None:
+        """Close the store."""
         ...

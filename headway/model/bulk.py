@@ -1,6 +1,8 @@
-"""Lines of bulk jobs: inputs that run in seats which would stay empty."""
+"""Bulk jobs: files of lines that run in seats which would stay empty, and what became of them."""
 
 from __future__ import annotations
+
+import enum
 
 import msgspec
 
@@ -27,3 +29,109 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
     version: str
     input: Value
     parameters: bytes = b""
+
+
+class BulkFile(msgspec.Struct, frozen=True):
+    """A file of bulk jobs: the lines of one, or what came of them.
+
+    Attributes:
+        id: `file-…`.
+        tenant: account whose file it is.
+        name: name that the client gave it.
+        size: its bytes.
+        purpose: `batch` for what was sent, `batch_output` for answers and errors.
+        created_at: Unix time in seconds.
+    """
+
+    id: str
+    tenant: str
+    name: str
+    size: int
+    purpose: str
+    created_at: float
+
+
+class JobStatus(enum.Enum):
+    """Statuses of a bulk job."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing becomes of the job any more."""
+        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
+
+
+OPEN_STATUSES = tuple(one for one in JobStatus if not one.ended)
+"""Statuses of jobs that are not at their end."""
+
+
+class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Reason for which a whole job failed, or does not go on at present.
+
+    Attributes:
+        code: short name of it.
+        message: what is wrong.
+        line: line of the input file; None: none in particular.
+    """
+
+    code: str
+    message: str
+    line: int | None = None
+
+
+class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One bulk job.
+
+    Attributes:
+        id: `batch_…`.
+        tenant, user: principal that asked for it.
+        models: models that it may ask, as its credential may; empty: all.
+        endpoint: path of the route whose bodies the lines are, as `/v1/completions`.
+        window: time in which it is to be done, as the client wrote it.
+        metadata: names and texts of the client's own.
+        input_file: id of the file of lines.
+        created_at, expires_at: Unix times in seconds; lines that are not done by the latter are not run.
+        status: its status.
+        reached: Unix time in seconds of each later status that it came to, by name.
+        cancelling_at: Unix time in seconds of the client's wish that it ends; None: there is none.
+        ending: status in which it ends, once that is settled.
+        output_file, error_file: ids of the files of answers and of errors; empty: there is none.
+        total, completed, failed: numbers of lines: all, those with an answer, those without one.
+        faults: why it failed as a whole.
+        paused: why nothing of it runs at present; empty while it runs.
+        model: model of its first line.
+        owner: name of the process that holds it; empty: none does.
+        generation: number of its holders so far; who has an earlier one may change nothing.
+    """
+
+    id: str
+    tenant: str
+    user: str
+    endpoint: str
+    input_file: str
+    created_at: float
+    expires_at: float
+    models: tuple[str, ...] = ()
+    window: str = "24h"
+    metadata: dict[str, str] | None = None
+    status: JobStatus = JobStatus.VALIDATING
+    reached: dict[str, float] = {}
+    cancelling_at: float | None = None
+    ending: JobStatus | None = None
+    output_file: str = ""
+    error_file: str = ""
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    faults: tuple[JobFault, ...] = ()
+    paused: str = ""
+    model: str = ""
+    owner: str = ""
+    generation: int = 0

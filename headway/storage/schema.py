@@ -17,6 +17,37 @@ from headway.errors import SettingError
 
 Steps = tuple[tuple[str, ...], ...]
 
+_BULK = (
+    """
+    CREATE TABLE headway_bulk_files (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        name TEXT NOT NULL,
+        size BIGINT NOT NULL,
+        purpose TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL
+    )
+    """,
+    "CREATE INDEX headway_bulk_files_tenant ON headway_bulk_files (tenant, id)",
+    """
+    CREATE TABLE headway_bulk_jobs (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        status TEXT NOT NULL,
+        input_file TEXT NOT NULL,
+        created_at DOUBLE PRECISION NOT NULL,
+        cancelling_at DOUBLE PRECISION,
+        owner TEXT NOT NULL,
+        generation BIGINT NOT NULL,
+        held_until DOUBLE PRECISION NOT NULL,
+        document TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
+    "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
+)
+"""Step of bulk jobs, in words that both databases know. `document` is what is not in the columns, in JSON."""
+
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
 SQLITE: Steps = (
@@ -91,6 +122,7 @@ SQLITE: Steps = (
         ) WITHOUT ROWID
         """,
     ),
+    _BULK,
 )
 """Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON, and so
 is `model_limits`, of [model, rate, burst]."""
@@ -167,6 +199,7 @@ POSTGRES: Steps = (
         )
         """,
     ),
+    _BULK,
 )
 """Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
 """

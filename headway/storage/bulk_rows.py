@@ -1,0 +1,174 @@
+"""Bulk jobs and their files as rows, in statements that SQLite and PostgreSQL both take. Each is one atomic step.
+
+Ids begin with the instant at which they were made, so that their order is that of time. What a holder writes of a job goes
+by its generation. The client's wish that a job ends has a column of its own, which holders leave alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from headway.model.bulk import OPEN_STATUSES, BulkFile, BulkJob, JobStatus
+
+_OPEN = ", ".join(f"'{one.value}'" for one in OPEN_STATUSES)
+_FILE = "id, tenant, name, size, purpose, created_at"
+_JOB = "document, status, cancelling_at, owner, generation"
+_ADD_FILE = f"""
+INSERT INTO headway_bulk_files ({_FILE})
+SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS BIGINT), CAST($5 AS TEXT), CAST($6 AS DOUBLE PRECISION)
+WHERE CAST($7 AS BIGINT) < 0 OR CAST($7 AS BIGINT) >= CAST($4 AS BIGINT) + (
+    SELECT coalesce(sum(size), 0) FROM headway_bulk_files WHERE tenant = CAST($2 AS TEXT)
+)
+ON CONFLICT (id) DO UPDATE SET size = excluded.size RETURNING id
+"""  # noqa: S608
+_FILE_OF = f"SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND id = $2"  # noqa: S608
+_FILES = f"""
+SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3
+"""  # noqa: S608
+_STORED = "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) FROM headway_bulk_files WHERE tenant = $1"
+_REMOVE_FILE = "DELETE FROM headway_bulk_files WHERE tenant = $1 AND id = $2 RETURNING id"
+_OLD_FILES = f"""
+SELECT {_FILE} FROM headway_bulk_files WHERE created_at < $1 AND id NOT IN (
+    SELECT input_file FROM headway_bulk_jobs WHERE status IN ({_OPEN})
+) ORDER BY created_at LIMIT $2
+"""  # noqa: S608
+_ADD_JOB = f"""
+INSERT INTO headway_bulk_jobs (id, tenant, status, input_file, created_at, cancelling_at, owner, generation, held_until, document)
+SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS TEXT), CAST($5 AS DOUBLE PRECISION), NULL, '', 0, 0,
+    CAST($6 AS TEXT)
+WHERE CAST($7 AS BIGINT) > (
+    SELECT count(*) FROM headway_bulk_jobs WHERE tenant = CAST($2 AS TEXT) AND status IN ({_OPEN})
+)
+RETURNING id
+"""  # noqa: S608
+_JOB_OF = f"SELECT {_JOB} FROM headway_bulk_jobs WHERE tenant = $1 AND id = $2"  # noqa: S608
+_JOBS = f"""
+SELECT {_JOB} FROM headway_bulk_jobs WHERE tenant = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3
+"""  # noqa: S608
+_CANCEL = f"""
+UPDATE headway_bulk_jobs SET cancelling_at = coalesce(cancelling_at, CASE WHEN status IN ({_OPEN}) THEN {{now}} END)
+WHERE tenant = $1 AND id = $2 RETURNING {_JOB}
+"""  # noqa: S608
+_CLAIM = f"""
+UPDATE headway_bulk_jobs SET owner = $1, generation = generation + 1, held_until = {{now}} + $2
+WHERE id = (
+    SELECT id FROM headway_bulk_jobs AS free WHERE status IN ({_OPEN}) AND held_until <= {{now}} AND $3 > (
+        SELECT count(*) FROM headway_bulk_jobs AS held
+        WHERE held.tenant = free.tenant AND held.status IN ({_OPEN}) AND held.held_until > {{now}}
+    ) ORDER BY id LIMIT 1
+) RETURNING {_JOB}
+"""  # noqa: S608
+_KEEP = f"""
+UPDATE headway_bulk_jobs SET document = $1, status = $2, held_until = {{now}} + $3, owner = $4
+WHERE id = $5 AND generation = $6 AND status IN ({_OPEN}) RETURNING {_JOB}
+"""  # noqa: S608
+_REMOVE_JOBS = f"""
+DELETE FROM headway_bulk_jobs WHERE id IN (
+    SELECT id FROM headway_bulk_jobs WHERE created_at < $1 AND status NOT IN ({_OPEN}) ORDER BY id LIMIT $2
+) RETURNING id
+"""  # noqa: S608
+_COUNTS = "SELECT status, count(*) FROM headway_bulk_jobs GROUP BY status"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(BulkJob).decode
+
+
+class BulkRows:
+    """Store of bulk jobs in a database whose kind the subclass knows. See `headway.ports.BulkStore`.
+
+    Attributes:
+        now: the database's clock in SQL, as Unix time in seconds.
+    """
+
+    now: str
+
+    async def _write(self, sql: str, *values: object) -> Sequence[Any]:
+        """Rows that a statement returns which changes something. No other writer comes between what it reads and writes."""
+        raise NotImplementedError
+
+    async def _read(self, sql: str, *values: object) -> Sequence[Any]:
+        """Rows of a query."""
+        raise NotImplementedError
+
+    async def add_file(self, file: BulkFile, most: int | None = None) -> bool:
+        """See BulkStore."""
+        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), -1 if most is None else most))
+
+    async def file(self, tenant: str, id: str) -> BulkFile | None:
+        """See BulkStore."""
+        return next(iter(_files(await self._read(_FILE_OF, tenant, id))), None)
+
+    async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
+        """See BulkStore."""
+        return _files(await self._read(_FILES, tenant, after, limit))
+
+    async def stored(self, tenant: str) -> int:
+        """See BulkStore."""
+        [[size]] = await self._read(_STORED, tenant)
+        return int(size)
+
+    async def remove_file(self, tenant: str, id: str) -> bool:
+        """See BulkStore."""
+        return bool(await self._write(_REMOVE_FILE, tenant, id))
+
+    async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
+        """See BulkStore."""
+        return _files(await self._read(_OLD_FILES, before, limit))
+
+    async def add_job(self, job: BulkJob, most: int) -> bool:
+        """See BulkStore."""
+        values = job.id, job.tenant, job.status.value, job.input_file, job.created_at, _text(job), most
+        return bool(await self._write(_ADD_JOB, *values))
+
+    async def job(self, tenant: str, id: str) -> BulkJob | None:
+        """See BulkStore."""
+        return _one(await self._read(_JOB_OF, tenant, id))
+
+    async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
+        """See BulkStore."""
+        return [_job(row) for row in await self._read(_JOBS, tenant, after, limit)]
+
+    async def cancel(self, tenant: str, id: str) -> BulkJob | None:
+        """See BulkStore."""
+        return _one(await self._write(_CANCEL.format(now=self.now), tenant, id))
+
+    async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
+        """See BulkStore."""
+        return _one(await self._write(_CLAIM.format(now=self.now), owner, seconds, share))
+
+    async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
+        """See BulkStore."""
+        owner = job.owner if seconds else ""
+        values = _text(job), job.status.value, seconds, owner, job.id, job.generation
+        return _one(await self._write(_KEEP.format(now=self.now), *values))
+
+    async def remove_jobs(self, before: float, limit: int) -> int:
+        """See BulkStore."""
+        return len(await self._write(_REMOVE_JOBS, before, limit))
+
+    async def counts(self) -> Mapping[str, int]:
+        """See BulkStore."""
+        return {status: int(number) for status, number in await self._read(_COUNTS)}
+
+
+def _text(job: BulkJob) -> str:
+    return _encode(job).decode()
+
+
+def _files(rows: Sequence[Any]) -> list[BulkFile]:
+    return [BulkFile(*row) for row in rows]
+
+
+def _one(rows: Sequence[Any]) -> BulkJob | None:
+    return _job(rows[0]) if rows else None
+
+
+def _job(row: Sequence[Any]) -> BulkJob:
+    """Job of a row, whose columns stand above its document."""
+    document, status, cancelling_at, owner, generation = row
+    known = {"status": JobStatus(status), "cancelling_at": cancelling_at, "owner": owner, "generation": generation}
+    return replace(_decode(document), **known)

@@ -1,0 +1,41 @@
+"""Bulk jobs in an SQLite file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.storage.bulk_rows import BulkRows
+from headway.storage.sqlite.database import SqliteDatabase
+
+
+class SqliteBulkStore(BulkRows):
+    """Store of bulk jobs in an SQLite file. See `headway.ports.BulkStore`.
+
+    Arguments:
+        url: URL of the file.
+    """
+
+    now = "((julianday('now') - 2440587.5) * 86400.0)"
+
+    def __init__(self, url: str) -> None:
+        self._file = SqliteDatabase(url)
+
+    async def open(self) -> None:
+        """See BulkStore."""
+        await self._file.open()
+
+    async def close(self) -> None:
+        """See BulkStore."""
+        await self._file.close()
+
+    async def _write(self, sql: str, *values: object) -> Sequence[Any]:
+        return await self._file.write(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
+
+    async def _read(self, sql: str, *values: object) -> Sequence[Any]:
+        return await self._file.read(lambda connection: connection.execute(sql, _numbered(values)).fetchall())
+
+
+def _numbered(values: Sequence[object]) -> dict[str, object]:
+    """Values by the names `$1`, `$2` and so on, which SQLite takes for names as any other."""
+    return {str(number): value for number, value in enumerate(values, 1)}

@@ -1,0 +1,195 @@
+"""Promises of every store of bulk jobs: quotas hold, a job has one holder, and who held it before changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus
+from headway.ports import BulkStore
+from headway.runtime.request_id import new_id
+from headway.storage.postgres.bulk import PostgresBulkStore
+from headway.storage.sqlite.bulk import SqliteBulkStore
+from tests.contracts.ledgers import DATABASES
+from tests.scenes import scene_in
+from tests.servers.postgres import SharedPostgres
+
+AT = 1_790_000_000.25
+KINDS: dict[str, Callable[[str], BulkStore]] = {"sqlite": SqliteBulkStore, "postgres": PostgresBulkStore}
+Make = Callable[[], BulkStore]
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, tmp_path: Path, postgres: SharedPostgres) -> Make:
+    """Maker of stores in one fresh database."""
+    url = DATABASES[request.param](tmp_path, postgres).url
+    return lambda: KINDS[request.param](url)
+
+
+def opened(make: Make, story: Callable[[BulkStore], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        store = make()
+        try:
+            await store.open()
+            await story(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+on_store = scene_in("make", opened)
+
+
+def job(tenant: str = "acme", **changes: Any) -> BulkJob:
+    id = "batch_" + new_id().replace("-", "")
+    known = {"endpoint": "/v1/completions", "input_file": "file-1", "created_at": AT, "expires_at": AT + 86_400}
+    return BulkJob(id=id, tenant=tenant, user="ann", **{**known, **changes})
+
+
+def file(tenant: str = "acme", size: int = 10, at: float = AT) -> BulkFile:
+    return BulkFile("file-" + new_id().replace("-", ""), tenant, "ünits.jsonl", size, "batch", at)
+
+
+@on_store
+async def test_a_job_comes_back_as_it_was(store: BulkStore) -> None:
+    one = job(
+        models=("a", "b"),
+        metadata={"k": "☃"},
+        reached={"failed": AT},
+        faults=(JobFault("empty", "no line", 3),),
+        total=3,
+        paused="no workers",
+    )
+    assert await store.add_job(one, 1)
+    assert await store.job("acme", one.id) == one
+    assert await store.job("other", one.id) is None
+
+
+@on_store
+async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkStore) -> None:
+    first, second = file(size=60), file(size=41)
+    assert await store.add_file(first, 100)
+    assert not await store.add_file(second, 100)
+    assert await store.add_file(replace(second, tenant="other"), 100)
+    assert await store.add_file(file(size=40), 100)
+    output = file(size=500)
+    assert await store.add_file(output)
+    assert await store.add_file(output)
+    assert await store.stored("acme") == 600
+    assert await store.file("acme", second.id) is None
+    assert await store.file("acme", first.id) == first
+    assert await store.remove_file("acme", first.id)
+    assert not await store.remove_file("acme", first.id)
+    assert not await store.remove_file("other", output.id)
+
+
+@on_store
+async def test_lists_are_read_page_by_page_newest_first(store: BulkStore) -> None:
+    jobs, files = [job() for _ in range(5)], [file() for _ in range(5)]
+    for one, other in zip(jobs, files, strict=True):
+        assert await store.add_job(one, 10) and await store.add_file(other)
+    assert [one.id for one in await store.jobs("acme", "", 2)] == [jobs[4].id, jobs[3].id]
+    assert [one.id for one in await store.jobs("acme", jobs[3].id, 9)] == [one.id for one in jobs[2::-1]]
+    assert [one.id for one in await store.files("acme", files[3].id, 2)] == [files[2].id, files[1].id]
+    assert list(await store.jobs("other", "", 9)) == []
+
+
+@on_store
+async def test_open_jobs_of_a_tenant_are_bounded(store: BulkStore) -> None:
+    assert await store.add_job(job(), 1)
+    assert not await store.add_job(job(), 1)
+    assert await store.add_job(job("other"), 1)
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None
+    assert await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
+    assert await store.add_job(job(), 1)
+    assert await store.counts() == {"completed": 1, "validating": 2}
+
+
+@on_store
+async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> None:
+    await store.add_job(job(), 1)
+    first = await store.claim("a", 0.0, 9)
+    assert first is not None and (first.owner, first.generation) == ("a", 1)
+    second = await store.claim("b", 30.0, 9)
+    assert second is not None and (second.owner, second.generation) == ("b", 2)
+    assert await store.claim("c", 30.0, 9) is None
+    assert await store.keep(replace(first, completed=9), 30.0) is None
+    kept = await store.keep(replace(second, completed=5, status=JobStatus.IN_PROGRESS), 30.0)
+    assert kept is not None and kept.completed == 5
+    assert await store.job("acme", second.id) == kept
+    assert await store.keep(kept, 0.0) is not None
+    third = await store.claim("a", 30.0, 9)
+    assert third is not None and (third.generation, third.completed) == (3, 5)
+
+
+@on_store
+async def test_a_tenant_holds_no_more_than_its_share(store: BulkStore) -> None:
+    for tenant in ("acme", "acme", "acme", "other"):
+        await store.add_job(job(tenant), 9)
+    held = [await store.claim("a", 30.0, 2) for _ in range(4)]
+    assert [one and one.tenant for one in held] == ["acme", "acme", "other", None]
+
+
+@on_store
+async def test_the_wish_to_cancel_survives_what_a_holder_writes(store: BulkStore) -> None:
+    one = job()
+    await store.add_job(one, 1)
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None and held.cancelling_at is None
+    assert await store.cancel("other", one.id) is None
+    wished = await store.cancel("acme", one.id)
+    assert wished is not None and wished.cancelling_at is not None
+    kept = await store.keep(held, 30.0)
+    assert kept is not None and kept.cancelling_at == wished.cancelling_at
+    again = await store.cancel("acme", one.id)
+    assert again is not None and again.cancelling_at == wished.cancelling_at
+    assert await store.keep(replace(held, status=JobStatus.CANCELLED), 0.0) is not None
+    assert await store.keep(held, 30.0) is None, "what has ended stays as it is"
+
+
+@on_store
+async def test_a_job_that_has_ended_is_not_cancelled(store: BulkStore) -> None:
+    await store.add_job(job(), 1)
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None
+    await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
+    found = await store.cancel("acme", held.id)
+    assert found is not None and (found.cancelling_at, found.status) == (None, JobStatus.COMPLETED)
+
+
+@on_store
+async def test_old_files_and_jobs_go_but_not_those_in_use(store: BulkStore) -> None:
+    read, old, new = file(at=AT - 9), file(at=AT - 8), file(at=AT)
+    for one in (read, old, new):
+        await store.add_file(one)
+    running = job(input_file=read.id, created_at=AT - 9)
+    await store.add_job(running, 9)
+    assert [one.id for one in await store.old_files(AT, 9)] == [old.id]
+    assert await store.remove_jobs(AT, 9) == 0
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None
+    await store.keep(replace(held, status=JobStatus.FAILED), 0.0)
+    assert await store.remove_jobs(AT, 9) == 1
+    assert [one.id for one in await store.old_files(AT, 9)] == [read.id, old.id]
+
+
+def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
+    async def main() -> None:
+        stores = [make() for _ in range(4)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            await stores[0].add_job(job(), 1)
+            held = await asyncio.gather(*(store.claim(str(at), 30.0, 9) for at, store in enumerate(stores)))
+            assert len([one for one in held if one is not None]) == 1
+        finally:
+            for store in stores:
+                await store.close()
+
+    asyncio.run(main())

@@ -8,6 +8,7 @@
 #   make check               format, lint, types, tests: what has to pass before a change lands
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
+#   make drills              every alert fires and clears under a real Prometheus, in some ten minutes
 #   make mutants             whether the tests notice small changes of the core; or ARGS='http --sample 150'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
@@ -44,7 +45,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-both test-fast check format fuzz explore mutants bench triton clients examples example-embeddings dist lock protos audit clean
+.PHONY: help setup serve test test-both test-fast check format fuzz explore drills mutants bench triton clients examples example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -79,6 +80,10 @@ fuzz: .venv/.ready
 
 explore: .venv/.ready
 	$(BIN)/python -m tests.explore --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+drills: .venv/.ready
+	$(BIN)/python -m tests.e2e.alerts_drill
+	$(BIN)/python -m tests.e2e.alerts_alone_drill
 
 mutants: .venv/.ready-mutants
 	$(BIN)/python -P tests/mutants.py $(ARGS)

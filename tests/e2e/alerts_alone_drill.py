@@ -14,23 +14,20 @@ import socket
 import ssl
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.authority import Authority
 from tests.docs.pages import ROOT
-from tests.e2e.alerts_drill import Drill, ask, held, say, shortened
+from tests.e2e.alerts_drill import Watches, ask, held, main
 from tests.e2e.fleet import pause, resume
 from tests.e2e.server import Server
 from tests.e2e.test_gpus import gpu
 from tests.nvml import Gpus
 from tests.servers import kubernetes
 from tests.servers.postgres import PostgresServer
-from tests.servers.prometheus import Prometheus
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
 
@@ -58,49 +55,12 @@ if "serve" in sys.orig_argv:
 """Has a process look for its service account where the drill may write."""
 
 
-def main() -> int:
-    """Run the drill, or the parts that the arguments name; returns the exit code."""
-    missed: list[str] = []
-    chosen = sys.argv[1:]
-    for part in (faults, crashes, rejections, rollout, gpus, scaling, platform, ledgers, certificates, broker):
-        if chosen and part.__name__ not in chosen:
-            continue
-        with tempfile.TemporaryDirectory(prefix="headway-drill-") as name:
-            say(f"{part.__name__}:")
-            part(Path(name), missed)
-    say("missed: " + ("; ".join(missed) or "nothing"))
-    return 1 if missed else 0
-
-
-@contextlib.contextmanager
-def watched(
-    folder: Path,
-    *servers: Server,
-    missed: list[str],
-    certificate: tuple[Path, Path] | None = None,
-    window: str = "10s",
-    interval: str = "1s",
-) -> Iterator[Drill]:
-    """Drill of running processes; they are killed at its end, as none of what they were through is in good order."""
-    try:
-        for server in servers:
-            server.ready()
-        with Prometheus(
-            folder / "prometheus", servers, shortened(folder / "rules", window), interval, certificate
-        ) as prometheus:
-            prometheus.scraped()
-            yield Drill(prometheus, missed)
-    finally:
-        for server in servers:
-            server.kill()
-
-
-def faults(folder: Path, missed: list[str]) -> None:
+def faults(folder: Path, watch: Watches) -> None:
     """Refusals, waste, a bug, too few descriptors, and nothing to scrape."""
     (folder / "sitecustomize.py").write_text(BUG, encoding="utf-8")
     flags = ("--max-queue", "4", "--max-batch-size", "1", "--queue-timeout-ms", "3000", "--gpu-timeout-ms", "3000")
     server = Server(folder, flags=flags, environ={"PYTHONPATH": f"{folder}:{ROOT}"})
-    with watched(folder, server, missed=missed) as drill:
+    with watch(folder, server) as drill:
         busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
         drill.fires("HeadwayInternalErrors", meanwhile=lambda: ask([server], "bug", "well"))
         drill.clears("HeadwayInternalErrors", meanwhile=busy)
@@ -129,16 +89,16 @@ def faults(folder: Path, missed: list[str]) -> None:
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
         drill.clears("HeadwayDescriptorsRunOut")
 
-        drill.prometheus.scrape(nothing=True)
+        drill.scrape(nothing=True)
         drill.fires("HeadwayNothingScraped")
-        drill.prometheus.scrape()
+        drill.scrape()
         drill.clears("HeadwayNothingScraped")
 
 
-def crashes(folder: Path, missed: list[str]) -> None:
+def crashes(folder: Path, watch: Watches) -> None:
     """A worker whose process dies again and again, and one whose breaker opens."""
     server = Server(folder, flags=("--workers", "1"))
-    with watched(folder, server, missed=missed) as drill:
+    with watch(folder, server) as drill:
         drill.fires("HeadwayWorkersRestart", meanwhile=lambda: ask([server], "exit"))
         drill.clears("HeadwayWorkersRestart")
         (folder / "broken").touch()
@@ -153,12 +113,12 @@ def crashes(folder: Path, missed: list[str]) -> None:
         drill.clears("HeadwayBreakerOpen")
 
 
-def rejections(folder: Path, missed: list[str]) -> None:
+def rejections(folder: Path, watch: Watches) -> None:
     """A model that begins to fail for its inputs. Nothing is known of how many it rejected ten minutes before."""
     obstacle, numbers = folder / "obstacle", itertools.count()
     obstacle.touch()
     server = Server(folder, flags=("--workers", "1"))
-    with watched(folder, server, missed=missed, window="3s", interval="500ms") as drill:
+    with watch(folder, server, window="3s", interval="500ms") as drill:
         busy = lambda: ask([server], *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
         drill.fires(
             "HeadwayModelRejects", meanwhile=lambda: ask([server], "well", f"unless {obstacle} {next(numbers)}")
@@ -167,7 +127,7 @@ def rejections(folder: Path, missed: list[str]) -> None:
         drill.clears("HeadwayModelRejects", meanwhile=busy)
 
 
-def rollout(folder: Path, missed: list[str]) -> None:
+def rollout(folder: Path, watch: Watches) -> None:
     """A new version of which every input fails, until somebody says that they know."""
     (folder / "both.py").write_text(
         "def old(inputs): return [text.upper() for text in inputs]\n\ndef new(inputs): return [ValueError('no good') for _ in inputs]\n"
@@ -176,14 +136,14 @@ def rollout(folder: Path, missed: list[str]) -> None:
         '[models."m@3"]\ntarget = "both.py:old"\n[models."m@4"]\ntarget = "both.py:new"\n'
     )
     server = Server(folder, "m")
-    with watched(folder, server, missed=missed) as drill:
+    with watch(folder, server) as drill:
         server.admin("/internal/rollouts/start?model=m&version=4&steps=50&every=3600", "POST")
         drill.fires("HeadwayRolledBack", meanwhile=lambda: ask([server], *["text"] * 8))
         server.admin("/internal/rollouts/abort?model=m", "POST")
         drill.clears("HeadwayRolledBack")
 
 
-def gpus(folder: Path, missed: list[str]) -> None:
+def gpus(folder: Path, watch: Watches) -> None:
     """A GPU that tells of errors, and one that falls off the bus, by a stand-in of NVIDIA's library, until its process starts anew."""
     machine = Gpus(folder, gpu(0))
     flags, environ = ("--workers", "1"), machine.environ("0")
@@ -191,7 +151,7 @@ def gpus(folder: Path, missed: list[str]) -> None:
     xids: list[int] = []
     with (
         contextlib.ExitStack() as stack,
-        watched(folder, server, missed=missed, window="3s", interval="500ms") as drill,
+        watch(folder, server, window="3s", interval="500ms") as drill,
     ):
 
         def failing() -> None:
@@ -214,11 +174,11 @@ def gpus(folder: Path, missed: list[str]) -> None:
 RULES = '[{"queue_above": 1, "for_s": 1, "add": 2}, {"utilisation_below": 0.9, "for_s": 2, "remove": 1}]'
 
 
-def scaling(folder: Path, missed: list[str]) -> None:
+def scaling(folder: Path, watch: Watches) -> None:
     """More load than the workers that there may be can carry, and workers that never come, as nobody sets their number."""
     flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES, "--scale-cooldown-s", "1")
     server = Server(folder, flags=(*flags, "--scale-start-s", "2", "--queue-timeout-ms", "60000", *LONG))
-    with watched(folder, server, missed=missed) as drill:
+    with watch(folder, server) as drill:
         with held(server, folder) as first:
             waiting = [server.ask("waits") for _ in range(6)]
             drill.fires("HeadwayScalingAtMost", "HeadwayScalingLate")
@@ -227,7 +187,7 @@ def scaling(folder: Path, missed: list[str]) -> None:
         drill.clears("HeadwayScalingAtMost", "HeadwayScalingLate")
 
 
-def platform(folder: Path, missed: list[str]) -> None:
+def platform(folder: Path, watch: Watches) -> None:
     """A Kubernetes that has no such Deployment, until it has."""
     with kubernetes.serving(folder) as cluster:
         cluster.users["first"] = "controller", kubernetes.EVERYTHING
@@ -240,13 +200,13 @@ def platform(folder: Path, missed: list[str]) -> None:
         }
         flags = ("--autoscale", "kubernetes", "--scale-target", "serving/deployment/worker", "--max-workers", "3")
         server = Server(folder, flags=flags, environ=environ)
-        with watched(folder, server, missed=missed) as drill:
+        with watch(folder, server) as drill:
             drill.fires("HeadwayScalingFails")
             cluster.workload("deployments", "worker", 1)
             drill.clears("HeadwayScalingFails")
 
 
-def ledgers(folder: Path, missed: list[str]) -> None:
+def ledgers(folder: Path, watch: Watches) -> None:
     """A database that stands still: the ledger and the keys."""
     with PostgresServer() as postgres:
         url = postgres.fresh()
@@ -258,7 +218,7 @@ def ledgers(folder: Path, missed: list[str]) -> None:
         token = next(word for word in key if word.startswith("hw_"))
         flags = ("--keys", "ledger", "--ledger-buffer", "100")
         server = Server(folder, flags=flags, environ={"HEADWAY_LEDGER": url})
-        with watched(folder, server, missed=missed) as drill:
+        with watch(folder, server) as drill:
 
             def busy() -> None:
                 _burst(server, 25, token)
@@ -279,13 +239,13 @@ def _burst(server: Server, count: int, token: str) -> None:
             urllib.request.urlopen(asked, timeout=10).close()
 
 
-def certificates(folder: Path, missed: list[str]) -> None:
+def certificates(folder: Path, watch: Watches) -> None:
     """A certificate that ends in three days, and clients that have none."""
     authority = Authority(folder)
     certificate, key = authority.issue(days=3)
     flags = ("--tls-cert", str(certificate), "--tls-key", str(key), "--tls-client-ca", str(authority.file))
     server = Server(folder, flags=flags)
-    with watched(folder, server, missed=missed, certificate=(certificate, key)) as drill:
+    with watch(folder, server, certificate=(certificate, key)) as drill:
 
         def strangers() -> None:
             context = ssl.create_default_context(cafile=str(authority.file))
@@ -303,7 +263,7 @@ def certificates(folder: Path, missed: list[str]) -> None:
         drill.clears("HeadwayClientsWithoutCertificate", "HeadwayCertificateEnds")
 
 
-def broker(folder: Path, missed: list[str]) -> None:
+def broker(folder: Path, watch: Watches) -> None:
     """A gateway that stands still, and Redis that fills up, is slow, and is away while there is a fallback."""
     remote = Server(folder, "tests.targets.gates:Gated")
     remote.ready()
@@ -319,7 +279,7 @@ def broker(folder: Path, missed: list[str]) -> None:
         )
         worker = Server(folder, "tests.targets.gates:Gated", ("--broker", redis.url), role="worker")
         controller = Server(folder, flags=("--broker", redis.url), role="controller")
-        with watched(folder, gateway, worker, controller, missed=missed) as drill:
+        with watch(folder, gateway, worker, controller) as drill:
 
             def busy() -> None:
                 ask([gateway], *["well"] * 8)
@@ -351,5 +311,7 @@ def broker(folder: Path, missed: list[str]) -> None:
             drill.clears("HeadwayDirectMode", meanwhile=busy)
 
 
+PARTS = (faults, crashes, rejections, rollout, gpus, scaling, platform, ledgers, certificates, broker)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*PARTS))

@@ -9,6 +9,7 @@ fire, or did not clear.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests.docs.pages import ROOT
 from tests.e2e.client import Asked, Gate
@@ -64,9 +66,38 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def _nothing() -> None: ...
+
+
+class Watch(Protocol):
+    """What waits for the alerts whose states are staged."""
+
+    def fires(self, *alerts: str, meanwhile: Callable[[], None] = _nothing) -> None:
+        """Wait until these alerts fire."""
+
+    def clears(self, *alerts: str, meanwhile: Callable[[], None] = _nothing, within: float = WITHIN) -> None:
+        """Wait until these alerts fire no longer."""
+
+    def scrape(self, nothing: bool = False) -> None:
+        """Scrape nothing from now on, or the processes again."""
+
+
+class Watches(Protocol):
+    """Begins to watch running processes: as `watched` does, whose arguments those of a call are."""
+
+    def __call__(
+        self,
+        folder: Path,
+        *servers: Server,
+        certificate: tuple[Path, Path] | None = None,
+        window: str = "10s",
+        interval: str = "1s",
+    ) -> contextlib.AbstractContextManager[Watch]: ...
+
+
 @dataclass
 class Drill:
-    """Processes under watch.
+    """Processes under the watch of a Prometheus.
 
     Attributes:
         prometheus: what watches them.
@@ -76,11 +107,15 @@ class Drill:
     prometheus: Prometheus
     missed: list[str]
 
-    def fires(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def scrape(self, nothing: bool = False) -> None:
+        """Scrape nothing from now on, or the processes again."""
+        self.prometheus.scrape(nothing)
+
+    def fires(self, *alerts: str, meanwhile: Callable[[], None] = _nothing) -> None:
         """Wait until these alerts fire."""
         self._wait("fires", alerts, lambda firing: firing >= set(alerts), meanwhile)
 
-    def clears(self, *alerts: str, meanwhile: Callable[[], None] = lambda: None, within: float = WITHIN) -> None:
+    def clears(self, *alerts: str, meanwhile: Callable[[], None] = _nothing, within: float = WITHIN) -> None:
         """Wait until these alerts fire no longer."""
         self._wait("clears", alerts, lambda firing: not firing & set(alerts), meanwhile, within)
 
@@ -105,6 +140,37 @@ class Drill:
             say(f"  MISSED  {told}; firing: {sorted(firing)}")
 
 
+@contextlib.contextmanager
+def watched(
+    missed: list[str],
+    folder: Path,
+    *servers: Server,
+    certificate: tuple[Path, Path] | None = None,
+    window: str = "10s",
+    interval: str = "1s",
+) -> Iterator[Drill]:
+    """Drill of running processes; they are killed at its end, as none of what they were through is in good order.
+
+    Arguments:
+        missed: gets what did not happen.
+        folder: where Prometheus has its files.
+        servers: the processes.
+        certificate: files of the certificate that their admin ports ask for, and of its key.
+        window: that of all rates in the rules.
+        interval: time between two scrapes.
+    """
+    try:
+        for server in servers:
+            server.ready()
+        rules = shortened(folder / "rules", window)
+        with Prometheus(folder / "prometheus", servers, rules, interval, certificate) as prometheus:
+            prometheus.scraped()
+            yield Drill(prometheus, missed)
+    finally:
+        for server in servers:
+            server.kill()
+
+
 def ask(servers: Sequence[Server], *texts: str) -> None:
     """Ask processes in turn; whatever comes back will do."""
     for number, text in enumerate(texts):
@@ -121,7 +187,7 @@ def held(server: Server, folder: Path) -> Iterator[Asked]:
     gate.open()
 
 
-def staged(drill: Drill, it: Fleet, redis: RedisServer, folder: Path) -> None:
+def staged(drill: Watch, it: Fleet, redis: RedisServer, folder: Path) -> None:
     """Stage the faults of a fleet, one after the other."""
     busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
 
@@ -172,46 +238,60 @@ def staged(drill: Drill, it: Fleet, redis: RedisServer, folder: Path) -> None:
 
     for worker in list(it.workers):
         it.kill(worker)
+    (folder / "broken").touch()
+    in_vain = Server(folder, TARGET, ("--name", "in-vain", "--broker", it.url, *WORKER), role="worker")
     lost = "HeadwayWorkerMissing", "HeadwayWorkerLost", "HeadwayNoHealthyWorker", "HeadwayModelWithoutWorker"
     drill.fires(*lost)
     drill.clears("HeadwayErrorBudgetBurns")
+    in_vain.kill()
+    (folder / "broken").unlink()
     it.start("worker")
     it.start("worker")
     drill.clears(*(name for name in lost if name != "HeadwayWorkerLost"))
     drill.clears("HeadwayWorkerLost", within=LISTED)
 
 
-def running(folder: Path, redis: RedisServer) -> contextlib.AbstractContextManager[Fleet]:
-    """The fleet, which has no controllers yet."""
-    return fleet(
-        folder, redis, gateways=2, gateway_flags=GATEWAY, worker_flags=WORKER, target=TARGET, patience=1.0, lawful=False
-    )
+def members(folder: Path, watch: Watches) -> None:
+    """A fleet of six: its model, its load, its broker, its processes."""
+    with (
+        contextlib.suppress(_Over),
+        RedisServer("valkey", folder / "redis") as redis,
+        fleet(
+            folder,
+            redis,
+            gateways=2,
+            gateway_flags=GATEWAY,
+            worker_flags=WORKER,
+            target=TARGET,
+            patience=1.0,
+            lawful=False,
+        ) as it,
+    ):
+        for _ in range(2):
+            it.start("controller", "--expected-workers", "2")
+        with watch(folder, *it.everybody()) as drill:
+            drill.clears("HeadwayNobodyLeads", "HeadwayNoHealthyWorker", "HeadwayWorkerMissing")
+            staged(drill, it, redis, folder)
+        raise _Over
 
 
 class _Over(Exception):
     """End of the drill: the fleet is killed, as none of what it was through is in good order."""
 
 
-def main() -> int:
-    """Run the drill; returns the exit code."""
+def main(*parts: Callable[[Path, Watches], None]) -> int:
+    """Run these parts, or those that the arguments name; returns the exit code."""
     missed: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="headway-drill-") as name, contextlib.suppress(_Over):
-        folder = Path(name)
-        with (
-            RedisServer("valkey", folder / "redis") as redis,
-            running(folder, redis) as it,
-        ):
-            watched: list[Server] = [it.start("controller", "--expected-workers", "2") for _ in range(2)]
-            watched += [*it.gateways, *it.workers]
-            with Prometheus(folder / "prometheus", watched, shortened(folder)) as prometheus:
-                prometheus.scraped()
-                drill = Drill(prometheus, missed)
-                drill.clears("HeadwayNobodyLeads", "HeadwayNoHealthyWorker", "HeadwayWorkerMissing")
-                staged(drill, it, redis, folder)
-            raise _Over
+    chosen = sys.argv[1:]
+    for part in parts:
+        if chosen and part.__name__ not in chosen:
+            continue
+        with tempfile.TemporaryDirectory(prefix="headway-drill-") as name:
+            say(f"{part.__name__}:")
+            part(Path(name), functools.partial(watched, missed))
     say("missed: " + ("; ".join(missed) or "nothing"))
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(members))

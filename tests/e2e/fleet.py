@@ -321,7 +321,12 @@ def pause(*servers: Server) -> None:
     """Have processes stand still (SIGSTOP); their children go on. Returns when they do."""
     for server in servers:
         server.signal(signal.SIGSTOP)
-    wait_until(lambda: all(_state(server.process.pid) == "T" for server in servers))
+    wait_until(lambda: all(map(stands_still, servers)))
+
+
+def stands_still(server: Server) -> bool:
+    """Whether a process is paused."""
+    return _state(server.process.pid) == "T"
 
 
 def resume(*servers: Server) -> None:

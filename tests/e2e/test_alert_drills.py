@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.e2e import alerts_alone_drill as drills
+from tests.e2e.alerts_drill import Watches, watched
 
 
 @pytest.mark.parametrize("part", [drills.rejections, drills.rollout, drills.gpus])
-def test_the_alerts_of_a_drill_fire_and_clear(tmp_path: Path, part: Callable[[Path, list[str]], None]) -> None:
+def test_the_alerts_of_a_drill_fire_and_clear(tmp_path: Path, part: Callable[[Path, Watches], None]) -> None:
     missed: list[str] = []
-    part(tmp_path, missed)
+    part(tmp_path, partial(watched, missed))
     assert missed == []

@@ -180,6 +180,19 @@ class RequestQueue(QueueCondition, Protocol):
         ...
 
 
+class BulkQueue(Protocol):
+    """The bulk side of a broker: entries that take empty seats, see `headway.core.bulk`."""
+
+    async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """Let bulk entries wait, or refuse those that are too many; as `RequestQueue.enqueue`, but for what an entry may ask for.
+
+        Their tier is the number of tiers. A shape other than 0 parts them: those of one shape ride together, and with nobody else.
+        They count towards no limit, have no dedup keys, and never expire: whoever offers them withdraws them. One whose batch fails
+        ends with a failure, whose reason is the cause; it leaves no dead letter.
+        """
+        ...
+
+
 class WorkSource(Protocol):
     """The batcher's side of a broker: batches go out, their outcomes come in."""
 
@@ -261,7 +274,7 @@ class Resting(Protocol):
         ...
 
 
-class Broker(RequestQueue, WorkSource, Registry, Maintenance, Protocol):
+class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
     """A broker: holds what waits, hands out the best batch of the instant, and brings answers back.
 
     The laws, which every broker keeps:

@@ -136,6 +136,7 @@ def queue_limits(settings: Settings) -> QueueLimits:
         max_queue=settings.max_queue,
         shed_at=settings.shed_at,
         max_weight=settings.max_batch_weight,
+        promise=settings.promise_ms / 1000,
     )
 
 

@@ -24,9 +24,9 @@ import msgspec
 from headway.core.past import Past
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
-RETRY, APART = "retry", "apart"
-"""Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart."""
-REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
+RETRY, APART, BULK = "retry", "apart", "bulk"
+"""Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart; bulk entries alone."""
+REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2
 """Full batches that wait when a slot that only helps out takes one: the next of the others takes no more than one."""

@@ -62,6 +62,11 @@ def scarcity(wait: float) -> Failure:
     return Failure(errors.SCARCE, "shed: the broker's memory is nearly full", wait, "memory")
 
 
+def enough_bulk() -> Failure:
+    """Refusal of a bulk entry, as enough of them wait for empty seats."""
+    return Failure(errors.SHED, "enough bulk entries wait for empty seats", reason="bulk")
+
+
 def over_capacity(wait: float) -> Failure:
     """Refusal because the lowest tier is held to what the others leave of the fleet's capacity."""
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")

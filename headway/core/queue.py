@@ -21,8 +21,9 @@ from headway.core import admission
 from headway.core.admission import MIN_WAIT
 from headway.core.batch import Departure, FailureOutcome
 from headway.core.budget import GREED
+from headway.core.bulk import BATCHES_WAITING, BulkClass, Forecast, seats
 from headway.core.culprits import CallerKey, Culprits, caller_of
-from headway.core.departure import APART, RETRY, Hold, Load, Policy, QueueSnapshot, Rule, decide
+from headway.core.departure import APART, BULK, LEEWAY, RETRY, Hold, Load, Policy, QueueSnapshot, Rule, decide
 from headway.core.fair_queue import (
     BATCH_PAGES,
     GONE,
@@ -99,6 +100,8 @@ class ModelQueue:
         """Entries that may be in `_coming` for one more to be sure to be let in, by tier, time in the queue and time in all."""
         self._sure_until = -math.inf
         """Instant until which that holds."""
+        self.bulk: BulkClass | None = None
+        """Bulk entries, once there were any."""
         self.culprits = Culprits()
         self._suspects = Suspects()
         self._budgets = RetryBudgets(limits.max_batch)
@@ -210,6 +213,17 @@ class ModelQueue:
         queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
         queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held, key)
         self._coming.append(queued)
+        return queued
+
+    def offer_bulk(self, entry: Entry, now: float) -> QueuedEntry | None:
+        """Let a bulk entry wait, see `core.bulk`; None where enough of them do. Its deadline is its sender's to watch."""
+        bulk = self.bulk
+        if bulk is None:
+            bulk = self.bulk = BulkClass(self.limits.delayed, self.limits.max_batch)
+        if bulk.depth >= BATCHES_WAITING * self.limits.max_batch * max(self.slots, 1):
+            return None
+        queued = self._queued(entry, now)
+        bulk.push(queued)
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
@@ -398,9 +412,13 @@ class ModelQueue:
             price = 0.0 if waits else self._price(found.turn, now)
             return self._depart_apart(worker, found.turn, limit, now, price)
         if isinstance(verdict, Hold):
+            if self.bulk is not None:
+                return self._depart_whole(self.bulk, worker, limit, min(verdict.until, found.again), now)
             return Hold(min(verdict.until, found.again))
         tenants = self._tenants() if found.turn is not None else 0
         departure = Departure(worker, [], verdict.reason, now)
+        if self.bulk is not None:
+            self._charge_delay(self.bulk, worker, limit, now)
         self._pack(departure, int(min(limit, verdict.most)), now)
         arrived = list(map(_ARRIVED, departure.members))
         self._wait += (now - min(arrived) - self._wait) * WAIT_WEIGHT
@@ -412,7 +430,44 @@ class ModelQueue:
         if found.turn is not None:
             full = self.service.seconds(self.limits.max_batch)
             self._suspects.earn(self.service.seconds(self._size(departure.members)), tenants, full)
+        if self.bulk is not None:
+            self._fill(self.bulk, departure, limit, now)
         return self._leave(departure, now)
+
+    def _depart_whole(self, bulk: BulkClass, worker: str, limit: int, until: float, now: float) -> Departure | Hold:
+        """Depart with bulk entries alone, or say until when to hold; before `until` no others leave."""
+        forecast = self._forecast(limit, now)
+        opens = bulk.opens_at(forecast, now)
+        if opens > now:
+            return Hold(min(until, opens))
+        members = bulk.whole(limit, limit * self.limits.unit, forecast, now)
+        departure = Departure(worker, members, BULK, now, bulk=len(members))
+        return self._leave(departure, now)
+
+    def _forecast(self, limit: int, now: float) -> Forecast:
+        """Forecast for a whole batch that leaves now. Far beyond the sizes seen, its time is taken for long."""
+        seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
+        gap = self._rule.gap(self._running.largest)
+        return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest)
+
+    def _fill(self, bulk: BulkClass, departure: Departure, limit: int, now: float) -> None:
+        """Give the empty seats of a batch to bulk entries, as far as its members can afford them."""
+        members, limits = departure.members, self.limits
+        bulk.earn(len(members))
+        if not members or members[0].entry.shape or not bulk.depth:
+            return
+        size, waited = self._size(members), now - min(map(_ARRIVED, members))
+        room = seats(self.service, size, limit, waited, limits.promise)
+        weight = sum(member.weight for member in members)
+        riders = bulk.fill(int(room) - len(members), room * limits.unit - weight)
+        departure.members, departure.bulk = members + riders, len(riders)
+
+    def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:
+        """Count those that leave now and would have left before, had no GPU had a whole batch."""
+        if bulk.near(now) and self._running.busy >= self.slots - 1:
+            before, view = now - 2 * LEEWAY, self._view(worker)
+            if view.oldest <= before and not isinstance(decide(self._rule, view, before), Hold):
+                bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
         """Price of a second of a group: more where its caller has sent culprits."""
@@ -453,13 +508,23 @@ class ModelQueue:
                 return found
             again = found
         if self._fresh == 0:
-            return again
+            return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
         if self._policy is None:
             return next(iter(idle))
         rule = self._rule if now - self._rule_at <= RULE_AGE else self._rule_anew(self._policy, now)
         first = min(idle, key=self.factors.of) if rule.team else next(iter(idle))
         verdict = decide(rule, self._view(first), now)
-        return min(again, verdict.until) if isinstance(verdict, Hold) else first
+        if not isinstance(verdict, Hold):
+            return first
+        again = min(again, verdict.until)
+        return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
+
+    def _wake_for_bulk(self, bulk: BulkClass, idle: Collection[str], until: float, now: float) -> str | float:
+        """Choose an idle worker for a whole batch; if none may leave, the instant to look again. No others leave before `until`."""
+        if not bulk.depth:
+            return until
+        opens = bulk.opens_at(self._forecast(self._limit, now), now)
+        return next(iter(idle)) if opens <= now else min(until, opens)
 
     def expire(self, now: float) -> list[QueuedEntry]:
         """Take out all entries that waited too long."""
@@ -478,7 +543,10 @@ class ModelQueue:
     def remove(self, queued: QueuedEntry) -> None:
         """Forget an entry. A running entry stays in its batch, but is not tried again."""
         self._take_in()
-        if queued.state == RETRYING:
+        if queued.entry.tier >= self.limits.tiers:
+            if queued.state == QUEUED and self.bulk is not None:
+                self.bulk.drop(queued)
+        elif queued.state == RETRYING:
             self._suspects.remove(queued, self._group_size)
         elif queued.state == QUEUED:
             self._tier_queues[queued.entry.tier].drop(queued)
@@ -506,6 +574,9 @@ class ModelQueue:
     def hand_back(self, departure: Departure, now: float) -> None:
         """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""
         members = self._arrive(departure, now, RETRYING)
+        if departure.bulk and self.bulk is not None:
+            riders, members = self._parted(members)
+            self.bulk.hand_back(riders)
         before = Group(members, now, FIRST, departure.failures, departure.attempts - 1, departure.alone)
         if members:
             before.rest = departure.rest
@@ -517,8 +588,13 @@ class ModelQueue:
         """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter."""
         self._sure_until = -math.inf  # Its callers may be known for culprits from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
-        for member in self._arrive(departure, now, RETRYING):
+        arrived = self._arrive(departure, now, RETRYING)
+        if departure.bulk:
+            after.bulk, arrived = self._parted(arrived)
+        for member in arrived:
             (members if member.due > now else after.late).append(member)
+        if departure.bulk:  # Its other members are beyond suspicion until they fail without those.
+            return self._fail_beside(departure, members, after, now)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1)
         if departure.quarantine is not None and cause in SEARCHED:
@@ -535,6 +611,24 @@ class ModelQueue:
         for member in (*after.dead, *after.spent, *after.late):
             member.state, member.hung = GONE, hung
         return after
+
+    def _fail_beside(
+        self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
+    ) -> FailureOutcome:
+        """End a batch that failed with bulk entries in it: `members` run again as if they had not, bulk entries end."""
+        if members:
+            self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
+        after.again = len(members)
+        for member in (*after.bulk, *after.late):
+            member.state = GONE
+        return after
+
+    def _parted(self, members: Sequence[QueuedEntry]) -> tuple[list[QueuedEntry], list[QueuedEntry]]:
+        """Bulk entries among these, and the others."""
+        parts: tuple[list[QueuedEntry], list[QueuedEntry]] = [], []
+        for member in members:
+            parts[member.entry.tier < self.limits.tiers].append(member)
+        return parts
 
     def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:
         """Members whose tenants can pay for a retry. The other members are added to `spent`."""
@@ -573,6 +667,8 @@ class ModelQueue:
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
         """End a run: members that are still wanted get `state` and are returned."""
         self._running.back(departure.size, self.slots, now)
+        if departure.bulk and departure.whole and self.bulk is not None:
+            self.bulk.back(now)
         wanted = departure.members
         if list(map(_STATE, wanted)).count(RUNNING) < len(wanted):
             wanted = [member for member in wanted if member.state == RUNNING]

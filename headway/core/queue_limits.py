@@ -20,6 +20,8 @@ class QueueLimits:
     Attributes:
         max_weight: most weight of a batch; 0 where entries are not weighed.
         rows: whether entries have rows, so that only those of one shape ride together.
+        promise: latency in seconds that was promised; 0 for none.
+        delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
         round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
         least_cost: rounds that one of the places of a batch costs; an entry costs no less, however light.
@@ -32,6 +34,8 @@ class QueueLimits:
     shed_at: tuple[int, int] | None = None
     max_weight: int = 0
     rows: bool = False
+    promise: float = 0.0
+    delayed: float = 0.01
     unit: float = field(init=False, default=math.inf)
     round_weight: float = field(init=False, default=0.0)
     least_cost: float = field(init=False, default=1.0)

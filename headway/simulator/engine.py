@@ -34,7 +34,7 @@ from headway.model import Cause, Entry
 from headway.simulator.fleet import SET_EVERY, Came, Gateway, LowestTierThrottle, Shard, Worker, Zone, choose_gateway
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
-from headway.simulator.traffic import POISON, arrivals, callers
+from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
 
 REAP_EVERY = 1.0
 """Most seconds between two reaps, as in brokers."""
@@ -98,6 +98,7 @@ class _Simulation:
         self._noise = self._rng("noise")
         self._draw = callers(scenario, self._rng("callers"))
         self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
+        self._lines = bulk_lines(scenario, self._rng("bulk"))
         self._straight = scenario.gather == 0.0 and scenario.shards * scenario.zones == 1
         """Whether nothing tells gateways apart, so that requests are offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
@@ -119,6 +120,8 @@ class _Simulation:
         scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._rng("arrivals"))
         self._deal(0.0)
+        for shard in self._shards:
+            self._feed(shard, 0.0)
         for worker in self._workers.values():
             self._go_idle(worker, 0.0)
         self._plan_deaths()
@@ -318,6 +321,7 @@ class _Simulation:
 
     def _claim(self, worker: Worker, shard: Shard, now: float) -> bool:
         self._expire(shard, now)
+        self._feed(shard, now)
         policy = shard.policy if shard.zone == worker.home.zone else zones.HELP
         departure = shard.queue.depart(worker.name, self._scenario.max_batch, policy, now)
         if isinstance(departure, Hold):
@@ -338,6 +342,12 @@ class _Simulation:
         self._at(ends, partial(self._answer, worker, life, seconds))
         return True
 
+    def _feed(self, shard: Shard, now: float) -> None:
+        """Have enough bulk entries wait in a shard, if there is bulk work; none once all requests have come."""
+        if self._scenario.bulk and not self._closed:
+            while shard.queue.offer_bulk(next(self._lines), now) is not None:
+                pass
+
     def _batch_seconds(self, weights: Sequence[int]) -> float:
         """Run time of a batch of these weights, before what a worker or chance adds."""
         scenario = self._scenario
@@ -357,7 +367,10 @@ class _Simulation:
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
             self._fail(worker.shard, departure, now, Cause.RAISED)
         else:
-            for member in worker.shard.queue.finish(departure, now):
+            wanted = worker.shard.queue.finish(departure, now)
+            others = len(wanted) - departure.bulk
+            record.bulk_answered(departure.bulk, now)
+            for member in wanted[:others]:
                 if now > member.due:
                     self._lose(member, EXPIRED, "total", now)
                 else:
@@ -397,6 +410,9 @@ class _Simulation:
     def _reap(self, now: float) -> None:
         for shard in self._shards:
             self._expire(shard, now)
+        if self._closed and self._scenario.bulk:
+            for shard in self._shards:
+                shard.queue.bulk = None
         waiting = self._sending or self._leases or any(shard.queue.depth for shard in self._shards)
         if self._closed and not waiting and all(w.departure is None for w in self._workers.values()):
             self._reap_at = math.inf

@@ -38,6 +38,8 @@ class Record:
         """Instants of the departures."""
         self.size = array("L")
         """Entries of the departures."""
+        self.bulk = 0
+        """Bulk entries that were answered between the warm-up and the end of arrivals."""
         self.filled = 0.0
         """Shares of a full batch that the departures had, together."""
         self.shard = array("H")
@@ -93,6 +95,11 @@ class Record:
             self.arrived.append(arrived)
             self.latency.append(now - arrived)
             self.tier.append(tier)
+
+    def bulk_answered(self, count: int, now: float) -> None:
+        """Note that bulk entries were answered."""
+        if self.scenario.warmup <= now < self.scenario.duration:
+            self.bulk += count
 
     def lose(self, kind: str, reason: str, tier: int, arrived: float, poison: bool = False) -> None:
         """Note a request that ended without an answer."""

@@ -105,6 +105,7 @@ class Scenario:
         gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
             latency. 0: each entry goes at once.
         shards: into how many the queue may be cut (`headway.core.shards`).
+        bulk: whether bulk entries always wait for empty seats, as `headway bulk` jobs do.
         zones: parts of the fleet, alike in workers and gateways, each with a queue of its own (`headway.core.zones`).
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
@@ -330,6 +331,7 @@ class Scenario:
         type=int,
         within=(1, _MAX_ZONES),
     )
+    bulk: bool = tool_option(False, "--bulk", "", _LOAD, "Lines of bulk jobs always wait for empty seats.", type=bool)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same run.", type=int)
 
     def __post_init__(self) -> None:
@@ -427,8 +429,9 @@ class Scenario:
     def limits(self) -> QueueLimits:
         """Bounds of the queue."""
         return QueueLimits(
-            len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight
-        )
+            len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight,
+            promise=self.promise or 0.0,
+        )  # fmt: skip
 
     def make_policy(self) -> Policy:
         """Make a fresh policy."""

@@ -107,6 +107,14 @@ def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
     return _weighed(draw, scenario.weights, rng) if scenario.weights else draw
 
 
+def bulk_lines(scenario: Scenario, rng: random.Random) -> Iterator[Entry]:
+    """Bulk entries without end, of one tenant, that weigh what others do."""
+    entry = _entry(scenario, len(scenario.mix), "bulk", "")
+    draw = _weighed(lambda: entry, scenario.weights, rng) if scenario.weights else lambda: entry
+    while True:
+        yield draw()
+
+
 def _weighed(draw: Callable[[], Entry], weights: Sequence[int], rng: random.Random) -> Callable[[], Entry]:
     """Function that draws an entry and gives it one of the weights."""
     made: dict[tuple[int, int], Entry] = {}

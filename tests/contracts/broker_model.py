@@ -14,7 +14,7 @@ from headway import errors
 from headway.core import ratelimit
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry, EntryState, Failure, Lease, QueueName, Reply, Submission, TierDepth
-from tests.contracts.brokers import MOST_ATTEMPTS, QUEUES, output
+from tests.contracts.brokers import LIMITS, MOST_ATTEMPTS, QUEUES, output
 from tests.contracts.culprits import Culprits
 
 
@@ -166,7 +166,8 @@ class BrokerModel:
         """The entries of a lease may ride together from now on."""
         together = tuple(map(key, held.lease.entries))
         for rider in together:
-            self.let_in[rider].failed_with = together
+            known = self.let_in[rider]
+            known.failed_with = together if known.entry.tier < LIMITS.tiers else ()  # Bulk entries end, or are as new.
 
     def given_back(self, held: Held) -> None:
         """Law 4: charges nothing."""
@@ -201,6 +202,10 @@ class BrokerModel:
         waiting = [one for one, state in states.items() if state is EntryState.QUEUED]
         running = {one for one, state in states.items() if state is EntryState.PROCESSING}
         counted = Counter((self.let_in[one].entry.queue, self.let_in[one].entry.tier) for one in waiting)
+        for queue, tier in [
+            one for one in counted if one[1] >= LIMITS.tiers
+        ]:  # Depths are of those that others wait for.
+            del counted[queue, tier]
         told = Counter[tuple[QueueName, int]]()
         for one in depths:
             told[one.queue, one.tier] += one.depth

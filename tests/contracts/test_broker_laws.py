@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 
 from headway import errors
+from headway.core.bulk import BATCHES_WAITING, QUIET
 from headway.core.culprits import KNOWN_SECONDS
 from headway.core.ratelimit import counting_as
 from headway.core.retry import BLAMED
@@ -307,6 +308,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             for gateway in GATEWAYS:
                 self.read(gateway, acknowledge=False)
             for rider in held.lease.entries:
+                if rider.tier >= LIMITS.tiers:
+                    continue
                 ended = self.outcomes.get(key(rider)) if key(rider) not in known else None
                 if ended is not None and ended.failure is not None and ended.failure.code == errors.REJECTED_BY_MODEL:
                     self.culprits.found(rider, cause, self.harness.now())
@@ -505,6 +508,39 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         return True
 
 
+class BulkLaws(BrokerLaws):
+    """Bulk entries wait, too."""
+
+    @rule(
+        tenant=st.sampled_from(TENANTS),
+        model=st.sampled_from(NAMED_QUEUES),
+        gateway=st.sampled_from(GATEWAYS),
+        count=st.integers(1, 10),
+        shape=st.sampled_from([0, 0, 1, 2]),
+        peer=st.booleans(),
+    )
+    def enqueue_bulk(self, tenant: str, model: str, gateway: str, count: int, shape: int, peer: bool) -> None:
+        how = {"tenant": tenant, "model": model, "gateway": gateway, "shape": shape, "tier": LIMITS.tiers}
+        lines = [self.ask(id=f"id-{next(self.numbers)}", queue_timeout=1e6, timeout=1e6, **how) for _ in range(count)]
+        for entry, verdict in zip(lines, self.do(self.door(gateway, peer).enqueue_bulk(lines)), strict=True):
+            if verdict is None:
+                self.note(entry, None)
+            else:
+                assert verdict.code == errors.SHED
+
+    @rule()
+    def be_quiet(self) -> None:
+        """Nobody asks until all GPUs are for bulk entries."""
+        self.do(self.harness.advance(QUIET))
+
+    def drain(self) -> None:
+        for _ in range(3 * BATCHES_WAITING):
+            self.be_quiet()
+            for model in NAMED_QUEUES:
+                self.run_one(model, self.last[0])
+        super().drain()
+
+
 class RowsLaws(BrokerLaws):
     """Both models take tensors, so that an entry weighs its rows; of those of the other also batches are bounded by weight."""
 
@@ -524,6 +560,12 @@ class RowsLaws(BrokerLaws):
         of_rows = self.bounds[entry.model]
         value = tensors(rows, str(entry.input).encode())
         return msgspec.structs.replace(entry, input=value, weight=int(rows * of_rows.unit), shape=rows % 2)
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_the_laws_hold_with_bulk(kind: str, servers: SharedServers) -> None:
+    made = staticmethod(lambda: HARNESSES[kind](servers))
+    run_state_machine_as_test(type("Laws", (BulkLaws,), {"made": made}), settings=EXPLORE_ALIKE)
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import math
 import random
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -20,10 +21,12 @@ from msgspec.structs import astuple
 
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
+from headway.brokers.redis.figures import SECTIONS
 from headway.brokers.redis.shard_queue import Granted, Queue
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
+from headway.core.bulk import QUIET
 from headway.core.departure import Hold, Rule
 from headway.core.fair_queue import LOOK_AHEAD, PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
@@ -32,13 +35,15 @@ from headway.core.queue_limits import QueueLimits
 from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, KnownServer, ask, slot
-from tests.servers.redis import SharedServers
+from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop
 
 LIMITS = QueueLimits(tiers=3, max_batch=16, reserved_share=0.2, max_queue=120)
 WEIGHED = replace(LIMITS, max_weight=100)
 WEIGHTS = (1, 3, 6, 7, 30, 99, 100, 101, 900)
 ROWS = LIMITS.counting_rows()
+BULK = replace(LIMITS, promise=0.4, delayed=0.3)
+BULK_WEIGHED = replace(WEIGHED, promise=0.4, delayed=0.3)
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
 """Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
@@ -48,7 +53,10 @@ SEEDS = range(8)
 class Pair:
     """One queue in the server and one here, driven alike."""
 
-    def __init__(self, seed: int, link: RedisConnection, now: Any, limits: QueueLimits = LIMITS) -> None:
+    def __init__(
+        self, seed: int, link: RedisConnection, now: Any, server: RunningServer, limits: QueueLimits = LIMITS
+    ) -> None:
+        self.server = server
         self.rng = random.Random(seed)
         self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.max_weight else (1,)
         self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits is ROWS else (0,)
@@ -62,6 +70,8 @@ class Pair:
         self.idle: set[str] = set()
         self.healthy: dict[str, float] = {}
         """Instants of the last heartbeats of workers, while they are healthy."""
+        self.bulk: set[str] = set()
+        """Ids of bulk entries."""
         self.ended: set[str] = set()
         self.told: set[str] = set()
         self.cursor = 0
@@ -107,6 +117,25 @@ class Pair:
             else:
                 assert verdict is None
                 self.known[entry.id] = offered
+
+    async def enqueue_bulk(self) -> None:
+        rng = self.rng
+        texts = (None, None, "poison", *self.large)
+        apart = rng.choice((0, 0, 0, 1, 2))
+        entries = [
+            ask(
+                rng.choice(texts), tier=LIMITS.tiers, tenant=rng.choice("aabc"), queue_timeout=1e6, timeout=1e6,
+                weight=rng.choice(self.weights), shape=apart and rng.randint(1, 2),
+            )
+            for _ in range(rng.choice((1, 5, 20, 40)))
+        ]  # fmt: skip
+        verdicts = await self.there.enqueue(entries, "enqueue_bulk")
+        for entry, verdict in zip(entries, verdicts, strict=True):
+            offered = self.queue.offer_bulk(entry, self.now())
+            assert (verdict is None) == (offered is not None)
+            if offered is not None:
+                self.known[entry.id] = offered
+                self.bulk.add(entry.id)
 
     def rule(self) -> Rule:
         rng = self.rng
@@ -167,7 +196,7 @@ class Pair:
             after = self.queue.fail(here, failure.cause, self.now(), lambda: throw, failures.shown(failure))
             again = await self.there.release(there.lease.fence // 256, there.lease, failure, throw)
             assert again == after.again
-            self.note([*after.dead, *after.spent, *after.late])
+            self.note([*after.dead, *after.spent, *after.late, *after.bulk])
         else:
             self.queue.hand_back(here, self.now())
             assert await self.there.release(there.lease.fence // 256, there.lease, None) == 0
@@ -205,6 +234,12 @@ class Pair:
                 self.ended.add(member.entry.id)
                 self.told.add(member.entry.id)
 
+    def bulk_figures(self) -> dict[str, float]:
+        """Figures of the bulk entries, which lie last."""
+        stored: bytes = self.server.command("GET", f"{self.there._key}q")
+        names = SECTIONS["BULK"]
+        return dict(zip(names, struct.unpack(f"<{len(names)}d", stored[-8 * len(names) :]), strict=True))
+
     async def compare(self) -> None:
         look = await self.there.look()
         here = copy.deepcopy(self.queue).load(
@@ -214,6 +249,11 @@ class Pair:
         assert astuple(look.load)[:-2] == pytest.approx(astuple(here)[:-2])
         depths = self.queue.depths(self.now())
         assert [depth for depth, _ in look.tiers] == [depth for depth, _ in depths]
+        if (bulk := self.queue.bulk) is not None:
+            there = self.bulk_figures()
+            assert there["bulk"] + there["bulk_apart"] == bulk.depth
+            assert there["bulk_busy"] == bulk.busy
+            assert there["bulk_credit"] == pytest.approx(bulk.credit)
         assert [waited for _, waited in look.tiers] == pytest.approx([waited for _, waited in depths])
         assert (await self.there.contender("m")).waits == (self.queue.depth > 0)
         if len(self.weights) == 1:
@@ -222,12 +262,17 @@ class Pair:
 
 async def trace(pair: Pair) -> None:
     rng = pair.rng
+    steps = [pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat]
+    pauses = [0.0, 0.001, 0.02, 0.2]
+    if pair.queue.limits.promise:
+        steps += [pair.enqueue_bulk, pair.claim, pair.claim, pair.end, pair.end, pair.beat]
+        pauses += [*pauses, *pauses, QUIET]
     await pair.start_clocks()
     for _ in range(STEPS):
-        step = rng.choice((pair.enqueue, pair.enqueue, pair.claim, pair.claim, pair.end, pair.withdraw, pair.beat))
+        step = rng.choice(steps)
         await step()
         await pair.compare()
-        await asyncio.sleep(rng.choice((0.0, 0.001, 0.02, 0.2)))
+        await asyncio.sleep(rng.choice(pauses))
     pair.note(pair.queue.expire(pair.now()))
     await pair.there.reap(0.5)
     replies: set[str] = set()
@@ -244,6 +289,8 @@ async def trace(pair: Pair) -> None:
         *(pytest.param(seed, "valkey", LIMITS, id=f"{seed}-valkey") for seed in SEEDS),
         *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
         *(pytest.param(seed, "valkey", ROWS, id=f"{seed}-rows") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(2 * len(SEEDS))),
+        *(pytest.param(seed, "valkey", BULK_WEIGHED, id=f"{seed}-bulk-weighed") for seed in SEEDS),
         pytest.param(0, "redis", LIMITS, id="0-redis"),
     ],
 )
@@ -273,7 +320,7 @@ def play(
 
         async def main() -> None:
             await link.open()
-            pair = Pair(seed, link, loop.time, limits)
+            pair = Pair(seed, link, loop.time, server, limits)
             try:
                 await script(pair)
             finally:

@@ -196,6 +196,9 @@ class Connection:
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         return await self._call("enqueue", list(entries), lambda inner: inner.enqueue(entries))
 
+    async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        return await self._call("enqueue_bulk", list(entries), lambda inner: inner.enqueue_bulk(entries))
+
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         async def once(inner: MemoryBroker) -> Lease | NoWork:
             epoch, lease = self._granted.get(slot.worker, ("", None))

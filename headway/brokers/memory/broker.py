@@ -163,6 +163,27 @@ class MemoryBroker:
             self._reaping.move_up(self._queues[name].next_due(), now)
         return answers
 
+    async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """See BulkQueue."""
+        now = self._clock()
+        answers = [self._admit_bulk(entry, now) for entry in entries]
+        for name in set(map(_QUEUE, entries)) & self._queues.keys():
+            self._look_soon(name)
+        return answers
+
+    def _admit_bulk(self, entry: Entry, now: float) -> Failure | None:
+        key = entry.tenant, entry.id
+        before = self._entries.get(key)
+        if before is not None and (before.state != GONE or _is_of(before, entry)):
+            return None if _is_of(before, entry) else failures.conflict()
+        if not self._queues.has(entry.queue):
+            return failures.not_here(entry.model)
+        queued = self._queues[entry.queue].offer_bulk(entry, now)
+        if queued is None:
+            return failures.enough_bulk()
+        self._entries[key] = queued
+        return None
+
     def take(self, entry: Entry) -> Failure | None:
         """See NearQueue."""
         before = self._entries.get((entry.tenant, entry.id))
@@ -296,30 +317,41 @@ class MemoryBroker:
             return Completion(0, 0, fenced=True)
         departure = running.departure
         ran = run_of(lease, departure, lease.slot.worker, now)
-        outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
         wanted = self._queues[lease.slot.queue].finish(departure, now)
-        if self._settle(departure, wanted, items, ran):
+        outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
+        if departure.bulk and len(wanted) == len(items):  # The others are settled as if they had ridden alone.
+            others = len(items) - departure.bulk
+            if self._settle(departure, wanted[:others], items[:others], ran):
+                outputs = zip(wanted[others:], items[others:], strict=True)
+        elif self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
-        letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
         if len(wanted) != len(departure.members):
             chosen = set(map(id, wanted))
             outputs = ((member, item) for member, item in outputs if id(member) in chosen)
+        await self._answer_each(departure, list(outputs), ran, now)
+        if departure.rest is not None:
+            self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
+        return Completion(len(wanted), len(departure.members) - len(wanted))
+
+    async def _answer_each(
+        self, departure: Departure, outputs: Sequence[tuple[QueuedEntry, ItemResult]], ran: BatchRun, now: float
+    ) -> None:
+        """Send a reply for each entry that has its item, and keep a dead letter of those that failed by themselves. Bulk entries leave none."""
+        letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
+        bulk = {id(member) for member in departure.members[len(departure.members) - departure.bulk :]}
         for member, item in outputs:
             entry, failure, member.held = member.entry, None, None
             if item.output is None:
                 failure = failures.item_failure(item)
-                if not item.elsewhere:
+                if not (item.elsewhere or id(member) in bulk):
                     letters.append(letter_of(member, item.error or "", "item", ran))
             waited = left_at - member.arrived
             replies.append(Reply(
                 entry.id, entry.tenant, item.output, failure, ran, waited, attempts, entry.nonce, tokens=item.tokens
             ))  # fmt: skip
-        self._deliver(wanted, replies, now)
-        if departure.rest is not None:
-            self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
+        self._deliver([member for member, _ in outputs], replies, now)
         for letter in letters:
             await self._dead.add(letter)
-        return Completion(len(wanted), len(departure.members) - len(wanted))
 
     def _settle(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
@@ -586,6 +618,7 @@ class MemoryBroker:
         self._deliver(after.dead, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.dead], now)
         spent = failures.spent(failure, len(running.departure.members))
         self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)
+        self._deliver(after.bulk, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.bulk], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
             await self._dead.add(letter_of(member, failure.message, failure.cause.value, ran))

@@ -225,6 +225,21 @@ class RedisBroker:
         finally:
             self._offers.end(offer)
 
+    async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
+        """See BulkQueue."""
+        known = [entry for entry in entries if self._queues.has(entry.queue)]
+        if len(known) < len(entries):
+            await self._router.read_registry()
+            known = [entry for entry in entries if self._queues.has(entry.queue)]
+        offer = self._offers.begin(known)
+        try:
+            verdicts = iter(await self._router.offer_bulk(known))
+        finally:
+            self._offers.end(offer)
+        return [
+            next(verdicts) if self._queues.has(entry.queue) else failures.not_here(entry.model) for entry in entries
+        ]
+
     def _debt_of_queues(self, limit: Limit) -> float:
         """Seconds owed to a limit, where each queue has counts of its own."""
         owed = 0.0

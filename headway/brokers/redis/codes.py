@@ -106,6 +106,8 @@ class QueueSettings(NamedTuple):
         shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
         room: bytes of the room for large entries.
         kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
+        promise: latency in seconds that was promised; 0 for none.
+        delayed: share of the entries that may wait for a batch of bulk entries.
         served: 1 while any shard of any zone has healthy slots for the queue's entries, as far as the caller knows; else 0.
         limits: key of the counts of rate limits.
     """
@@ -123,6 +125,8 @@ class QueueSettings(NamedTuple):
     shed_rest: int
     room: int
     kept: str
+    promise: float
+    delayed: float
     served: int
     limits: str
 
@@ -153,6 +157,8 @@ class QueueSettings(NamedTuple):
             shed_rest=rest,
             room=room,
             kept=f"{kept.total},{kept.tenant},{kept.largest}",
+            promise=limits.promise,
+            delayed=limits.delayed,
             served=int(served),
             limits=counts_key,
         )

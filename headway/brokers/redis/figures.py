@@ -41,6 +41,10 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         "tiers": 0.0, "born": 0.0, "group": 0.0, "groups": 0.0, "suspects": 0.0, "suspects_due": math.inf, "budgets": 0.0,
         "credit": 0.0, "lean": 0.0, "apart": 0.0, "known_until": -math.inf, "counted": 0.0,
     },
+    "BULK": {
+        "bulk": 0.0, "bulk_apart": 0.0, "bulk_used": 0.0, "bulk_next": 1.0, "bulk_back": 0.0, "bulk_busy": 0.0, "bulk_credit": 0.0, "bulk_left": -math.inf,
+        "bulk_ended": -math.inf, "bulk_excused": -math.inf,
+    },
 }  # fmt: skip
 """Figures of each section, and what they are when a queue is born. Every step changes STEP."""
 
@@ -54,7 +58,7 @@ TIER: Mapping[str, float] = {
 
 RELATIVE = (
     "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
-    "swept_at", "mixed_at",
+    "swept_at", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
 )  # fmt: skip
 """Instants that are of use only beside others. They move when the server's clock is put back."""
 

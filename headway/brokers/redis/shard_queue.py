@@ -193,18 +193,18 @@ class Queue:
         busy = min(self._free_at - AHEAD - now, max(GATHERING_BUSY * self._headway, GATHERED), GATHERED_BUSY)
         return max(min(GATHERING * self._headway, GATHERED), busy)
 
-    async def enqueue(self, entries: Sequence[Entry]) -> list[Verdict]:
-        """Offer entries. Returns the verdicts in order."""
+    async def enqueue(self, entries: Sequence[Entry], function: str = "enqueue") -> list[Verdict]:
+        """Offer entries, to `enqueue` or `enqueue_bulk`. Returns the verdicts in order."""
         verdicts: list[Verdict] = []
         for start in range(0, len(entries), MOST_ENTRIES):
-            verdicts += await self._enqueue_part(entries[start : start + MOST_ENTRIES])
+            verdicts += await self._enqueue_part(entries[start : start + MOST_ENTRIES], function)
         return verdicts
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Seconds owed to a limit, as far as this process knows."""
         return self._debts.seconds(limit)
 
-    async def _enqueue_part(self, entries: Sequence[Entry], digested: bool = False) -> list[Verdict]:
+    async def _enqueue_part(self, entries: Sequence[Entry], function: str, digested: bool = False) -> list[Verdict]:
         """Offer entries in one call. `digested`: their inputs are there already, and their digests are asked for."""
         receipt = self.receipts.take(entries[0].gateway)
         read, limits = NOTHING_READ if receipt is None else receipt.packed, entry_wire.limits_of(entries)
@@ -214,7 +214,7 @@ class Queue:
         extras = entry_wire.pack_extras(entries, limits, self.counts, rare)
         began = asyncio.get_running_loop().time()
         try:
-            answer = await self._enqueue(() if digested else [*large.values()], [*read, extras, *packed])
+            answer = await self._enqueue(function, () if digested else [*large.values()], [*read, extras, *packed])
         except BrokerUnavailable:
             self.receipts.keep(receipt)
             raise
@@ -235,7 +235,7 @@ class Queue:
             else:
                 result[position] = _refusal(entry_wire.payer_of(entries, position), why, wait)
         if undigested:
-            verdicts = await self._enqueue_part([entries[position] for position in undigested], digested=True)
+            verdicts = await self._enqueue_part([entries[position] for position in undigested], function, digested=True)
             for position, verdict in zip(undigested, verdicts, strict=True):
                 result[position] = verdict
         return result
@@ -246,13 +246,13 @@ class Queue:
         apart = name[1:] + (digest_of(entry) if digested else "")
         return entry_wire.pack_head(entry, apart.encode()), entry_wire.pack_entry(entry, name, length_of(entry))
 
-    async def _enqueue(self, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
+    async def _enqueue(self, function: str, large: Sequence[Entry], arguments: Sequence[object]) -> Any:
         """Bring the inputs of large entries, and call the function."""
         if not await self.connection.is_scarce():
             try:
                 if large:
                     await self._values.bring(self._key, large)
-                return await self._call("enqueue", *arguments)
+                return await self._call(function, *arguments)
             except OutOfMemory:  # Nothing was done. What is known already must not be refused.
                 pass
         return await self._call("enqueue_known", *arguments)

@@ -181,6 +181,16 @@ class ShardRouter:
         self.forget((entry.tenant, entry.id) for entry in refused)
         return result
 
+    async def offer_bulk(self, entries: Sequence[Entry]) -> list[Failure | None]:
+        """Offer bulk entries, whose queues there are, each to its queue. Returns the verdicts in order, None for an admitted one."""
+        await self.count()
+        result: list[Failure | None] = [None] * len(entries)
+        for position, _, verdict in await _verdicts(entries, dict(enumerate(self._deal(entries))), "enqueue_bulk"):
+            result[position] = verdict if isinstance(verdict, Failure) else None
+        refused = [entry for entry, verdict in zip(entries, result, strict=True) if verdict is not None]
+        self.forget((entry.tenant, entry.id) for entry in refused)
+        return result
+
     def _deal(self, entries: Sequence[Entry]) -> list[Queue]:
         """Queue of each entry: the queue it went to before, or the next shard's turn, a part of a batch at a time.
 
@@ -346,12 +356,16 @@ def _without_identical(entry: Entry) -> Entry:
     return replace(entry, dedup_keys=kept)
 
 
-async def _verdicts(entries: Sequence[Entry], queues: dict[int, Queue]) -> list[tuple[int, Queue, Verdict]]:
+async def _verdicts(
+    entries: Sequence[Entry], queues: dict[int, Queue], function: str = "enqueue"
+) -> list[tuple[int, Queue, Verdict]]:
     """Verdicts of the queues to which these positions are offered."""
     groups: dict[Queue, list[int]] = {}
     for position, queue in queues.items():
         groups.setdefault(queue, []).append(position)
-    calls = (queue.enqueue([entries[position] for position in positions]) for queue, positions in groups.items())
+    calls = (
+        queue.enqueue([entries[position] for position in positions], function) for queue, positions in groups.items()
+    )
     answers = [await next(calls)] if len(groups) == 1 else await all_of(*calls)
     return [
         (position, queue, verdict)

@@ -464,6 +464,63 @@ redis.register_function{function_name = VERSION .. '_enqueue_known', flags = {'a
   return enqueue(keys, args, true)
 end}
 
+-- Let the bulk entry at a position of the call wait.
+function offer.bulk(s, call, i)
+  local key, header, payload, intake = call.names[i], call.known[i], call.args[call.at + i * ENTRY - 1], call.intake
+  local entry, why = offer.entry(call, i), nil
+  local before = nil
+  if header then
+    before = is_known(header, entry.gateway, entry.nonce)
+  end
+  if before == false or s.entered[key] then
+    why = CONFLICT
+  elseif before == nil then
+    local is_large = entry.bytes > 0 or entry.token
+    if bulk.enough(s) then
+      why = SHED
+    elseif is_large and not large.fits(s, entry) then
+      why = ROOM
+    elseif is_large and not large.is_there(s, entry) then
+      why = LOST
+    else
+      if is_large then
+        large.take(s, entry)
+      end
+      local headers, payloads = intake.headers, intake.payloads
+      headers[#headers + 1], headers[#headers + 2] = key, new_header(s, entry)
+      payloads[#payloads + 1], payloads[#payloads + 2] = key, payload
+      entry.member, s.entered[key] = member_of(entry), true
+      bulk.push(s, entry, entry.token and large.length(s, entry, payload) or #payload)
+    end
+  end
+  if why then
+    turn_away(call.refused, i, MIN_WAIT, why)
+  end
+  if why or (before and is_answered(header)) then
+    large.drop(s, entry)
+  end
+end
+
+-- enqueue_bulk: let bulk entries wait, or turn away those that are too many. Arguments and results as of enqueue.
+redis.register_function(VERSION .. '_enqueue_bulk', function(keys, args)
+  local s = open(keys, args)
+  s.entered, s.later = {}, {}
+  local at = forget_read(s, args, HEAD + 1)
+  local call = offer.heads(s, args, at + 1)
+  for i = 1, #call.names do
+    offer.bulk(s, call, i)
+  end
+  if #call.intake.headers > 0 then
+    for _, kind in pairs(call.of_kinds) do
+      hear_of(s, kind.gateway)
+    end
+    write_down(s, call.intake)
+  end
+  ring(s)
+  save(s)
+  return {struct.pack('<dddd', s.now, s.q.born, s.q.headway, free_in(s)), call.refused, ''}
+end)
+
 -- acknowledge: the first part of enqueue alone.
 redis.register_function{function_name = VERSION .. '_acknowledge', flags = {'allow-oom'}, callback = function(keys, args)
   local s = open(keys, args)
@@ -481,7 +538,9 @@ local function let_go_of(s, entry, key, deleted)
     withdraw(s, entry, deleted)
     return
   end
-  if not drop_from_lane(s, entry) and s.q.groups > 0 then
+  if entry.tier > s.tiers then
+    bulk.drop(s, entry)
+  elseif not drop_from_lane(s, entry) and s.q.groups > 0 then
     suspects.drop(s, entry.member)
   end
   redis.call('HDEL', s.prefix .. 'e', key)

@@ -32,8 +32,8 @@ local function size_of_batch(s, entries)
   return size_of(s, #entries, weight)
 end
 
--- A batch leaves. `group` is the one that it was, if it waited apart.
-local function depart(s, slot, token, entries, reason, group)
+-- A batch leaves. `group` is the one that it was, if it waited apart; `of_bulk`: whether it has bulk entries in some seats, or in all.
+local function depart(s, slot, token, entries, reason, group, of_bulk)
   local q, now, members = s.q, s.now, {}
   note_busy(s)
   q.busy = q.busy + 1
@@ -47,7 +47,7 @@ local function depart(s, slot, token, entries, reason, group)
   local lease = {
     slot = slot, members = members, size = size_of_batch(s, entries), reason = reason, left_at = now, ends = now + s.lease_seconds,
     failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
-    alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '',
+    alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '', bulk = of_bulk,
   }
   local fence = exact(q.fence)
   redis.call('HSET', s.prefix .. 'x', fence, cmsgpack.pack(lease))
@@ -78,6 +78,9 @@ function take_lease(s, fence)
   end
   note_busy(s)
   s.q.busy = s.q.busy - 1
+  if lease.bulk then
+    bulk.back(s, lease)
+  end
   if lease.size >= s.q.running then
     s.q.running = s.q.busy > 0 and tonumber(redis.call('ZRANGE', s.prefix .. 'ys', -1, -1, 'WITHSCORES')[2] or 0) or 0
   end
@@ -230,11 +233,26 @@ local function claim(keys, args)
   if turn and (not reason or q.credit >= 0) then
     return depart_apart(s, slot, token, turn, limit, reason and suspects.price(s, turn) or 0)
   end
+  if not reason and bulk.waits(s) and args[HEAD + 4] ~= '1' then
+    local opens = bulk.opens_at(s)
+    local entries = opens <= now and bulk.whole(s, limit) or {}
+    if #entries > 0 then
+      local reply = depart(s, slot, token, entries, BULK_REASON, nil, WHOLE)
+      ring(s)
+      save(s)
+      return reply
+    end
+    again = math.min(again, opens)
+  end
   if not reason then
     local by_itself = args[HEAD + 4] == '1' and INF or go_idle(s, slot, math.min(instant, again))
     local told = load_of(s)
     save(s)
     return {'wait', struct.pack('<d', by_itself), told}
+  end
+  local seats = limit
+  if q.bulk_used > 0 then
+    bulk.charge(s, slot, limit)
   end
   limit = math.floor(math.min(limit, instant))  -- Of a batch that leaves, the most that it holds.
   s.most_weight = limit * s.unit
@@ -260,7 +278,8 @@ local function claim(keys, args)
   if turn then
     suspects.earn(s, batch_seconds(q, size_of_batch(s, entries)), tenants, batch_seconds(q, q.max_batch))
   end
-  local reply = depart(s, slot, token, entries, reason)
+  local riders = q.bulk_used > 0 and bulk.fill(s, entries, seats, size_of_batch(s, entries), now - oldest) or 0
+  local reply = depart(s, slot, token, entries, reason, nil, riders > 0 and SEATS or nil)
   send_late(s, late)
   ring(s)
   save(s)

@@ -53,7 +53,7 @@ local function give(s, lease, entries, args, first)
   end
   for i = at + 6 * count, #args, 2 do
     local entry = there[tonumber(args[i])]
-    if entry then
+    if entry and entry.tier <= s.tiers then
       bury(s, entry, lease.attempts, args[i + 1])
     end
   end
@@ -175,14 +175,31 @@ local function run_again(s, entries, cause, group, lease, dice)
   end
 end
 
+-- A batch failed with bulk entries in it: as `ModelQueue._fail_beside`. Returns how many run again.
+local function fail_beside(s, lease, failure, late, entries, riders)
+  if #entries > 0 then
+    suspects.add(s, entries, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  send_failures(s, 'dead', riders, lease.attempts, lease.left_at, #lease.members, failure)
+  send_failures(s, 'late', late, lease.attempts)
+  return #entries
+end
+
 -- A batch failed: as `ModelQueue.fail`. Returns how many run again.
 function fail(s, lease, failure, dice)
   local now, failed = s.now, cmsgpack.unpack(failure)
   local cause = failed[1]
   local entries, late, spent = {}, {}, {}
-  for _, entry in ipairs(wanted(s, lease.members)) do
+  local riders, others = nil, wanted(s, lease.members)
+  if lease.bulk then
+    riders, others = bulk.parted(s, others)
+  end
+  for _, entry in ipairs(others) do
     local into = entry.due > now and entries or late
     into[#into + 1] = entry
+  end
+  if riders then
+    return fail_beside(s, lease, failure, late, entries, riders)
   end
   local alone = lease.alone + (#lease.members == 1 and 1 or 0)
   if lease.caller ~= '' and SEARCHED[cause] then
@@ -220,7 +237,11 @@ step('release', function(s, args)
   if args[HEAD + 2] then
     again = fail(s, lease, args[HEAD + 2], tonumber(args[HEAD + 3]))
   else
-    local entries = wanted(s, lease.members)
+    local entries, riders = wanted(s, lease.members), {}
+    if lease.bulk then
+      riders, entries = bulk.parted(s, entries)
+    end
+    bulk.hand_back(s, riders)
     local before = {
       ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone, rest = lease.rest,
     }

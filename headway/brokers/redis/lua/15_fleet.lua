@@ -126,6 +126,9 @@ local function standing(s, key)
     return AT_END
   end
   local member = member_found(entry)
+  if entry.tier > s.tiers then
+    return bulk.has(s, member) and WAITING or RUNNING
+  end
   return (is_waiting(s, entry.tier, member) or suspects.group_of(s, member)) and WAITING or RUNNING
 end
 

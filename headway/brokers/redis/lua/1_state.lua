@@ -13,6 +13,8 @@
 --   l<tier>    zset    tier queue: member → number of its round
 --   a<tier>    list    tier queue: its line, see 4_tier_queues.lua
 --   t<tier>    zset    tenant → the last round that its entries in the tier queue cost
+--   u, ua      zsets   bulk entries: member → number of its round; those that ride apart, in the order in which they came
+--   ut         zset    tenant → the last round that its bulk entries cost
 --   tw         hash    tenant → its entries in the tier queues, while they are counted, see 7_intake.lua
 --   d          zset    member that is due sooner than one before it in its line → its queue deadline
 --   x          hash    fence → lease
@@ -271,7 +273,7 @@ local function save(s)
     figures.renewed_at = s.now
   end
   -- Not for ever where nobody uses it: whoever comes learns of all that are listed, see `siblings` in 15_fleet.lua.
-  if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 then
+  if q.slots > 0 or q.fresh > 0 or q.suspects > 0 or q.running > 0 or q.bulk + q.bulk_apart > 0 then
     local listed_at = figures.listed_at
     if not (listed_at and listed_at <= s.now and s.now < listed_at + RENEW_SECONDS) then
       figures.listed_at = s.now
@@ -319,7 +321,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw'}
+  local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier

@@ -54,7 +54,7 @@ local function ring(s, me)
     q.armed = INF
     return nil
   end
-  if q.coming_until > now or (q.fresh == 0 and q.groups == 0) then
+  if q.coming_until > now or (q.fresh == 0 and q.groups == 0 and not bulk.waits(s)) then
     return nil
   end
   local idle = redis.call('ZRANGE', s.prefix .. 'i', 0, 1)
@@ -88,6 +88,14 @@ local function ring(s, me)
       return nil
     end
     again = math.min(again, instant)
+  end
+  if bulk.waits(s) then
+    local opens = bulk.opens_at(s)
+    if opens <= now then
+      wake(s, idle[1])
+      return nil
+    end
+    again = math.min(again, opens)
   end
   return watch(s, idle[1], again, me)
 end

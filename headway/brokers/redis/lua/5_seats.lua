@@ -1,0 +1,229 @@
+-- Bulk entries, which take empty seats and idle GPUs: as `core.bulk`. Their tier is one more than there are.
+
+local bulk = {}
+local SEATS, WHOLE = 's', 'w'  -- What a lease has of them: some seats, or all of it.
+
+do
+
+function bulk.waits(s)
+  return s.q.bulk + s.q.bulk_apart > 0
+end
+
+function bulk.has(s, member)
+  return redis.call('ZSCORE', s.prefix .. 'u', member) or redis.call('ZSCORE', s.prefix .. 'ua', member)
+end
+
+-- Whether enough of them wait.
+function bulk.enough(s)
+  return s.q.bulk + s.q.bulk_apart >= BATCHES_WAITING * s.max_batch * math.max(s.q.slots, 1)
+end
+
+local function rides_apart(entry, bytes)
+  return entry.shape > 0 or bytes > PAGE
+end
+
+-- Let a new entry wait whose payload has so many bytes.
+function bulk.push(s, entry, bytes)
+  local q, p = s.q, s.prefix
+  q.bulk_used, s.touched[BULK] = 1, true
+  if rides_apart(entry, bytes) then
+    redis.call('ZADD', p .. 'ua', q.seq, entry.member)
+    q.bulk_apart = q.bulk_apart + 1
+    lasting(s, 'ua')
+    return
+  end
+  local tenant = tenant_of(key_of(entry.member))
+  local latest = math.max(tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0), q.bulk_next - 1)
+  redis.call('ZADD', p .. 'u', math.floor(latest) + 1, entry.member)
+  redis.call('ZADD', p .. 'ut', latest + cost_of(s, entry.weight, bytes), tenant)
+  q.bulk = q.bulk + 1
+  lasting(s, 'u', 'ut')
+end
+
+-- Have entries that never ran wait anew, ahead of all others.
+function bulk.hand_back(s, entries)
+  local q, p = s.q, s.prefix
+  q.bulk_back, s.touched[BULK] = q.bulk_back - #entries, true
+  for i, entry in ipairs(entries) do
+    local apart = rides_apart(entry, bytes_of(s, entry.member))
+    redis.call('ZADD', p .. (apart and 'ua' or 'u'), q.bulk_back + i, entry.member)
+    q.bulk, q.bulk_apart = q.bulk + (apart and 0 or 1), q.bulk_apart + (apart and 1 or 0)
+    lasting(s, apart and 'ua' or 'u')
+  end
+end
+
+-- Take an entry out that waits; its tenant gets the place back. False when it was not there.
+function bulk.drop(s, entry)
+  local q, p = s.q, s.prefix
+  s.touched[BULK] = true
+  if redis.call('ZREM', p .. 'ua', entry.member) == 1 then
+    q.bulk_apart = q.bulk_apart - 1
+    return true
+  end
+  local round = tonumber(redis.call('ZSCORE', p .. 'u', entry.member) or INF)
+  if redis.call('ZREM', p .. 'u', entry.member) == 0 then
+    return false
+  end
+  local tenant = tenant_of(key_of(entry.member))
+  local latest = round <= 0 and 0 or tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0)
+  if latest > q.bulk_next - 1 then
+    redis.call('ZADD', p .. 'ut', latest - cost_of(s, entry.weight, bytes_of(s, entry.member)), tenant)
+  end
+  q.bulk = q.bulk - 1
+  if q.bulk == 0 then
+    redis.call('DEL', p .. 'ut')
+  end
+  return true
+end
+
+-- Take entries for seats, in turn: so many at most, of so much weight together, or one that is `first`.
+local function take(s, count, weight, first)
+  local q, p, members = s.q, s.prefix, {}
+  count = math.min(count, q.bulk)
+  if count < 1 or (weight <= 0 and not first) then
+    return members
+  end
+  local found, last = redis.call('ZRANGE', p .. 'u', 0, count - 1, 'WITHSCORES'), nil
+  for i = 1, #found, 2 do
+    local member = found[i]
+    local heavy = s.weighed and weight_of(s, member) or 1
+    if not (first and i == 1) and (weight <= 0 or (s.weighed and heavy > weight)) then
+      break
+    end
+    members[#members + 1], last = member, tonumber(found[i + 1])
+    weight = weight - heavy
+  end
+  s.touched[BULK] = true
+  if #members == 0 then
+    q.bulk = #found > 0 and q.bulk or 0
+    return members
+  end
+  redis.call('ZREMRANGEBYRANK', p .. 'u', 0, #members - 1)
+  q.bulk, q.bulk_next = q.bulk - #members, math.max(q.bulk_next, last + 1)
+  if q.bulk <= 0 then
+    q.bulk = 0
+    redis.call('DEL', p .. 'ut')
+  elseif redis.call('ZCARD', p .. 'ut') > q.bulk + FORGET_ABOVE then
+    redis.call('ZREMRANGEBYSCORE', p .. 'ut', '-inf', q.bulk_next - 1)
+  end
+  return members
+end
+
+-- Take those that ride apart, in order: the first, and as many of its shape as fit.
+local function take_apart(s, count, weight)
+  local q, p, members, shape, pages = s.q, s.prefix, {}, nil, MOST_PAGES
+  for _, member in ipairs(redis.call('ZRANGE', p .. 'ua', 0, APART_AHEAD - 1)) do
+    local heavy, own = s.weighed and weight_of(s, member) or 1, math.ceil(bytes_of(s, member) / PAGE)
+    local large_one = own > 1
+    if not shape or (shape == shape_of(member) and #members < count and weight > 0 and (not s.weighed or heavy <= weight) and (not large_one or own <= pages)) then
+      shape = shape or shape_of(member)
+      members[#members + 1] = member
+      weight, pages = weight - heavy, large_one and pages - own or pages
+    end
+  end
+  call_all('ZREM', p .. 'ua', members)
+  q.bulk_apart = #members > 0 and q.bulk_apart - #members or 0
+  s.touched[BULK] = true
+  return members
+end
+
+-- The size up to which they may fill a batch: as `core.bulk.seats`.
+local function seats(s, size, limit, waited)
+  local q = s.q
+  if q.alpha + q.beta * limit <= STRETCH * (q.alpha + q.beta * size) then
+    return limit
+  end
+  return math.max(size, math.min(limit, (WITHIN * s.promise - waited - q.alpha) / q.beta))
+end
+
+-- Give the empty seats of a batch of others to bulk entries. Returns how many came.
+function bulk.fill(s, entries, limit, size, waited)
+  local q, before = s.q, #entries
+  q.bulk_credit, s.touched[BULK] = math.min(q.bulk_credit + s.delayed * before, s.max_batch), true
+  if before == 0 or entries[1].shape > 0 or q.bulk == 0 then
+    return 0
+  end
+  local room, weight = seats(s, size, limit, waited), 0
+  for _, entry in ipairs(entries) do
+    weight = weight + counted_weight(s, entry.weight)
+  end
+  for _, entry in ipairs(wanted(s, take(s, math.floor(room) - before, s.weighed and room * s.unit - weight or INF))) do
+    entries[#entries + 1] = entry
+  end
+  return #entries - before
+end
+
+-- The entries of a whole batch.
+function bulk.whole(s, limit)
+  s.q.bulk_left, s.q.bulk_busy = s.now, s.q.bulk_busy + 1
+  if s.now >= s.q.newest + QUIET then
+    s.q.bulk_excused = s.now + 2 * (s.q.alpha + s.q.beta * s.q.limit)
+  end
+  local weight = s.weighed and limit * s.unit or INF
+  return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or take(s, limit, weight, true))
+end
+
+-- Chance that so many GPUs are too few: as `core.bulk._none_left`.
+local function none_left(s, seconds, left)
+  local q, rate = s.q, 0
+  for tier = 1, s.tiers do
+    rate = rate + rate_of(s, tier)
+  end
+  local mean, gap = rate * seconds, q.headway > 0 and q.headway + q.gap_each * q.running or 0
+  if gap > 0 then
+    mean = math.min(mean, seconds / gap)
+  end
+  local term = math.exp(-mean)
+  local total = term
+  for count = 1, left - 1 do
+    term = term * mean / count
+    total = total + term
+  end
+  return 1 - total
+end
+
+-- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
+function bulk.opens_at(s)
+  local q, now = s.q, s.now
+  if not bulk.waits(s) or q.known_slots < q.slots then
+    return INF
+  end
+  local seconds, quiet_at, left = q.alpha + q.beta * q.limit, q.newest + QUIET, q.slots - q.bulk_busy - 1
+  local affords = q.bulk_credit >= 0 and left > 0 and none_left(s, seconds, left) <= s.delayed
+  if now >= quiet_at or affords or (q.bulk_apart > 0 and q.bulk_credit >= s.max_batch) then
+    return q.bulk_left + SPACING * seconds / math.max(q.slots, 1)
+  end
+  return math.min(now + LOOK, quiet_at)
+end
+
+-- Count those that leave now and would have left before, had no GPU had a whole batch: as `ModelQueue._charge_delay`.
+function bulk.charge(s, slot, limit)
+  local q, now, before = s.q, s.now, s.now - 2 * LEEWAY
+  if now > q.bulk_excused and (q.bulk_busy > 0 or now - q.bulk_ended <= LEEWAY) and q.busy >= q.slots - 1 and q.oldest <= before then
+    s.now = before
+    local reason = decide(s, slot)
+    s.now = now
+    if reason then
+      q.bulk_credit, s.touched[BULK] = math.max(q.bulk_credit - math.min(q.fresh, limit), -s.max_batch), true
+    end
+  end
+end
+
+-- A lease with a whole batch has ended.
+function bulk.back(s, lease)
+  if lease.bulk == WHOLE then
+    s.q.bulk_busy, s.q.bulk_ended, s.touched[BULK] = math.max(s.q.bulk_busy - 1, 0), s.now, true
+  end
+end
+
+-- The entries of a lease that are bulk, and the others.
+function bulk.parted(s, entries)
+  local riders, others = {}, {}
+  for _, entry in ipairs(entries) do
+    local into = entry.tier > s.tiers and riders or others
+    into[#into + 1] = entry
+  end
+  return riders, others
+end
+
+end

@@ -140,6 +140,8 @@ class ScalingLine(msgspec.Struct, frozen=True):
     min_workers: int
     max_workers: int
     trouble: str
+    start_seconds: float
+    starts_in: float | None
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -79,4 +79,5 @@ def _of_controllers(settings: Settings) -> dict[str, str]:
         "scale-rules": settings.scale_rules or "the usual ones",
         "min-workers": str(settings.min_workers),
         "max-workers": str(settings.max_workers),
+        "scale-to-zero-after-s": f"{settings.scale_to_zero_after_s:g}",
     }

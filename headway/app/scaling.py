@@ -94,12 +94,13 @@ def scale_limits(settings: Settings) -> ScaleLimits:
     """Bounds and times that a model's settings say."""
     return ScaleLimits(
         policy=settings.scale_policy,
-        least=settings.min_workers,
+        least=max(settings.min_workers, 1),
         most=settings.max_workers or MOST_SLOTS,
         rules=rules.read(settings.scale_rules),
         cooldown=settings.scale_cooldown_s,
         start_within=settings.scale_start_s,
         promise=settings.promise_ms / 1000,
+        idle_after=settings.scale_to_zero_after_s,
     )
 
 

@@ -247,6 +247,12 @@ class _Wiring:
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
+    def _woken(self) -> None:
+        """Tell the fleet now that somebody asks; the controller looks after that, where it is in this process."""
+        self.membership.soon()
+        if self.made.controller is not None:
+            self.made.controller.soon()
+
     def _leaving(self) -> bool:
         return self.membership.leaving
 
@@ -266,6 +272,7 @@ class _Wiring:
             needs_own=self.parts.needs_own_workers,
             starting=self._starting,
             expected=self.expected,
+            at_zero=(lambda: bool(gateway.served.at_zero)) if gateway is not None else (lambda: not self.made.slots),
             clock=self.clock,
         )
 
@@ -317,6 +324,7 @@ class _Wiring:
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
         watcher = CapacityWatcher(gateway, bundle.fleet, clock, self.pace)
+        gateway.woken = self._woken
         learners: Sequence[Learner] = (gateway.served, gateway, self.ready, *zone_checks(settings, clock))
         workers = self._workers_watcher(learners, watcher.every)
         self.ready.told = workers.learn

@@ -796,9 +796,9 @@ class Settings:
     min_workers: int = setting(
         1,
         _SCALING,
-        "Fewest workers of a model.",
+        "Fewest workers of a model; 0: none while nobody asks for it, see `scale_to_zero_after_s`.",
         "workers",
-        within=(1, MOST_WORKERS_OF_FLEET),
+        within=(0, MOST_WORKERS_OF_FLEET),
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
         own=Own.MODEL,
     )
@@ -809,6 +809,16 @@ class Settings:
         "workers",
         within=(0, MOST_WORKERS_OF_FLEET),
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
+        own=Own.MODEL,
+    )
+    scale_to_zero_after_s: float = setting(
+        0.0,
+        _SCALING,
+        "With `min_workers` 0, the time after which a model that nobody asks for gives all of its workers back, until somebody "
+        "does; 0: never.",
+        "s",
+        within=(0, 86_400),
+        parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
     scale_rules: str = setting(

@@ -63,6 +63,7 @@ class ScaledModel(msgspec.Struct):
         since: monotonic instant from which on it is scaled here.
         there_at: monotonic instant at which it was there last; see `has_left`.
         published: what was published last, before this process led; None: that is not known.
+        warned: whether the log tells that it keeps a worker.
     """
 
     since: float
@@ -76,6 +77,7 @@ class ScaledModel(msgspec.Struct):
     live: int = 0
     follows: bool = False
     published: Scaling | None = None
+    warned: bool = False
 
 
 class Autoscaler:
@@ -174,15 +176,31 @@ class Autoscaler:
         scaler = state.scaler
         if scaler is None:
             return msgspec.structs.replace(found, scaling=self._as_published(state, found.healthy))
-        scaler.limits = limits
+        scaler.limits = self._kept_alive(model, state, limits)
         if state.follows and state.live > scaler.desired:
             scaler.desired, state.due = limits.clamp(state.live), True
         rate = offered(model, load, members)
-        decision = scaler.decide(ModelState(found.healthy, queue, rate, found.items_per_second, batch_cost(load)), now)
+        running, loaded = sum(one.in_flight for one in own), max((one.load_seconds for one in own), default=0.0)
+        measured = ModelState(
+            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3)
+        )
+        decision = scaler.decide(measured, now)
         if decision is not None:
             self._order(model, state, decision)
         self._told[model] = scaling = self._shown(state, scaler, found.healthy)
         return msgspec.structs.replace(found, scaling=scaling)
+
+    def _kept_alive(self, model: str, state: ScaledModel, limits: ScaleLimits) -> ScaleLimits:
+        """Limits of a model that keeps a worker where no setting names it: without any, nobody would know that it exists."""
+        if not limits.idle_after or model in self._named:
+            return limits
+        if not state.warned:
+            state.warned = True
+            hint = "Name it in the settings of the controllers and the gateways: --model, or a table [models.NAME]."
+            log.warning(
+                "a model keeps a worker while nobody asks for it, as no setting names it", model=model, hint=hint
+            )
+        return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
         """Limits of a model where processes scale themselves: each keeps one worker, and has devices for so many."""
@@ -204,6 +222,7 @@ class Autoscaler:
 
     def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:
         limits, utilisation = scaler.limits, scaler.utilisation
+        starts_in = scaler.starts_in(self._clock())
         return Scaling(
             desired=scaler.desired,
             current=ready,
@@ -214,14 +233,17 @@ class Autoscaler:
             driver=self._name,
             utilisation=None if utilisation is None else round(utilisation, 4),
             rate=round(scaler.forecast.rate, 3),
-            least=limits.least,
+            least=0 if limits.idle_after else limits.least,
             most=limits.most if limits.most < MOST_SLOTS else 0,
             trouble=state.trouble,
+            start_seconds=round(scaler.seen_start, 3),
+            starts_in=None if starts_in is None else round(starts_in, 3),
         )
 
     def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:
         """Tell of a decision, and have it carried out."""
         state.due, state.follows = True, False
+        self._periodic.soon()
         self._counters.scaling_decisions[model, decision.direction] += 1
         self._counters.departures.scaled(
             ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
@@ -280,7 +302,7 @@ class Autoscaler:
         """Begin to decide. `current`: workers that the platform was last asked for; 0: that is not known."""
         published, now = state.published, self._clock()
         if published is not None:
-            state.scaler = Scaler(limits, published.desired, now, published.reason)
+            state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
         else:
             state.scaler = Scaler(limits, current or max(state.live, 1), now)
         state.follows = published is None and not current

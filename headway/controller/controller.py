@@ -123,6 +123,10 @@ class Controller:
         if self.autoscaler is not None:
             self.autoscaler.start(supervisor)
 
+    def soon(self) -> None:
+        """Look at the fleet now."""
+        self._periodic.soon()
+
     async def stop(self) -> None:
         """Stop asking. The lead itself is given up when its process leaves the fleet."""
         if self.autoscaler is not None:

@@ -154,6 +154,15 @@ def not_loaded(model: str, rest: float) -> Failure:
     return Failure(errors.NO_WORKERS, message, rest, "no_workers")
 
 
+def at_zero(model: str, rest: float) -> Failure:
+    """Refusal because the model has no worker while nobody asks for it, and the one that is started serves in so many seconds."""
+    message = (
+        f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and one is being started; "
+        f"it is expected in {math.ceil(rest)} s; send the request again then"
+    )
+    return Failure(errors.NO_WORKERS, message, rest, "no_workers")
+
+
 def no_model_for(model: str, models: Iterable[str]) -> Failure:
     """Refusal because the caller may only ask other models."""
     only = ", ".join(sorted(models))

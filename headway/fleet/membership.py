@@ -79,6 +79,10 @@ class Membership:
         """Send heartbeats from now on."""
         self._periodic.start(supervisor)
 
+    def soon(self) -> None:
+        """Send a heartbeat now, as there is something to tell of."""
+        self._periodic.soon()
+
     async def end(self) -> None:
         """Leave the fleet, and give up its lead. Safe to call more than once."""
         self.leaving = True

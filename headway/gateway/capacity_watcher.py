@@ -78,6 +78,7 @@ class CapacityWatcher(PeriodicResource):
         self._freshness.keep(gateway.limiter.throttles.keys())
         self._calm = True
         self._roll(of_models)
+        starts: dict[str, float] = {}
         for model in gateway.served.models:
             own = gateway.limiter.throttles[model].count(now)
             self._calm = self._calm and own.higher + own.lowest < CALM
@@ -87,6 +88,10 @@ class CapacityWatcher(PeriodicResource):
                 whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
+                if capacity.scaling is not None and capacity.scaling.starts_in is not None:
+                    starts[model] = capacity.scaling.starts_in
+        if gateway.served.note_starts(starts):
+            gateway.learn()
 
     def _roll(self, capacities: Mapping[str, Capacity]) -> None:
         """Go by the rollouts that are published. Those of a model of which nothing is published stay as they were."""

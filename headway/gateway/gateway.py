@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -84,6 +85,8 @@ log = get_logger(__name__)
 
 _REPLY, _SESSION, _DEADLINE = attrgetter("reply"), attrgetter("session"), attrgetter("deadline")
 
+WOKEN_EVERY = 0.5
+"""Least seconds between two words to the controller that a model at zero is asked for."""
 MOST_LANES = 10_000
 """Most open lanes that are known, so that requests of several connections have one in common."""
 
@@ -112,6 +115,7 @@ class Gateway:
         held: pending requests; to be looked at only.
         equal_inputs: inputs that get the outcome of an equal one of their request.
         facts: facts by which lanes are open, as one object that is compared by identity.
+        woken: called when a model at zero is asked for, so that the controller hears of it.
     """
 
     def __init__(
@@ -158,6 +162,8 @@ class Gateway:
         """Session that new requests go over."""
         self.broker = broker
         self.facts: object = None
+        self.woken: Callable[[], None] = lambda: None
+        self._woken_at = -math.inf
         self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
         """Open lanes, by the identity of who asks, options and model asked."""
         self.learn()
@@ -208,6 +214,8 @@ class Gateway:
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
         entry = self.served[model].entry(request, limits, self.name, self._next_nonce(), several, alone)
+        if self.served.at_zero and not alone:
+            entry = self.served.held(entry)
         failure = self._check(principal, entry, options, session)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
@@ -234,6 +242,7 @@ class Gateway:
             self._session,
             served.default,
             served.failed.keys() | (),
+            served.at_zero.keys() | (),
             frozenset(served.unchecked),
             of_each,
         )
@@ -254,7 +263,7 @@ class Gateway:
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
         lane.open = (
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
-            and model in self._unchecked and rules.is_plain and (not version or session.near is None)
+            and model in self._unchecked and model not in self.served.at_zero and rules.is_plain and (not version or session.near is None)
         )  # fmt: skip
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
         lane.version = version
@@ -489,7 +498,19 @@ class Gateway:
             return failures.conflict()
         if session.full(options.count or 1):
             return session.no_room()
-        return self.limiter.check(entry, session is self._direct, options.count)
+        over = self.limiter.check(entry, session is self._direct, options.count)
+        if over is None and self.served.at_zero and session is self._shared and model in self.served.at_zero:
+            self._wake(model)
+            return self.served.not_started(entry)
+        return over
+
+    def _wake(self, model: str) -> None:
+        """Have the controller hear at once that a model at zero is asked for, whether the request is held or refused."""
+        now = self._clock()
+        self.limiter.throttles[model].count(now)
+        if now - self._woken_at >= WOKEN_EVERY:
+            self._woken_at = now
+            self.woken()
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
         """Failure of a request for a model that is not served, or that is not the principal's; None where it may be asked."""

@@ -35,6 +35,10 @@ log = get_logger(__name__)
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
 """Kinds of inputs that not any text is one of."""
 
+HELD_SHARE = 0.95
+"""Share of its whole time for which a request waits for a model at zero, so that it hears of what becomes of the start."""
+
+_WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
 """Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
 
@@ -53,6 +57,7 @@ class ServedModels(dict[str, ServedModel]):
         models: names of the models, in order.
         default: name of the model of requests that name none; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
+        at_zero: models without a worker, as nobody asked for them, with the seconds until one serves that is started now.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
         in_doubt: whether other models and versions may be served, too, of which this process has not heard.
         traces: traces of the requests; None where none are recorded.
@@ -78,6 +83,11 @@ class ServedModels(dict[str, ServedModel]):
         self._ready: Collection[str] = ()
         """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
         self.failed: dict[str, float] = {}
+        self.at_zero: Mapping[str, float] = {}
+        self._starts: Mapping[str, float] = {}
+        """Seconds until a worker serves where none does, of each model that has none while nobody asks for it."""
+        self._there: Collection[str] = ()
+        """Models that had a worker at the last look that serves, or rests."""
         self._loads: Mapping[str, float] = {}
         """Seconds until each model that is not loaded anywhere would be, as far as GPUs tell."""
         self.in_doubt: Callable[[], bool] = lambda: False
@@ -119,13 +129,21 @@ class ServedModels(dict[str, ServedModel]):
             self._warn_of_absent(model, one.versions)
         healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
         self._ready = (healthy & self.keys()) | _loadable(workers)
+        self._there = {worker.model for worker in workers if worker.status in _WARM}
+        self.note_starts(self._starts)
+
+    def note_starts(self, starts: Mapping[str, float]) -> bool:
+        """Note in how many seconds a worker serves, of each model that has none while nobody asks for it; whether others are at zero now."""
+        before, self._starts = self.at_zero.keys(), starts
+        self.at_zero = {model: rest for model, rest in starts.items() if model not in self._there}
+        return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
-        """Whether a healthy worker of a model was there at the last look, or a GPU that loads it when it is asked for.
+        """Whether a healthy worker of a model was there at the last look, or it is loaded or started when it is asked for.
 
         Not looked at where there is one model.
         """
-        return len(self.models) == 1 or model in self._ready
+        return len(self.models) == 1 or model in self._ready or model in self.at_zero
 
     def not_loaded(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
@@ -136,9 +154,20 @@ class ServedModels(dict[str, ServedModel]):
         waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, rest)
 
+    def held(self, entry: Entry) -> Entry:
+        """Entry as it waits while its model is at zero: its whole time is for the start, not only that in the queue."""
+        if entry.model not in self.at_zero:
+            return entry
+        return msgspec.structs.replace(entry, queue_timeout=HELD_SHARE * entry.timeout)
+
+    def not_started(self, entry: Entry) -> Failure | None:
+        """Failure of an entry whose model is at zero, if no worker is up in the time that the entry may wait; see `not_loaded`."""
+        rest = self.at_zero.get(entry.model, 0.0)
+        return None if entry.dedup_keys or rest <= entry.queue_timeout else failures.at_zero(entry.model, rest)
+
     def in_time(self, model: str, failure: Failure) -> Failure:
         """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
-        rest = self._loads.get(model)
+        rest = self._loads.get(model, self._starts.get(model))
         if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
             return failure
         return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
@@ -165,8 +194,8 @@ class ServedModels(dict[str, ServedModel]):
         return SeenModels(self, only) if only else self
 
     def refusal(self, model: str, version: str) -> Failure | None:
-        """Refusal of a request for a version that no healthy worker runs; None where it is let in."""
-        return self[model].versions.refusal(model, version, self.in_doubt())
+        """Refusal of a request for a version that no healthy worker runs; None where it is let in, as while the model is at zero."""
+        return None if model in self.at_zero else self[model].versions.refusal(model, version, self.in_doubt())
 
     def example(self, model: str) -> Any:
         """JSON value of the example of a model's target; None where it has none, or that is not known."""
@@ -315,7 +344,7 @@ def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     rests: dict[str, float] = {}
     warm = set()
     for worker in workers:
-        if worker.status in (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED):
+        if worker.status in _WARM:
             warm.add(worker.model)
         elif worker.status in _ON_DEMAND and worker.load_seconds:
             rest = max(worker.load_seconds - worker.loading, 0.0)

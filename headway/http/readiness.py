@@ -2,7 +2,8 @@
 
 Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
-    a gateway      a healthy worker is known, or one that is short of memory and works on; while the broker is out of
+    a gateway      a healthy worker is known, or one that is short of memory and works on, or a model that gets one as soon as
+                   it is asked for; while the broker is out of
                    reach: requests are still held for it, or there is something to ask in its place. A broker that
                    answers again counts once requests go to it
     only batchers  one of its own slots is healthy, or works on
@@ -61,6 +62,7 @@ class Readiness:
         starting: whether the process has not come up yet.
         told: is told of the workers at each look, so that a process that says that it is ready knows them.
         expected: healthy workers that the fleet should have; 0: nobody has said.
+        at_zero: whether there is a model without workers that gets one as soon as it is asked for.
         clock: monotonic seconds.
     """
 
@@ -75,6 +77,7 @@ class Readiness:
     starting: Callable[[], bool] = _never
     told: Callable[[Sequence[WorkerInfo]], None] | None = None
     expected: int = 0
+    at_zero: Callable[[], bool] = _never
     clock: Callable[[], float] = monotonic
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
@@ -166,7 +169,9 @@ class Readiness:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         if not healthy:  # Out of a balancer, nobody would ask those that work on.
-            works = any(worker.scarce and worker.status is WorkerStatus.DEGRADED for worker in counted)
+            if not counted and self.at_zero():
+                return "ok", counted
+            works = self.at_zero() or any(one.scarce and one.status is WorkerStatus.DEGRADED for one in counted)
             return "degraded" if works else "unavailable", counted
         return "ok" if healthy == len(counted) and (self.needs_own or healthy >= self.expected) else "degraded", counted
 

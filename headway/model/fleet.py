@@ -117,7 +117,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         every: seconds until its next heartbeat; more while it rests.
         gpu_figures: figures of its GPU; None without one, or where they are not known.
         scarce: whether it is degraded only as memory is scarce, and works on.
-        load_seconds: seconds that a load of its model is expected to take on its GPU, which holds several; 0: not known.
+        load_seconds: seconds that a load of its model is expected to take, or its last one took; 0: not known.
         inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
         together: which rows of its tensors run in one call.
     """
@@ -180,6 +180,9 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         rate: offered entries per second.
         least, most: bounds of the number; most is 0 where there is none.
         trouble: why the number could not be set, in words; empty while it can.
+        start_seconds: seconds that a worker was seen to need for its start; 0: none was seen yet.
+        starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
+            would begin now. None of a model that always has a worker.
     """
 
     desired: int
@@ -194,6 +197,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     least: int = 1
     most: int = 0
     trouble: str = ""
+    start_seconds: float = 0.0
+    starts_in: float | None = None
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class Periodic:
         self._clock = clock
         self._every = every
         self._availability = Availability(name, clock, what) if what else None
-        self._stopped = False
+        self._stopped = self._hurried = False
         self._pausing: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -53,6 +53,11 @@ class Periodic:
         _end(self._pausing)
         if self._task is not None:
             await asyncio.wait({self._task})  # Who waits for it may be cancelled; the loop may not.
+
+    def soon(self) -> None:
+        """Call as soon as the loop has its turn, and the call that is under way has come to its end."""
+        self._hurried = True
+        _end(self._pausing)
 
     async def _run(self) -> None:
         while not self._stopped:
@@ -68,8 +73,9 @@ class Periodic:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait for the next tick, or until the loop is stopped."""
-        if self._stopped:
+        """Wait for the next tick, or until the loop is hurried or stopped."""
+        if self._stopped or self._hurried:
+            self._hurried = False
             return
         loop = asyncio.get_running_loop()
         self._pausing = pausing = loop.create_future()
@@ -79,6 +85,7 @@ class Periodic:
             await pausing
         finally:
             timer.cancel()
+            self._hurried = False
 
 
 def _end(pausing: asyncio.Future[None] | None) -> None:

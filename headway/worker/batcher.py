@@ -457,7 +457,8 @@ class Batcher:
             exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
             raise
         else:
-            seconds, starting.trouble = self._clock() - since, ""
+            starting.took = seconds = self._clock() - since
+            starting.trouble = ""
             self._counters.model_loads[self.slot.model, self.slot.worker] += 1
             self._counters.load_seconds[self.slot.model].observe(seconds)
             self._started(seconds)
@@ -518,6 +519,7 @@ class Batcher:
             running=running,
             restarts=max(self._restarts, 0),
             loading=loading,
+            load_seconds=self.starting.took,
             every=self._every(),
         )
         try:

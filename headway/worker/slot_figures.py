@@ -152,6 +152,7 @@ class SlotFigures:
         running: bool,
         restarts: int,
         loading: float = 0.0,
+        load_seconds: float = 0.0,
         every: float = HEARTBEAT_EVERY,
     ) -> WorkerInfo:
         """Heartbeat of the slot.
@@ -163,6 +164,7 @@ class SlotFigures:
             running: whether it runs a batch.
             restarts: number of times its process was replaced.
             loading: seconds for which its backend has been starting; 0 while none starts.
+            load_seconds: seconds that its last start took; 0: none has succeeded.
             every: seconds until the next one.
         """
         signature = backend.signature if backend is not None else None
@@ -186,6 +188,7 @@ class SlotFigures:
             runs=self._slot.runs,
             version=self._slot.version,
             loading=loading,
+            load_seconds=load_seconds,
             failed=self.failed,
             every=every,
             gpu_figures=self.gpu_figures,

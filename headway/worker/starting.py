@@ -62,11 +62,13 @@ class StartState(msgspec.Struct):
         since: instant at which the one began that goes on; None while none does.
         trouble: text of the error with which the last one failed; empty when it did not.
         cause: text of the error of the last batch; empty when that came to a good end.
+        took: seconds that the last one that succeeded took; 0: none has.
     """
 
     since: float | None = None
     trouble: str = ""
     cause: str = ""
+    took: float = 0.0
 
     def seconds(self, now: float) -> float:
         """Seconds for which a start has gone on; 0 while none does."""

@@ -6,6 +6,9 @@
 Both keep the same bounds. Workers that were asked for count as coming until they are late, so that one shortage is answered
 once; what is late no longer counts, and is asked for again. A removal comes one cooldown after the last change, takes a fifth
 of the workers at most (but one at least), and never more than the load would want back.
+
+Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
+start does not count, so that who was told to come back then finds a worker.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ PLAN_HOLDS = 5.0
 """Seconds for which `plan` must want more workers before it asks for them."""
 FIRST_START = 60.0
 """Seconds that a worker is taken to need for its start until one was seen; that one takes the place of the guess."""
+ASKED = 0.05
+"""Entries per second, averaged over about one, below which none has come for some seconds."""
 FADING = 0.8
 """Part of a longer start that was seen which is still expected after a shorter one."""
 
@@ -45,11 +50,12 @@ class ScaleLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: RULES or PLAN.
-        least, most: fewest and most workers.
+        least, most: fewest and most workers; the fewest, from 1 on, of a model that has any.
         rules: rules of the policy RULES.
         cooldown: least seconds from a change to the next removal.
         start_within: seconds for which a worker that was asked for counts as coming.
         promise: promised 95th percentile of latency in seconds, for PLAN.
+        idle_after: seconds after which a model that nobody asks for has no worker; 0: it always has one.
     """
 
     policy: str = RULES
@@ -59,6 +65,7 @@ class ScaleLimits(msgspec.Struct, frozen=True):
     cooldown: float = 300.0
     start_within: float = 600.0
     promise: float = 0.2
+    idle_after: float = 0.0
 
     def clamp(self, workers: int) -> int:
         """Nearest number within the bounds."""
@@ -74,6 +81,8 @@ class ModelState(msgspec.Struct, frozen=True):
         rate: offered entries per second, those included that were refused.
         capacity: entries per second of the ready workers together in full batches; 0 while that is not known.
         cost: cost of its batches in entries; None while it is not known.
+        running: batches that run.
+        load: seconds that its workers took to load; 0 while that is not known.
     """
 
     ready: int
@@ -81,6 +90,13 @@ class ModelState(msgspec.Struct, frozen=True):
     rate: float
     capacity: float
     cost: BatchCost | None = None
+    running: int = 0
+    load: float = 0.0
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody asks for the model, or waits for it."""
+        return self.queue > 0 or self.running > 0 or self.rate >= ASKED
 
 
 class ScaleDecision(msgspec.Struct, frozen=True):
@@ -105,6 +121,8 @@ class Scaler:
         limits: bounds and times.
         desired: workers that were asked for last.
         now: present instant; no worker is removed for one cooldown from it.
+        reason: reason of the number.
+        start: seconds that a worker was seen to need for its start; 0: none was seen yet.
 
     Attributes:
         limits: may be replaced.
@@ -115,14 +133,16 @@ class Scaler:
         foreseen: the same once those that come are ready, too: what the rules go by, so that one shortage is answered once.
     """
 
-    def __init__(self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND) -> None:
+    def __init__(
+        self, limits: ScaleLimits, desired: int, now: float, reason: str = AS_FOUND, start: float = 0.0
+    ) -> None:
         self.limits = limits
         self.desired = desired
         self.reason = reason
         self.utilisation: float | None = None
         self.foreseen: float | None = None
         self.forecast = ArrivalForecast()
-        self._changed_at = now
+        self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
         self._awaited: list[tuple[float, bool]] = []
         """Instants since which workers are awaited, oldest first, and whether a decision asked for them then.
@@ -131,8 +151,8 @@ class Scaler:
         """
         self.late = 0
         self._pace = 0.0
-        self._start = FIRST_START
-        self._seen_start = False
+        self._start, self._seen_start = start or FIRST_START, start > 0.0
+        self._load = 0.0
         self._wanted: deque[tuple[float, int]] = deque()
         """Instants and numbers that `plan` wanted, each larger than all after it: the maxima of the last while."""
         self._planned_since: float | None = None
@@ -148,10 +168,26 @@ class Scaler:
         """Seconds that a worker is expected to need from being asked for until it serves."""
         return self._start
 
+    @property
+    def seen_start(self) -> float:
+        """Seconds that a worker was seen to need for its start; 0: none was seen yet."""
+        return self._start if self._seen_start else 0.0
+
+    def starts_in(self, now: float) -> float | None:
+        """Seconds until a worker serves where none is ready; None of a model that always has one.
+
+        They are what is left of the start that is under way, or all of one that would begin now.
+        """
+        if not self.limits.idle_after:
+            return None
+        start = self._start if self._seen_start else self._load or FIRST_START
+        return max(start - (now - self._awaited[0][0]), 0.0) if self._awaited else start
+
     def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
         """Take over a number that somebody else has set; None if it is the same."""
         if desired == self.desired:
             return None
+        self._asked_at = now
         return self._change(desired, now, reason)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -159,6 +195,13 @@ class Scaler:
         self.forecast.observe(state.rate, now, self._start)
         late_before = self.late
         self._count(state, now)
+        if self.limits.idle_after:
+            if state.asked or self.coming:
+                self._asked_at = now
+            if not self.desired:
+                return self._change(self.limits.clamp(1), now, "somebody asks for it") if state.asked else None
+            if now - self._asked_at >= self.limits.idle_after:
+                return self._change(0, now, f"nobody asked for it for {self.limits.idle_after:g} s")
         bounded = self.limits.clamp(self.desired)
         if bounded != self.desired:
             return self._change(
@@ -172,6 +215,7 @@ class Scaler:
 
     def _count(self, state: ModelState, now: float) -> None:
         """Keep account of who is awaited, and of what a worker does."""
+        self._load = state.load or self._load
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
         missing = max(self.desired - state.ready, 0)

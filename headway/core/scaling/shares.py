@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Number of workers of each process; each keeps one at least.
+    """Number of workers of each process; each keeps one at least, unless there should be none at all.
 
     Arguments:
         desired: workers that there should be together.
         processes: workers that each has and most that it can have, by its id.
     """
+    if desired <= 0:
+        return dict.fromkeys(processes, 0)
     has = {id: max(min(present, most), 1) for id, (present, most) in processes.items()}
     room = {id: max(most, 1) for id, (_, most) in processes.items()}
     missing = desired - sum(has.values())

@@ -1,0 +1,109 @@
+"""Scaler of a model that nobody asks for: it gives all workers back, and has one again as soon as somebody asks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from headway.core.scaling.scaler import FIRST_START, PLAN, RULES, ModelState, ScaleDecision, ScaleLimits, Scaler
+from headway.core.scaling.shares import shares
+
+IDLE = ScaleLimits(idle_after=30.0, cooldown=300.0, most=4)
+
+
+def state(ready: int, *, queue: float = 0.0, rate: float = 0.0, running: int = 0, load: float = 0.0) -> ModelState:
+    return ModelState(ready, queue, rate, ready * 100.0, None, running, load)
+
+
+def decided(scaler: Scaler, found: ModelState, since: float, until: float) -> list[tuple[float, ScaleDecision]]:
+    """Decisions at each half second from an instant to another."""
+    at = [since + 0.5 * step for step in range(int((until - since) * 2) + 1)]
+    return [(now, one) for now in at if (one := scaler.decide(found, now)) is not None]
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+def test_a_model_that_nobody_asks_for_gives_all_its_workers_back_at_once(policy: str) -> None:
+    scaler = Scaler(replace(IDLE, policy=policy), 4, 0.0)
+    [(now, one)] = decided(scaler, state(4), 0.0, 100.0)
+    assert (now, one.before, one.desired, one.reason) == (30.0, 4, 0, "nobody asked for it for 30 s")
+
+
+@pytest.mark.parametrize("asked", [{"queue": 1.0}, {"rate": 0.06}, {"running": 1}])
+def test_what_waits_comes_or_runs_keeps_the_workers_and_brings_one_back_at_once(asked: dict[str, float]) -> None:
+    scaler = Scaler(IDLE, 1, 0.0)
+    assert decided(scaler, state(1, **asked), 0.0, 100.0) == []  # type: ignore[arg-type]
+    assert [one.desired for _, one in decided(scaler, state(1), 100.5, 130.0)] == [0]
+    one = scaler.decide(state(0, **asked), 200.0)  # type: ignore[arg-type]
+    assert one is not None
+    assert (one.before, one.desired, one.direction, one.reason) == (0, 1, "up", "somebody asks for it")
+
+
+def test_it_comes_back_with_the_fewest_workers_of_a_model_that_has_any() -> None:
+    scaler = Scaler(replace(IDLE, least=3), 0, 0.0)
+    one = scaler.decide(state(0, queue=1.0), 0.0)
+    assert one is not None
+    assert one.desired == 3
+
+
+def test_a_start_takes_none_of_the_time_so_that_who_was_sent_away_for_it_finds_a_worker() -> None:
+    scaler = Scaler(replace(IDLE, idle_after=5.0), 0, 0.0)
+    scaler.decide(state(0, rate=1.0), 0.0)
+    assert decided(scaler, state(0), 0.5, 60.0) == []
+    assert [now for now, _ in decided(scaler, state(1), 60.5, 100.0)] == [65.0]
+
+
+def test_one_that_never_comes_is_given_up_once_nobody_asks() -> None:
+    scaler = Scaler(replace(IDLE, start_within=60.0), 0, 0.0)
+    scaler.decide(state(0, rate=1.0), 0.0)
+    found = decided(scaler, state(0), 0.5, 200.0)
+    assert [(now, one.desired) for now, one in found][-1] == (89.5, 0)
+
+
+def test_what_is_left_of_the_start_is_told_from_the_last_one_that_was_seen() -> None:
+    scaler = Scaler(IDLE, 1, 0.0)
+    assert scaler.starts_in(0.0) == FIRST_START
+    scaler.decide(state(1, load=12.0), 0.0)
+    assert scaler.starts_in(0.0) == 12.0
+    decided(scaler, state(1), 0.5, 31.0)
+    assert scaler.desired == 0
+    assert scaler.starts_in(40.0) == 12.0
+    scaler.decide(state(0, queue=1.0), 50.0)
+    assert scaler.starts_in(57.0) == 5.0
+    assert scaler.starts_in(70.0) == 0.0
+    scaler.decide(state(1), 70.0)
+    assert (scaler.starts_in(70.0), scaler.seen_start) == (20.0, 20.0)
+    assert scaler.starts_in(80.0) == 20.0
+    assert Scaler(IDLE, 0, 0.0, start=20.0).starts_in(0.0) == 20.0, "what another leader saw"
+
+
+def test_a_model_without_such_a_time_keeps_a_worker_and_tells_of_no_start() -> None:
+    scaler = Scaler(replace(IDLE, idle_after=0.0), 1, 0.0)
+    assert decided(scaler, state(1), 0.0, 5000.0) == []
+    assert scaler.starts_in(5000.0) is None
+    other = Scaler(replace(IDLE, idle_after=0.0), 0, 0.0)
+    assert [one.desired for _, one in decided(other, state(0), 0.0, 1.0)] == [1]
+
+
+def test_what_an_operator_sets_stays_for_as_long_as_what_was_asked_for() -> None:
+    scaler = Scaler(IDLE, 0, 0.0)
+    scaler.adopt(2, 100.0, "2 were set by another")
+    assert [now for now, _ in decided(scaler, state(2), 100.0, 200.0)] == [130.0]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 7.0]), st.sampled_from([0.0, 0.2]), st.integers(0, 4)), max_size=60)
+)
+def test_nobody_who_asks_is_without_a_worker_that_is_there_or_wanted(steps: list[tuple[float, float, int]]) -> None:
+    scaler, now = Scaler(replace(IDLE, idle_after=3.0), 2, 0.0), 0.0
+    for waited, rate, ready in steps:
+        now += waited
+        scaler.decide(state(min(ready, scaler.desired), rate=rate), now)
+        assert 0 <= scaler.desired <= IDLE.most
+        assert scaler.desired > 0 or rate == 0.0
+
+
+def test_every_process_gives_its_workers_back_and_has_one_again() -> None:
+    assert shares(0, {"a": (2, 4), "b": (1, 1)}) == {"a": 0, "b": 0}
+    assert shares(2, {"a": (0, 4), "b": (0, 1)}) == {"a": 1, "b": 1}

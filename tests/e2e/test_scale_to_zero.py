@@ -1,0 +1,111 @@
+"""A model that nobody asks for has no process, and whoever asks for it next is answered all the same, by whatever door."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.e2e.client import PATIENCE, request, wait_until
+from tests.e2e.fleet import HARDY, PATIENT, fleet
+from tests.e2e.server import Server, serving
+from tests.grpc.stand import PREDICT, predict, predicted
+from tests.servers.ports import Port
+from tests.servers.redis import RedisServer
+
+ZERO = "--min-workers", "0", "--scale-to-zero-after-s", "1"
+LOCAL = "--autoscale", "local", "--max-workers", "2"
+
+
+def at_zero(gateway: Server, model: str = "default") -> dict[str, Any]:
+    """Wait until the model has no worker, and both its controller and this gateway know; what that controller says."""
+
+    def found() -> Any:
+        told = gateway.admin("/internal/scaling").json["models"].get(model, {})
+        gone = all(one["status"] == "offline" for one in gateway.workers())
+        return told if gone and told.get("desired") == told.get("current") == 0 else None
+
+    shown: dict[str, Any] = wait_until(found)
+    assert gateway.get("/readyz").status == 200, "so that somebody can ask it"
+    return shown
+
+
+def by_http(server: Server) -> str:
+    return server.ask("by http").output()
+
+
+def by_list(server: Server) -> str:
+    connection = server.connect()
+    connection.send(request(json.dumps({"model": "default", "prompt": ["by", "list"]}).encode(), "/v1/completions"))
+    return " ".join(one["text"] for one in connection.answer().json["choices"])
+
+
+def by_task(server: Server) -> str:
+    connection = server.connect()
+    connection.send(request(b'{"input": "by task"}', "/v1/inference", "Prefer: respond-async"))
+    return str(server.get(f"{connection.answer().header['location']}?wait=30").json["output"])
+
+
+def by_grpc(server: Server) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        answer = channel.unary_unary(PREDICT)(predict("by grpc"), timeout=PATIENCE)
+    return str(predicted(answer).output.decode())
+
+
+def test_a_model_that_nobody_asks_for_has_no_process_and_answers_by_every_door_all_the_same(tmp_path: Path) -> None:
+    with (
+        contextlib.closing(Port()) as port,
+        serving(tmp_path, *ZERO, *LOCAL, "--grpc-port", str(port.number), lawful=False) as server,
+    ):
+        shown = at_zero(server)
+        assert (shown["desired"], shown["current"], shown["min_workers"]) == (0, 0, 0)
+        assert server.processes() == [server.process.pid]
+        assert server.metrics().value("desired_workers") == 0
+        with ThreadPoolExecutor() as threads:
+            answers = list(threads.map(lambda ask: ask(server), (by_http, by_list, by_task, by_grpc)))
+        assert answers == ["BY HTTP", "BY LIST", "BY TASK", "BY GRPC"]
+        told = server.logged("workers are scaled", direction="down")
+        assert told["reason"] == "nobody asked for it for 1 s"
+
+
+def test_who_cannot_wait_for_the_start_hears_when_to_come_back_and_has_begun_it(tmp_path: Path) -> None:
+    with serving(tmp_path, *ZERO, *LOCAL) as server:
+        shown = at_zero(server)
+        assert 0.0 < shown["starts_in"] < PATIENCE
+        refused = server.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
+        assert (refused.status, refused.error) == (503, "NO_WORKERS")
+        assert 1 <= int(refused.header["retry-after"]) <= shown["starts_in"] + 1
+        assert "one is being started" in refused.message, (shown, server.log("loaded"))
+        server.logged("workers are scaled", direction="up")
+        assert server.ask("again").output() == "AGAIN"
+
+
+def test_hosts_of_a_fleet_give_their_workers_back_and_a_request_brings_them_again(tmp_path: Path) -> None:
+    named = "--model", "m"
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(
+            tmp_path,
+            redis,
+            workers=2,
+            gateway_flags=(*PATIENT, *named),
+            worker_flags=(*HARDY, *named, "--workers", "1", *LOCAL),
+        ) as it,
+    ):
+        [gateway] = it.gateways
+        controller = it.start("controller", *named, *ZERO, *LOCAL)
+        gateway.ask("first").output()
+        at_zero(gateway, "m")
+        assert all(one.admin("/readyz").status == 200 for one in it.workers)
+        assert gateway.ask("second").output() == "SECOND"
+        told = controller.logged("workers are scaled", direction="up")
+        assert (told["before"], told["workers"], told["reason"]) == (0, 2, "somebody asks for it")
+        at_zero(gateway, "m")
+        refused = gateway.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
+        assert (refused.status, refused.error) == (503, "NO_WORKERS")
+        controller.logged("workers are scaled", 2, direction="up")
+        wait_until(lambda: len([one for one in gateway.workers() if one["status"] == "healthy"]) == 2)

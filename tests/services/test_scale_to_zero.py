@@ -1,0 +1,193 @@
+"""A model without workers that is asked for: what becomes of the request, when a worker comes, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec.structs import replace
+
+from headway import errors
+from headway.controller.autoscaler import Autoscaler
+from headway.core.scaling.scaler import ScaleLimits
+from headway.fleet.pace import Pace
+from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.workers_watcher import WorkersWatcher
+from headway.http.readiness import Readiness
+from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
+from headway.runtime.request_id import new_id
+from headway.scaling.local import LocalScaling
+from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_scaling import FakeScaling
+from tests.services.scaling_scene import Scene
+from tests.services.stand import Stand, codes
+from tests.virtual_time import Clock
+
+IDLE = ScaleLimits(idle_after=20.0, most=2)
+
+
+class Zero(Stand):
+    """One process whose pool is scaled to nothing, with all that a request at zero meets."""
+
+    def __init__(self, clock: Clock, start: float, **settings: Any) -> None:
+        self.backend = FakeBackend(0.05)
+        self.backend.start_seconds = start
+        super().__init__(clock, self.backend, FakeBackend(0.05), slots=1, **settings)
+        self.controller.autoscaler = Autoscaler(
+            LocalScaling({"m": self.pool}), lambda model: IDLE, self.counters, clock, "local", ["m"]
+        )
+        self.watcher = CapacityWatcher(self.gateway, self.fleet, clock, Pace(clock, may_rest=False))
+        self.workers = WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock)
+        self.gateway.woken = self._woken
+        self.ready = Readiness(
+            self.broker, lambda: False, self.pool.slots, at_zero=lambda: bool(self.gateway.served.at_zero), clock=clock
+        )
+
+    def _member(self) -> ProcessInfo:
+        rates = {model: (one.rates.higher, one.rates.lowest) for model, one in self.gateway.limiter.throttles.items()}
+        return replace(super()._member(), arrivals=rates)
+
+    def _woken(self) -> None:
+        self.membership.soon()
+        self.controller.soon()
+
+    async def scaling(self) -> Scaling:
+        [found] = await self.fleet.capacities()
+        assert found.scaling is not None
+        return found.scaling
+
+
+@asynccontextmanager
+async def at_zero(clock: Clock, start: float = 1.0, **settings: Any) -> AsyncIterator[Zero]:
+    """A process whose model has had no worker for a while; a start of one takes `start` seconds."""
+    zero = Zero(clock, start, **settings)
+    async with zero:
+        zero.watcher.start(zero.service._supervisor)
+        zero.workers.start(zero.service._supervisor)
+        assert codes([await zero.ask("before")]) == ["ok"]
+        await asyncio.sleep(30)
+        assert (zero.pool.size, zero.gateway.served.at_zero) == (0, {"m": start})
+        yield zero
+        await zero.watcher.close()
+        await zero.workers.close()
+
+
+async def test_the_first_request_brings_a_worker_within_a_tick_and_waits_for_it_beyond_the_queue_deadline(
+    clock: Clock,
+) -> None:
+    async with at_zero(clock, 3.0, queue_timeout_ms=500) as zero:
+        began = clock()
+        assert codes([await zero.ask("a")]) == ["ok"]
+        assert 3.0 < clock() - began < 3.3
+        assert zero.counters.scaling_decisions["m", "up"] == 1
+        await asyncio.sleep(1)
+        assert zero.gateway.served.at_zero == {}
+        assert (await zero.scaling()).start_seconds > 3.0
+
+
+async def test_a_request_that_the_start_would_make_late_is_told_when_it_is_over(clock: Clock) -> None:
+    async with at_zero(clock, 10.0) as zero:
+        began = clock()
+        refused = await zero.ask("a")
+        assert clock() - began < 0.1, "at once"
+        assert refused.failure is not None
+        assert (refused.failure.code, refused.failure.retry_after) == (errors.NO_WORKERS, 10.0)
+        assert "one is being started" in refused.failure.message
+        await asyncio.sleep(4)
+        again = await zero.ask("b")
+        assert again.failure is not None
+        assert again.failure.retry_after is not None
+        assert 5.0 <= again.failure.retry_after <= 7.0, "what is left of the start that the first has begun"
+        await asyncio.sleep(again.failure.retry_after)
+        assert codes([await zero.ask("b")]) == ["ok"]
+        assert zero.counters.scaling_decisions["m", "up"] == 1
+
+
+async def test_many_at_once_bring_one_worker_and_all_get_their_answers(clock: Clock) -> None:
+    async with at_zero(clock, 2.0) as zero:
+        assert set(codes(await asyncio.gather(*(zero.asking(str(one)) for one in range(40))))) == {"ok"}
+        assert zero.counters.scaling_decisions["m", "up"] == 1
+
+
+async def test_a_task_is_held_like_any_other_request(clock: Clock) -> None:
+    async with at_zero(clock, 10.0, task_timeout_ms=60_000) as zero:
+        id = new_id()
+        options = RequestOptions(60.0, 1, task=True)
+        done: list[Reply] = []
+
+        class Sink:
+            def admitted(self) -> None: ...
+
+            def answer(self, reply: Reply) -> None:
+                done.append(reply)
+
+        zero.gateway.submit(Sink(), InferenceRequest(ANYBODY, id, options, "m", "later", b""))
+        await asyncio.sleep(11)
+        assert codes(done) == ["ok"]
+
+
+async def test_a_start_that_takes_longer_than_ever_ends_in_a_refusal_and_not_in_silence(clock: Clock) -> None:
+    async with at_zero(clock, 1.0) as zero:
+        for backend in zero.backends:
+            backend.start_seconds = 60.0
+        reply = await zero.ask("a", timeout=4.0)
+        assert reply.failure is not None
+        assert (reply.failure.code, reply.failure.retry_after) == (errors.NO_WORKERS, 1.0)
+
+
+async def test_a_gateway_at_zero_is_ready_so_that_somebody_can_ask_it(clock: Clock) -> None:
+    async with at_zero(clock) as zero:
+        assert (await zero.ready.look())[0] == "ok"
+        assert zero.gateway.served.has_worker("m")
+        zero.gateway.served.note_starts({})
+        assert (await zero.ready.look())[0] == "unavailable"
+
+
+async def test_a_lane_is_closed_only_while_its_own_model_is_at_zero(clock: Clock) -> None:
+    async with at_zero(clock) as zero:
+        options = RequestOptions(4.0, 1)
+        assert not zero.gateway.lane(ANYBODY, options, "m").open
+        await zero.ask("a")
+        await asyncio.sleep(1)
+        assert zero.gateway.lane(ANYBODY, options, "m").open
+        assert zero.gateway.served.note_starts({"other": 1.0})
+        zero.gateway.learn()
+        assert zero.gateway.lane(ANYBODY, options, "m").open
+
+
+async def test_the_platform_is_asked_for_none_and_a_new_leader_keeps_what_was_learnt(clock: Clock) -> None:
+    driver = FakeScaling({"m": 1})
+    async with Scene(clock, 1) as scene:
+        leader = scene.controller(driver, limits=IDLE, named=["m"])
+        await asyncio.sleep(25)
+        assert driver.asked == [("m", 0)]
+        scene.workers = 0
+        await asyncio.sleep(15)
+        scene.rate = 1.0
+        await asyncio.sleep(7)
+        assert driver.asked == [("m", 0), ("m", 1)]
+        scene.workers = 1
+        await asyncio.sleep(2)
+        scene.rate = 0.0
+        await asyncio.sleep(25)
+        scene.workers = 0
+        await asyncio.sleep(15)
+        shown = await scene.scaling()
+        assert (shown.desired, shown.least, shown.starts_in) == (0, 0, shown.start_seconds)
+        assert 6.0 <= shown.start_seconds <= 8.0
+        await leader.stop()
+        scene.controller(driver, "d", limits=IDLE, named=["m"])
+        await asyncio.sleep(10)
+        assert await scene.scaling() == shown
+        assert driver.asked == [("m", 0), ("m", 1), ("m", 0)]
+
+
+async def test_a_model_that_no_setting_names_keeps_a_worker(clock: Clock) -> None:
+    driver = FakeScaling({"m": 1})
+    async with Scene(clock, 1) as scene:
+        scene.controller(driver, limits=IDLE)
+        await asyncio.sleep(60)
+        assert driver.asked == []
+        assert (await scene.scaling()).least == 1

@@ -6,7 +6,7 @@ another process: each of their methods may raise `BrokerUnavailable`, and may th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +22,7 @@ from headway.model import (
     Capacity,
     Completion,
     DeadLetter,
+    Drain,
     Entry,
     EntryState,
     Failure,
@@ -296,8 +297,11 @@ class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protoco
 class Fleet(Protocol):
     """The processes of a fleet, their leader, and the capacities."""
 
-    async def heartbeat(self, member: ProcessInfo) -> None:
-        """Record that a process lives. Some seconds after its last heartbeat it is forgotten."""
+    async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
+        """Record that a process lives. Some seconds after its last heartbeat it is forgotten.
+
+        Returns the names of all drains.
+        """
         ...
 
     async def leave(self, id: str) -> None:
@@ -333,6 +337,18 @@ class Fleet(Protocol):
 
     async def rollouts(self) -> Sequence[Rollout]:
         """Last rollout of each model that had one."""
+        ...
+
+    async def drains(self) -> Sequence[Drain]:
+        """Drains that stand."""
+        ...
+
+    async def drain(self, drains: Sequence[Drain]) -> None:
+        """Have these drains stand."""
+        ...
+
+    async def undrain(self, names: Collection[str]) -> None:
+        """End the drains of these names."""
         ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:

@@ -53,7 +53,7 @@ FLOORS: dict[str, int] = {
 """The rank of all that lies right under headway/. A module imports from its own floor or from below."""
 
 PURE = frozenset((
-    "ast", "__future__", "abc", "array", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "ast", "__future__", "abc", "array", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions",
     "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "struct", "types", "typing", "unicodedata", "msgspec", "headway",
 ))  # fmt: skip
 """Packages that core may import."""

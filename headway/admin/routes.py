@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from headway import __version__
-from headway.admin import dead_letters, request_status, rollouts, snapshot
+from headway.admin import dead_letters, drains, request_status, rollouts, snapshot
 from headway.admin.dashboard import files
 from headway.admin.dashboard.hub import Hub
 from headway.admin.dashboard.sign_in import SignIn
@@ -60,6 +60,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
             *request_status.routes(process),
             *dead_letters.routes(process),
             *rollouts.routes(process),
+            *drains.routes(process),
             *sign_in.routes(),
             Route("/internal/events", EventStream(Hub(process, snapshots), sessions.valid).answer),
             *files.routes(),

@@ -123,6 +123,7 @@ class CapacityLine(msgspec.Struct, frozen=True):
     scarce: bool
     age_seconds: float
     rollout: str
+    drained: int
 
 
 class ScalingLine(msgspec.Struct, frozen=True):

@@ -75,6 +75,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
+from headway.worker.drains import carry_out
 from headway.worker.helping import StrayWatcher
 from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools, Workers
@@ -186,7 +187,10 @@ class _Wiring:
             self.recorder,
         )
         self.pools = local_pools(settings, plans, made.pool)
-        self.membership = Membership(bundle.fleet, self._describe, clock, bundle.broker, made.slots, self._every)
+        drained = None if made.pool is None else partial(carry_out, process=made.id, pool=made.pool)
+        self.membership = Membership(
+            bundle.fleet, self._describe, clock, bundle.broker, made.slots, self._every, drained
+        )
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)

@@ -41,6 +41,8 @@ COMMANDS = {
     "status": Lazy("headway.cli.status:status", "Operate", "Show how a running service is doing."),
     "top": Lazy("headway.cli.top:top", "Operate", "Show it live: load, latency, refusals, workers."),
     "rollout": Lazy("headway.cli.rollout:rollout", "Operate", "Give a new version more and more requests."),
+    "drain": Lazy("headway.cli.drain:drain", "Operate", "Have a worker or a host claim nothing more, to patch it."),
+    "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker or host work again."),
     "dlq": Lazy("headway.cli.dlq:dlq", "Operate", "List, show, replay and purge dead letters."),
     "keys": Lazy("headway.cli.keys:keys", "Operate", "Create, list, revoke and rotate API keys."),
     "bench": Lazy("headway.cli.bench:bench", "Measure and plan", "Put open-loop load on a URL; latency and errors."),

@@ -215,7 +215,7 @@ class BoardView:
         return ["\n".join(lines)] if lines else []
 
 
-_CENSUS = ({"healthy"}, {"healthy", "degraded", "starting", "cold", "failed"})
+_CENSUS = ({"healthy"}, {"healthy", "degraded", "starting", "cold", "failed", "drained"})
 """Statuses of the workers that are healthy, and of those that are there."""
 
 

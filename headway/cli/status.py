@@ -160,6 +160,8 @@ def capacity_text(capacity: dict[str, Any]) -> str:
     slots = f"{capacity['healthy']} healthy"
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
+    if capacity.get("drained"):
+        slots += f", {capacity['drained']} drained"
     if capacity.get("scarce"):  # A process of an earlier version does not tell.
         slots += ", the broker's memory is scarce"
     if rollout := capacity.get("rollout"):

@@ -167,7 +167,8 @@ class Autoscaler:
             return msgspec.structs.replace(found, scaling=held)
         now = self._clock()
         state = self._models.setdefault(model, ScaledModel(now))
-        state.live, self._workers = len(own), workers
+        state.live = sum(one.status is not WorkerStatus.DRAINED for one in own)
+        self._workers = workers
         if model in self._named or not has_left(model, workers):
             state.there_at = now
         elif now - state.there_at >= LEFT_FOR:

@@ -42,6 +42,7 @@ def capacity(
         model=model,
         healthy=len(healthy),
         degraded=sum(worker.status is WorkerStatus.DEGRADED for worker in own),
+        drained=sum(worker.status is WorkerStatus.DRAINED for worker in own),
         items_per_second=items,
         usable_per_second=0.0 if scarce else items * target_utilisation,
         scarce=scarce,

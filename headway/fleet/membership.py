@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
@@ -34,6 +34,7 @@ class Membership:
         broker: broker that knows the slots of all processes.
         slots: ids of this process's own slots.
         every: returns the seconds until the next heartbeat.
+        drained: hears with each heartbeat of the names of all drains; None where there are no workers.
 
     Attributes:
         leaving: whether the process is going down: still there, but nothing new should come its way.
@@ -47,12 +48,14 @@ class Membership:
         broker: Registry,
         slots: Collection[str] = (),
         every: Callable[[], float] = lambda: PERIOD,
+        drained: Callable[[Collection[str]], Awaitable[None]] | None = None,
     ) -> None:
         self.leaving = False
         self._broker = broker
         self._slots = slots
         self._fleet = fleet
         self._describe = describe
+        self._drained = drained
         self._periodic = Periodic("membership", self._heartbeat, clock, every=every)
         self._entered = False
 
@@ -65,6 +68,7 @@ class Membership:
         for attempt in range(int(NAMESAKE_SECONDS / PERIOD) + 1):
             namesake = await self._namesake()
             if not namesake:
+                await self._end_drains()
                 await self._heartbeat()
                 self._entered = True
                 await self._compare()
@@ -94,7 +98,15 @@ class Membership:
         self._entered = False
 
     async def _heartbeat(self) -> None:
-        await self._fleet.heartbeat(self._describe())
+        names = await self._fleet.heartbeat(self._describe())
+        if self._drained is not None:
+            await self._drained(names)
+
+    async def _end_drains(self) -> None:
+        """End the drains of an earlier process of this name: a restart ends them."""
+        if self._drained is not None:
+            id = self._describe().id
+            await self._fleet.undrain([one.name for one in await self._fleet.drains() if one.process == id])
 
     async def _compare(self) -> None:
         """Log the settings in which this process differs from others, though all must agree."""

@@ -156,7 +156,7 @@ class Readiness:
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
         """Word of readiness by some workers, and those of them that it comes from.
 
-        `ok`: all that there should be. `degraded`: not every worker is healthy, or fewer than expected are.
+        `ok`: all that there should be. `degraded`: not every worker is healthy or drained, or fewer than expected are healthy.
         `unavailable`: none is, and none works on. `starting`: not up yet. `draining`: shutting down. A worker elsewhere
         that is offline has left, or is given up: it is not waited for.
         """
@@ -173,7 +173,10 @@ class Readiness:
                 return "ok", counted
             works = self.at_zero() or any(one.scarce and one.status is WorkerStatus.DEGRADED for one in counted)
             return "degraded" if works else "unavailable", counted
-        return "ok" if healthy == len(counted) and (self.needs_own or healthy >= self.expected) else "degraded", counted
+        drained = sum(worker.status is WorkerStatus.DRAINED for worker in counted)
+        return "ok" if healthy + drained == len(counted) and (
+            self.needs_own or healthy >= self.expected
+        ) else "degraded", counted
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
@@ -193,7 +196,9 @@ class Readiness:
 def _healthy(workers: Sequence[WorkerInfo]) -> str:
     if not workers:
         return "none has come yet"
-    return f"{sum(worker.status is WorkerStatus.HEALTHY for worker in workers)} of {len(workers)} healthy"
+    drained = sum(worker.status is WorkerStatus.DRAINED for worker in workers)
+    healthy = f"{sum(worker.status is WorkerStatus.HEALTHY for worker in workers)} of {len(workers)} healthy"
+    return f"{healthy}, {drained} drained" if drained else healthy
 
 
 class CachedReadiness:

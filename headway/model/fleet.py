@@ -75,6 +75,7 @@ class WorkerStatus(enum.Enum):
 
     `cold`: its model is not loaded on its GPU, which holds others, and is loaded when that is worth it.
     `failed`: its model did not load there, and is tried again later.
+    `drained`: by an operator's order it claims nothing more; the batch that it runs still ends.
     """
 
     STARTING = "starting"
@@ -83,6 +84,7 @@ class WorkerStatus(enum.Enum):
     OFFLINE = "offline"
     COLD = "cold"
     FAILED = "failed"
+    DRAINED = "drained"
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +168,20 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         return QueueName(self.model, self.version)
 
 
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """Order of an operator that a worker, or all of a process, claims nothing more. It ends with the process.
+
+    Attributes:
+        name: id of the worker, or of the process for all of its workers.
+        process: id of the process.
+        host: name of the machine of the process.
+    """
+
+    name: str
+    process: str
+    host: str
+
+
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Number of workers that a model should have, and how far that is.
 
@@ -208,6 +224,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         model: name of the model.
         healthy: number of slots that serve.
         degraded: number of slots whose heartbeats are late, or that rest.
+        drained: number of slots that claim nothing by an operator's order.
         items_per_second: most items per second of the healthy slots together; 0 as long as that is not known.
         usable_per_second: `items_per_second` times the target utilisation; 0 while `scarce`.
         scarce: whether the broker's memory is nearly full.
@@ -229,6 +246,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling | None = None
     least_seconds: float = 0.0
     rollout: Rollout | None = None
+    drained: int = 0
 
 
 class TierDepth(msgspec.Struct, frozen=True):

@@ -139,7 +139,8 @@ class Scrape:
     @property
     def desired(self) -> dict[str, float]:
         """Workers that each model should have; where nothing is decided yet, as many as there are, and one at least."""
-        there = Counter(one.model for one in self.fleet.workers if one.status is not WorkerStatus.OFFLINE)
+        gone = (WorkerStatus.OFFLINE, WorkerStatus.DRAINED)
+        there = Counter(one.model for one in self.fleet.workers if one.status not in gone)
         decided = {one.model: one.scaling.desired for one in self.fleet.capacities if one.scaling is not None}
         return {model: decided.get(model, max(there[model], 1)) for model in self.models}
 

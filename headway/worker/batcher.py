@@ -13,6 +13,9 @@ only while it is healthy: its backend is up, warm, and its breaker closed.
 
 A slot whose GPU is lost stays out: what it runs is given back, its backend is ended, and no other is started.
 
+A slot that an operator drains (`hold`) claims nothing until he ends that, and starts no backend; it says so from the middle
+of its last batch on.
+
 While the broker is out of reach nothing is claimed, and what came of the batch that was running is told as soon as
 it is back.
 """
@@ -80,6 +83,8 @@ IN_DOUBT = 0.5
 """Seconds for which a slot that waits for another's first probe still counts as healthy, as the probe mostly passes."""
 PROBE_GRACE = 15.0
 """Seconds beyond the longest run after which a probe that was never heard of again is given up."""
+BY_OPERATOR = "by an operator"
+"""Reason for which a slot is drained."""
 LEAST_TIME_LEFT = 1.0
 """Least seconds for which the outcome of a batch is offered again to a broker out of reach.
 
@@ -114,6 +119,7 @@ class Batcher:
         figures: figures that the heartbeats tell.
         claims: claims of the slot.
         lost: why its GPU is lost, in words; empty while it is not.
+        held: whether an operator has drained it.
     """
 
     def __init__(
@@ -153,7 +159,7 @@ class Batcher:
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
         self._up_since = 0.0
-        self._asked = self._draining = self._interrupted = False
+        self._asked = self._draining = self._interrupted = self._rests_held = False
         self._restarts = -1
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
@@ -161,6 +167,7 @@ class Batcher:
         """Instant of the last change of the status, or the end of the last batch."""
         self.figures = SlotFigures(slot, memory, gpu)
         self.lost = ""
+        self.held = False
         self._ending: asyncio.Task[None] | None = None
         """End of a backend whose GPU was lost in the middle of a batch."""
         self._counts = RunCounts(slot, counters, self.figures)
@@ -197,6 +204,16 @@ class Batcher:
         self._draining = True
         self._interrupt()
 
+    async def hold(self, held: bool) -> None:
+        """Claim no more from now on, or claim again, and tell the fleet. A start that goes on ends first."""
+        if held is self.held or self._draining:
+            return
+        self.held = held
+        log.info("worker is drained" if held else "worker is no longer drained", worker=self.slot.worker)
+        if self._backend is not None or self._rests_held:
+            self._interrupt()
+        await self._become(self._status)
+
     async def replace(self) -> None:
         """Swap the backend for a fresh one, which must be ready first. A slot whose GPU is lost has none, and gets none.
 
@@ -226,6 +243,8 @@ class Batcher:
         while not self._draining:
             if self.lost:
                 await self._stay_out()
+            elif self._backend is None and self.held:
+                await self._rest_held()
             elif self._backend is None and (pause := await self._try_to_start()):
                 await self._idle(asyncio.sleep(pause))
             elif self._backend is not None:
@@ -238,6 +257,16 @@ class Batcher:
             await self._swap()
         if not self._draining:
             await self._idle(asyncio.Event().wait())
+
+    async def _rest_held(self) -> None:
+        """Wait until somebody has ended the drain, or the backend is gone. The fleet hears that no batch runs any more."""
+        self._interrupted, self._rests_held = False, True
+        try:
+            await self._heartbeat()
+            if not self._interrupted:
+                await self._idle(asyncio.Event().wait())
+        finally:
+            self._rests_held = False
 
     async def _try_to_start(self) -> float:
         """Start the backend. Returns the seconds to wait before the next attempt if that failed, else 0."""
@@ -274,6 +303,9 @@ class Batcher:
                 await self._swap()
 
     async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
+        if self.held:
+            await self._rest_held()
+            return
         now = self._clock()
         if not self._breaker.allow(now, self._limits.gpu_timeout + PROBE_GRACE):
             await self._keep_out(now)
@@ -288,10 +320,13 @@ class Batcher:
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN
-        if self._draining or self._retire or rests or gone.done():  # It came to that during the call.
+        if self._barred() or rests or gone.done():  # It came to that during the call.
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
+
+    def _barred(self) -> bool:
+        return self._draining or self.held or self._retire
 
     async def _keep_out(self, now: float) -> None:
         """Wait until the breaker is worth asking again. A slot that may not run is not healthy."""
@@ -501,8 +536,11 @@ class Batcher:
     async def _become(self, status: WorkerStatus) -> None:
         self._status, self._stirred_at = status, self._clock()
         if self.lost and status is not WorkerStatus.OFFLINE:
-            self._status = status = WorkerStatus.DEGRADED
-        self._counters.departures.became(self.slot, status, max(self._restarts, 0), self.starting.cause)
+            self._status = WorkerStatus.DEGRADED
+        shown, cause = self._status, self.starting.cause
+        if self.held and shown is not WorkerStatus.OFFLINE:
+            shown, cause = WorkerStatus.DRAINED, BY_OPERATOR
+        self._counters.departures.became(self.slot, shown, max(self._restarts, 0), cause)
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:
@@ -542,7 +580,15 @@ class Batcher:
         self._interrupt()
 
     def _standing(self) -> tuple[WorkerStatus, str]:
-        """Status of the slot, and the reason for which it is not healthy."""
+        """Status of the slot to tell, and the reason for which it is not healthy."""
+        status, reason = self._own_standing()
+        if not self.held or status is WorkerStatus.OFFLINE:
+            return status, reason
+        runs = f"{BY_OPERATOR}; its batch still runs" if self._running_since is not None else BY_OPERATOR
+        return WorkerStatus.DRAINED, f"{runs}; {reason}" if reason else runs
+
+    def _own_standing(self) -> tuple[WorkerStatus, str]:
+        """Status of the slot and its reason, unless an operator drains it."""
         if self.lost and self._status is not WorkerStatus.OFFLINE:
             return WorkerStatus.DEGRADED, self.lost
         if self._status is WorkerStatus.DEGRADED:
@@ -553,7 +599,8 @@ class Batcher:
 
     def _every(self) -> float:
         """Seconds between two heartbeats: more of them while the slot rests."""
-        busy = self._running_since is not None or self._draining or self._status is not WorkerStatus.HEALTHY
+        settled = self.held or self._status is WorkerStatus.HEALTHY
+        busy = self._running_since is not None or self._draining or not settled
         return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
 
     async def _heartbeat_on(self) -> None:

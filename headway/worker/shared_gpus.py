@@ -30,7 +30,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
-from headway.worker.batcher import Batcher
+from headway.worker.batcher import BY_OPERATOR, Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
 from headway.worker.pool import ServingBatchers
 from headway.worker.starting import start_all
@@ -263,6 +263,9 @@ class SharedGpus:
             model: _asked(loads.get(queue), waiting[model], elsewhere.get(model, (0.0, False)))
             for queue, model in self._queues.items()
         }
+        if self._held:  # What another process could load is not to be loaded here.
+            await self._tell_absent(self._models)
+            return
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
         if self._draining:
             return
@@ -276,6 +279,11 @@ class SharedGpus:
         held = {model for _, model in self._on} if self._looks % COLD_EVERY == 0 else self._models
         await self._tell_absent([model for model in self._models if model not in held or model in self._faults])
         self._looks += 1
+
+    @property
+    def _held(self) -> bool:
+        """Whether an operator has drained all that is loaded here."""
+        return bool(self._on) and all(batcher.held for batcher in self._on.values())
 
     async def _is_first(self, move: Move) -> bool:
         """Whether no other process begins to load the model of a move just now."""
@@ -371,6 +379,8 @@ class SharedGpus:
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:
         """Heartbeat of a model that is not on a GPU and can be loaded there: it is cold, or did not load."""
+        if self._held:
+            return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
         fault = self._faults.get(worker.model)
         if fault is None:
             return replace(worker, status=WorkerStatus.COLD)

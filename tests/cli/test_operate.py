@@ -115,6 +115,25 @@ def test_status_of_a_service(service: Running, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith("status        draining\n")
 
 
+def test_a_worker_is_drained_and_given_work_again(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(["drain", "gpu-0"]) == 1
+    assert "model m would have no healthy worker left" in capsys.readouterr().err
+    assert code_of(["drain", "gpu-0", "--force"]) == 0
+    told = capsys.readouterr().out
+    assert told == (
+        "gpu-0 is drained: by an operator\nPatch it, then restart its processes or run: headway undrain gpu-0\n"
+    )
+    code_of(["status"])
+    shown = capsys.readouterr().out
+    assert "gpu-0   m      drained" in shown
+    assert shown.endswith("gpu-0 is drained: by an operator\n")
+    assert code_of(["undrain", "gpu-1"]) == 1
+    assert "nothing named 'gpu-1' is drained; near are gpu-0" in capsys.readouterr().err
+    assert code_of(["undrain", "gpu-0", "--json"]) == 0
+    [worker] = json.loads(capsys.readouterr().out)
+    assert worker["status"] == "healthy"
+
+
 def test_dead_letters_are_listed_and_shown(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["dlq", "list"]) == 0
     assert capsys.readouterr().out == "no dead letters\n"

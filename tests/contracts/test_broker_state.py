@@ -122,8 +122,11 @@ async def test_only_healthy_workers_are_capacity(harness: Harness) -> None:
     await harness.healthy("elsewhere", model="other")
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-2", model="m", status=WorkerStatus.STARTING))
     assert await slots() == 2
-    await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.DEGRADED))
-    assert await slots() == 1
+    for status in (WorkerStatus.DEGRADED, WorkerStatus.DRAINED):
+        await harness.healthy("gpu-0", "gpu-1")
+        assert await slots() == 2
+        await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-1", model="m", status=status))
+        assert await slots() == 1
     await harness.reaping(4.0)
     assert await slots() == 0
 

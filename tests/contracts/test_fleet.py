@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
+from headway.model import Capacity, Drain, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
 from headway.model.rollout import Block, Evidence
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness, story
@@ -101,6 +101,27 @@ async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
     assert set(await present(harness.fleet)) == {"b"}
     await harness.fleet.heartbeat(member("a"))
     assert set(await present(harness.fleet_peer)) == {"a", "b"}
+
+
+@story
+async def test_drains_stand_until_they_are_ended_and_each_process_hears_of_them(harness: Harness) -> None:
+    fleet, peer = harness.fleet, harness.fleet_peer
+    assert not await fleet.heartbeat(member("a"))
+    one = Drain(name="a/gpu-0", process="a", host="host-1")
+    whole = Drain(name="b", process="b", host="host-2")
+    await peer.drain([one, whole])
+    await fleet.drain([one])
+    for _ in range(3):
+        assert {*await fleet.heartbeat(member("a"))} == {*await peer.heartbeat(member("b"))} == {"a/gpu-0", "b"}
+        assert sorted(await peer.drains(), key=lambda drain: drain.name) == [one, whole]
+        await harness.advance(1500.0)
+    await peer.leave("a")
+    await peer.undrain(["b", "nobody"])
+    await peer.undrain([])
+    assert await fleet.drains() == [one]
+    await fleet.undrain(["a/gpu-0"])
+    assert not await fleet.drains()
+    assert not await peer.heartbeat(member("b"))
 
 
 @story

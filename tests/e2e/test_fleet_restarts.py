@@ -16,7 +16,7 @@ import pytest
 from headway.http.server.connection_context import GRACE
 from tests.e2e.client import Answer, Asked, Connection, wait_until
 from tests.e2e.fleet import Fleet, fleet
-from tests.e2e.server import Server
+from tests.e2e.server import Server, run_cli
 from tests.servers.redis import RedisServer
 
 RATE = 80.0
@@ -146,6 +146,28 @@ def busy(it: Fleet, worker: Server) -> None:
     """Wait until a worker runs a batch."""
     pids = worker.processes()
     wait_until(lambda: any(run.pid in pids and run.ended is None for run in it.journal()[-CALLERS:]))
+
+
+def test_a_host_that_is_drained_and_undrained_under_load_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
+    with fleet(tmp_path, redis, gateways=2, controllers=1, target="tests.targets.journal:Slow") as it:
+        with load(list(it.gateways)) as clients:
+            clients.answered(10)
+            for worker in it.workers:
+                busy(it, worker)
+                name, other = it.slot(worker).partition("/")[0], it.other(worker)
+                shown = run_cli(it.gateways[0], tmp_path, "drain", name)
+                assert shown.returncode == 0, shown.stderr
+                assert f"{it.slot(worker)} is drained: by an operator\n" in shown.stdout
+                pids, before = worker.processes(), len(it.journal())
+                clients.answered(20)
+                assert not [run for run in it.journal()[before:] if run.pid in pids]
+                wait_until(lambda: 'status="drained"} 1.0' in str(it.controllers[0].admin("/metrics").body))
+                refused = run_cli(it.gateways[1], tmp_path, "drain", it.slot(other))
+                assert refused.returncode == 1
+                assert "would have no healthy worker left" in refused.stderr
+                assert run_cli(other, tmp_path, "undrain", name).returncode == 0
+                busy(it, worker)
+        assert all(asked.outcome == "ok" for asked in clients.asked)
 
 
 def test_a_rolling_restart_of_every_role_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:

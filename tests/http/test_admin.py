@@ -98,7 +98,15 @@ async def test_health_and_readiness_of_an_idle_service(stand: Stand, port: Port)
     health = (await port.get("/internal/health")).json
     assert health["status"] == "ok"
     assert (health["gpu_utilization"], health["queue_depth"], health["requests_per_second"]) == (0.0, 0, 0.0)
-    assert health["workers"] == {"starting": 0, "healthy": 1, "degraded": 0, "offline": 0, "cold": 0, "failed": 0}
+    assert health["workers"] == {
+        "starting": 0,
+        "healthy": 1,
+        "degraded": 0,
+        "offline": 0,
+        "cold": 0,
+        "failed": 0,
+        "drained": 0,
+    }
     assert (health["policy"], health["broker"], health["version"]) == ("paced", "", __version__)
     assert health["id"]
     assert [queue["tier"] for queue in health["queues"]] == ["enterprise", "paid", "free"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from headway.app.lifecycle import BrokerConnection, Resource, Service
 from headway.brokers.memory.broker import MemoryBroker
@@ -21,13 +22,16 @@ from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, 
 from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.worker.batcher import Batcher
+from headway.worker.drains import carry_out
 from headway.worker.pool import WorkerPool
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock
 
 MAX_BATCH = 8
+
+
+NOBODY = WorkerPool([].__getitem__, 0, 0)
 
 
 class FakeDoor:
@@ -77,7 +81,7 @@ class Fleets:
         pace = Pace(self.clock)
         membership = self._membership(gateway.name, Role.GATEWAY, gateway=gateway, pace=pace)
         lookout = CapacityWatcher(gateway, self.fleet, self.clock, pace)
-        return self._service(gateway, [], listeners, membership, connection, resources=[lookout]), gateway
+        return self._service(gateway, NOBODY, listeners, membership, connection, resources=[lookout]), gateway
 
     def worker(
         self,
@@ -103,17 +107,16 @@ class Fleets:
             for index, backend in enumerate(backends)
         ]
         listeners = [FakeDoor("admin", self.told)]
-        membership = self._membership(
-            id or name, Role.WORKER, pid, slots=[f"{name}/gpu-{n}" for n in range(len(backends))]
-        )
-        return self._service(None, batchers, listeners, membership, connection)
+        pool = WorkerPool(batchers.__getitem__, len(batchers), len(batchers))
+        membership = self._membership(id or name, Role.WORKER, pid, slots=pool.slots, pool=pool)
+        return self._service(None, pool, listeners, membership, connection)
 
     def controller(self, name: str, connection: BrokerConnection | None = None) -> tuple[Service, Controller]:
         pace = Pace(self.clock)
         controller = Controller(name, self.broker, self.fleet, 0.7, self.clock, pace)
         membership = self._membership(name, Role.CONTROLLER, controller=controller, pace=pace)
         listeners = [FakeDoor("admin", self.told)]
-        return self._service(None, [], listeners, membership, connection, controller), controller
+        return self._service(None, NOBODY, listeners, membership, connection, controller), controller
 
     async def close(self) -> None:
         """Stop all that was made, for a scene that breaks off."""
@@ -123,7 +126,7 @@ class Fleets:
     def _service(
         self,
         gateway: Gateway | None,
-        batchers: Sequence[Batcher],
+        pool: WorkerPool,
         listeners: Sequence[FakeDoor],
         membership: Membership,
         connection: BrokerConnection | None,
@@ -134,7 +137,7 @@ class Fleets:
             self.settings,
             self.broker,
             gateway,
-            WorkerPool(batchers.__getitem__, len(batchers), len(batchers)),
+            pool,
             listeners,
             controller=controller,
             membership=membership,
@@ -150,9 +153,10 @@ class Fleets:
         role: Role,
         pid: int = 1,
         controller: Controller | None = None,
-        slots: Sequence[str] = (),
+        slots: Collection[str] = (),
         gateway: Gateway | None = None,
         pace: Pace | None = None,
+        pool: WorkerPool | None = None,
     ) -> Membership:
         pace = Pace(self.clock, may_rest=False) if pace is None else pace
 
@@ -174,7 +178,8 @@ class Fleets:
                 every=pace.every(),
             )
 
-        return Membership(self.fleet, describe, self.clock, self.broker, slots, pace.every)
+        drained = None if pool is None else partial(carry_out, process=id, pool=pool)
+        return Membership(self.fleet, describe, self.clock, self.broker, slots, pace.every, drained)
 
     async def members(self) -> list[str]:
         return sorted(member.id for member in await self.fleet.members())

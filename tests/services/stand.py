@@ -39,6 +39,7 @@ from headway.runtime.spans import SpanRecorder
 from headway.telemetry.figures import ProcessFigures
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
+from headway.worker.drains import carry_out
 from headway.worker.pool import WorkerPool
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -85,7 +86,8 @@ class Stand:
         self.pool = WorkerPool(self._batcher, len(backends) if slots is None else slots, len(backends))
         self.fleet = MemoryFleet(clock)
         self.board = MemoryBoard(clock)
-        self.membership = Membership(self.fleet, self._member, clock, self.broker)
+        drained = partial(carry_out, process=self.gateway.name, pool=self.pool)
+        self.membership = Membership(self.fleet, self._member, clock, self.broker, drained=drained)
         self.controller = Controller(
             self.gateway.name, self.broker, self.fleet, 0.7, clock, Pace(clock, may_rest=False)
         )

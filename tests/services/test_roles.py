@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 from structlog.testing import capture_logs
@@ -13,7 +13,7 @@ from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.core.health import STANDBY_EVERY
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
-from headway.model import Capacity, ProcessInfo, Role, Rollout, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Drain, ProcessInfo, Role, Rollout, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
@@ -60,8 +60,8 @@ class Away:
             raise BrokerUnavailable("out of reach")
         return self._inner
 
-    async def heartbeat(self, member: ProcessInfo) -> None:
-        await self.inner.heartbeat(member)
+    async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
+        return await self.inner.heartbeat(member)
 
     async def leave(self, id: str) -> None:
         await self.inner.leave(id)
@@ -83,6 +83,15 @@ class Away:
 
     async def capacities(self) -> Sequence[Capacity]:
         return await self.inner.capacities()
+
+    async def drains(self) -> Sequence[Drain]:
+        return await self.inner.drains()
+
+    async def drain(self, drains: Sequence[Drain]) -> None:
+        await self.inner.drain(drains)
+
+    async def undrain(self, names: Collection[str]) -> None:
+        await self.inner.undrain(names)
 
     async def rollouts(self) -> Sequence[Rollout]:
         return await self.inner.rollouts()

@@ -285,6 +285,19 @@ async def test_the_models_of_a_gpu_that_is_lost_are_loaded_elsewhere_and_none_co
         assert lost == (WorkerStatus.DEGRADED, f"its GPU is lost: {LOST}")
 
 
+async def test_a_process_that_an_operator_drains_loads_nothing_and_is_no_place_for_what_is_cold(clock: Clock) -> None:
+    async with Stand(clock, "abc", 1, 2) as stand:
+        for batcher in stand.pool.batchers:
+            await batcher.hold(True)
+        cold = asyncio.ensure_future(stand.ask("c", timeout=20.0))
+        await asyncio.sleep(3 * CHECK_LOADS_EVERY + 1.0)
+        assert ("c", 0) not in stand.backends
+        assert set((await stand.statuses()).values()) == {WorkerStatus.DRAINED}
+        for batcher in stand.pool.batchers:
+            await batcher.hold(False)
+        assert (await cold).output == "X"
+
+
 async def test_a_drain_ends_the_batches_and_begins_no_load(clock: Clock) -> None:
     async with Stand(clock, "abc", 1, 2) as stand:
         running = asyncio.ensure_future(stand.ask("a"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, ProcessInfo, Rollout
+from headway.model import Capacity, Drain, ProcessInfo, Rollout
 
 
 class MemoryFleet:
@@ -23,14 +23,16 @@ class MemoryFleet:
         self._members: dict[str, ProcessInfo] = {}
         self._capacities: dict[str, Capacity] = {}
         self._rollouts: dict[str, Rollout] = {}
+        self._drains: dict[str, Drain] = {}
         self._leader = ""
         self._leads_until = 0.0
         self._loads: dict[str, tuple[str, float]] = {}
         """Process that may load each model, and until when."""
 
-    async def heartbeat(self, member: ProcessInfo) -> None:
+    async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
         """See Fleet."""
         self._members[member.id] = msgspec.structs.replace(member, last_seen=self._clock())
+        return self._drains.keys()
 
     async def leave(self, id: str) -> None:
         """See Fleet."""
@@ -78,6 +80,18 @@ class MemoryFleet:
     async def rollouts(self) -> Sequence[Rollout]:
         """See Fleet."""
         return list(self._rollouts.values())
+
+    async def drains(self) -> Sequence[Drain]:
+        """See Fleet."""
+        return list(self._drains.values())
+
+    async def drain(self, drains: Sequence[Drain]) -> None:
+        """See Fleet."""
+        self._drains.update({one.name: one for one in drains})
+
+    async def undrain(self, names: Collection[str]) -> None:
+        """See Fleet."""
+        self._drains = {name: one for name, one in self._drains.items() if name not in names}
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
         """See Fleet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,10 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER, believed
-from headway.model import Capacity, ProcessInfo, Rollout, WorkerInfo
+from headway.model import Capacity, Drain, ProcessInfo, Rollout, WorkerInfo
+
+LONGEST_DRAIN = 365 * 86400.0
+"""Seconds for which a drain may stand."""
 
 
 class RedisFleet:
@@ -24,9 +27,9 @@ class RedisFleet:
         self._connection = connection
         self._key = f"{connection.prefix}:{{fleet}}:"
 
-    async def heartbeat(self, member: ProcessInfo) -> None:
+    async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
         """See Fleet."""
-        await self._ask("note", "k", member.id, wire.encode(member))
+        return {name.decode() for name in await self._ask("attend", member.id, wire.encode(member))}
 
     async def leave(self, id: str) -> None:
         """See Fleet."""
@@ -51,7 +54,7 @@ class RedisFleet:
 
     async def withdraw_capacity(self, model: str) -> None:
         """See Fleet."""
-        await self._connection.call("withdraw_capacity", self._key, self._connection.clock_text(), model)
+        await self._drop("capacity", (model,))
 
     async def capacities(self) -> Sequence[Capacity]:
         """See Fleet."""
@@ -62,6 +65,21 @@ class RedisFleet:
         found = await self._connection.share("rollouts", self._key, self._connection.clock_text())
         return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, found)))
 
+    async def drains(self) -> Sequence[Drain]:
+        """See Fleet."""
+        notes = await self._notes("drain", LONGEST_DRAIN)
+        return wire.readable(wire.read_drain, (packed for _, packed in map(wire.read_stamped, notes)))
+
+    async def drain(self, drains: Sequence[Drain]) -> None:
+        """See Fleet."""
+        for one in drains:
+            await self._ask("note", "drain", one.name, wire.encode(one))
+
+    async def undrain(self, names: Collection[str]) -> None:
+        """See Fleet."""
+        if names:
+            await self._drop("drain", names)
+
     async def keep_rollout(self, rollout: Rollout) -> bool:
         """See Fleet. The number of its revision is its stamp."""
         connection = self._connection
@@ -71,6 +89,9 @@ class RedisFleet:
                 "keep_rollout", self._key, connection.clock_text(), rollout.model, rollout.revision, packed
             )
         )
+
+    async def _drop(self, of: str, names: Collection[str]) -> None:
+        await self._connection.call("drop_notes", self._key, self._connection.clock_text(), of, *names)
 
     async def _ask(self, function: str, *arguments: object) -> Any:
         return await self._connection.join(function, self._key, self._connection.clock_text(), *arguments)

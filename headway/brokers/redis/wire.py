@@ -27,6 +27,7 @@ from headway.model import (
     Capacity,
     Cause,
     DedupKind,
+    Drain,
     Failure,
     Lease,
     Octets,
@@ -126,6 +127,7 @@ _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
 read_rollout = msgspec.msgpack.Decoder(Rollout).decode
+read_drain = msgspec.msgpack.Decoder(Drain).decode
 _notice = msgspec.msgpack.Decoder(Notice)
 _scaling_change = msgspec.msgpack.Decoder(ScalingChange)
 encode = msgspec.msgpack.Encoder().encode

@@ -60,5 +60,5 @@ export const swatch = (tier) => {
   return made;
 };
 
-const KINDS = { healthy: "good", starting: "warn", degraded: "warn", cold: "", failed: "bad", offline: "bad" };
+const KINDS = { healthy: "good", starting: "warn", degraded: "warn", cold: "", drained: "", failed: "bad", offline: "bad" };
 export const status = (name) => el("span", { class: "tag" }, el("span", { class: `dot ${KINDS[name] ?? ""}`, "aria-hidden": "true" }), name);

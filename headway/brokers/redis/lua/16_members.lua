@@ -6,12 +6,24 @@
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
 --   rollout    hash    model → revision of its last rollout, and that
+--   drain      hash    worker or process → since when it is to claim nothing, and the order
 
 -- note: what somebody says of himself, or of a model. Arguments after the clock: the hash, a name, and what is said.
 together.register('note', function(keys, args)
   redis.call('HSET', keys[1] .. args[2], args[3], struct.pack('<d', clock(args[1])) .. args[4])
   redis.call('EXPIRE', keys[1] .. args[2], LIFE_SECONDS)
   return 1
+end)
+
+-- attend: what a process says of itself. Arguments after the clock: its id, and what is said. Returns the names of what is drained,
+-- which stay drained for as long as somebody asks.
+together.register('attend', function(keys, args)
+  together.parts.note(keys, {args[1], 'k', args[2], args[3]})
+  local drained = redis.call('HKEYS', keys[1] .. 'drain')
+  if #drained > 0 then
+    redis.call('EXPIRE', keys[1] .. 'drain', LIFE_SECONDS)
+  end
+  return drained
 end)
 
 -- The hash's values that are not older than so many seconds; older ones are forgotten, and so are those of a time to come,
@@ -71,8 +83,9 @@ together.register('lead', function(keys, args)
   return exact(held_for(keys[1] .. 'j', clock(args[1]), args[2], tonumber(args[3])))
 end)
 
-redis.register_function{function_name = VERSION .. '_withdraw_capacity', flags = {'allow-oom'}, callback = function(keys, args)
-  redis.call('HDEL', keys[1] .. 'capacity', args[2])
+-- drop_notes: forget what is said. Arguments after the clock: the hash, and names.
+redis.register_function{function_name = VERSION .. '_drop_notes', flags = {'allow-oom'}, callback = function(keys, args)
+  redis.call('HDEL', keys[1] .. args[2], unpack(args, 3))
   return 1
 end}
 

@@ -1,0 +1,94 @@
+"""`headway drain` and `headway undrain`: workers claim nothing more, so that their host can be patched, and claim again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from headway.cli.admin import Admin, as_json, pretty, with_admin
+from headway.cli.commands import command, option
+
+LOOK_EVERY = 0.25
+"""Seconds between two looks at workers that are waited for."""
+HEARD_WITHIN = 10.0
+"""Seconds within which a worker has heard of an order; its heartbeats come each second."""
+DRAINED = "drained"
+
+_name = click.argument("name", metavar="WORKER|HOST", help="Id of a worker or a process, or name of a host.")
+_wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait for batches that run; 0: not at all.")
+
+
+@command()
+@_name
+@option("--force", is_flag=True, help="Also if a model is left without a healthy worker.")
+@_wait
+@with_admin
+@as_json
+def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
+    """Take a worker, or all workers of a host, out of service: they claim nothing more, and finish the batches that run.
+
+    No request fails by it: what waits goes to the other workers, and limits and autoscaler no longer count these. The
+    command returns once nothing runs there. Then patch the host, and either restart its processes, which ends the drain, or
+    undrain it.
+
+    Exit codes: 0 drained, 1 refused or a batch still runs.
+    """
+    answer = port.post(f"/internal/drains/start?{urlencode({'name': name, 'force': str(force).lower()})}")
+    over = _waited(port, _workers(answer), drained=True, seconds=wait)
+    _show(over, json, f"Patch it, then restart its processes or run: headway undrain {name}")
+    if wait and not all(map(_empty, over)):
+        raise click.exceptions.Exit(1)
+
+
+@command()
+@_name
+@_wait
+@with_admin
+@as_json
+def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
+    """Give a worker, or all workers of a host, work again after a drain. A process that has ended meanwhile loads its model first.
+
+    Exit codes: 0 they claim again, or start; 1 refused or not heard of yet.
+    """
+    answer = port.post(f"/internal/drains/end?{urlencode({'name': name})}")
+    over = _waited(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
+    _show(over, json, "")
+    if wait and any(one["status"] == DRAINED for one in over):
+        raise click.exceptions.Exit(1)
+
+
+def _workers(answer: Any) -> set[str]:
+    return {worker for one in answer["drains"] for worker in one["workers"]}
+
+
+def _waited(port: Admin, names: Collection[str], *, drained: bool, seconds: float) -> list[dict[str, Any]]:
+    """Workers of these names, once all of them have done what they were told, or the time is over."""
+    until = time.monotonic() + seconds
+    while True:
+        found = [one for one in port.get("/internal/workers")["workers"] if one["worker_id"] in names]
+        done = all(map(_empty, found)) if drained else all(one["status"] != DRAINED for one in found)
+        if done or time.monotonic() >= until:
+            return found
+        time.sleep(LOOK_EVERY)
+
+
+def _empty(worker: dict[str, Any]) -> bool:
+    """Whether a worker is drained, or gone, and runs nothing."""
+    return worker["status"] in (DRAINED, "offline") and not worker["in_flight"]
+
+
+def _show(workers: list[dict[str, Any]], json: bool, then: str) -> None:
+    from headway.runtime.log import escape
+
+    if json:
+        click.echo(pretty(workers))
+        return
+    for one in sorted(workers, key=lambda one: str(one["worker_id"])):
+        reason = f": {one['reason']}" if one["reason"] else ""
+        click.echo(escape(f"{one['worker_id']} is {one['status']}{reason}"))
+    if then:
+        click.echo(then)

@@ -1,0 +1,104 @@
+"""Drains: which workers a name means, and what is left of the models when those claim nothing more."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+
+from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
+
+NEAR = 3
+"""Most names that are listed for one that nobody has."""
+
+
+class NoDrain(Exception):
+    """Error for a drain that cannot be; says why."""
+
+
+class UnknownName(NoDrain):
+    """Error for a name that no worker, process or host has."""
+
+
+def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
+    """Drains of the worker, or of all workers of the process or host, that has a name.
+
+    Arguments:
+        name: id of a worker or a process, or name of a host.
+        workers: the worker registry.
+        members: processes of the fleet.
+
+    Raises:
+        UnknownName: nothing with workers has the name; lists near ones.
+    """
+    there = [one for one in workers if one.status is not WorkerStatus.OFFLINE]
+    homes = {one.worker_id: home for one in there if (home := _home(one.worker_id, members)) is not None}
+    if (home := homes.get(name)) is not None:
+        return [Drain(name=name, process=home.id, host=home.host)]
+    runs = {home.id for home in homes.values()}
+    found = [one for one in members if one.id in runs and name in (one.id, one.host)]
+    if found:
+        return [Drain(name=one.id, process=one.id, host=one.host) for one in found]
+    asked = [one for one in members if name in (one.id, one.host)]
+    if asked:
+        raise UnknownName(f"{name!r} is a {asked[0].role.value} and has no workers to drain")
+    names = {*homes, *runs, *(one.host for one in members if one.id in runs)}
+    raise UnknownName(f"no worker, process or host {name!r} is in the fleet{_near(name, names)}")
+
+
+def ended(name: str, drains: Sequence[Drain]) -> list[Drain]:
+    """Drains that end when a name is undrained: of that worker, or of all workers of that process or host.
+
+    Raises:
+        UnknownName: nothing of the name is drained; lists near ones.
+        NoDrain: it is a worker whose whole process is drained.
+    """
+    found = [one for one in drains if name in (one.name, one.process, one.host)]
+    if found:
+        return found
+    for one in drains:
+        if one.name == one.process and name.startswith(f"{one.process}/"):
+            raise NoDrain(f"worker {name!r} is drained with its whole process; undrain {one.process!r}")
+    names = {name for one in drains for name in (one.name, one.process, one.host)}
+    raise UnknownName(f"nothing named {name!r} is drained{_near(name, names)}")
+
+
+def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]) -> set[str]:
+    """Ids of the workers that some drains mean."""
+    names = {one.name for one in drains}
+    found = set()
+    for one in workers:
+        home = _home(one.worker_id, members)
+        if one.worker_id in names or (home is not None and home.id in names):
+            found.add(one.worker_id)
+    return found
+
+
+def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
+    """Models, or their versions, in words, that have a healthy worker, and none but these."""
+    left: dict[QueueName, bool] = {}
+    for one in workers:
+        if one.status is WorkerStatus.HEALTHY:
+            left[one.queue] = left.get(one.queue, False) or one.worker_id not in drained
+    return sorted(
+        f"version {queue.version} of model {queue.model}" if queue.version else f"model {queue.model}"
+        for queue, serves in left.items()
+        if not serves
+    )
+
+
+def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[str]:
+    """Names of the drains whose processes are gone without a word."""
+    there = {one.id for one in members}
+    return [one.name for one in drains if one.process not in there]
+
+
+def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
+    """Process of a worker; None where it is not known. Without a fleet around it, a process leaves its name out of a worker's."""
+    process = worker.partition("/")[0]
+    alone = members[0] if len(members) == 1 else None
+    return next((one for one in members if one.id == process), alone)
+
+
+def _near(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(names), NEAR, 0.5) or sorted(names)[:NEAR]
+    return f"; near are {', '.join(near)}" if near else ""

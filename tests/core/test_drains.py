@@ -1,0 +1,78 @@
+"""Which workers a name means that is to be drained, and what is left then."""
+
+from __future__ import annotations
+
+import pytest
+
+from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
+from headway.model import Drain, ProcessInfo, Role, WorkerInfo, WorkerStatus
+
+MEMBERS = [
+    ProcessInfo(id="w1", role=Role.WORKER, host="node-a", pid=1),
+    ProcessInfo(id="w2", role=Role.WORKER, host="node-a", pid=2),
+    ProcessInfo(id="w3", role=Role.WORKER, host="node-b", pid=3),
+    ProcessInfo(id="g1", role=Role.GATEWAY, host="node-g", pid=4),
+]
+
+
+def worker(id: str, status: WorkerStatus = WorkerStatus.HEALTHY, version: str = "") -> WorkerInfo:
+    return WorkerInfo(worker_id=id, model="m", status=status, version=version)
+
+
+WORKERS = [worker("w1/gpu-0"), worker("w1/gpu-1"), worker("w2/gpu-0"), worker("w3/gpu-0")]
+ONE = Drain(name="w1/gpu-0", process="w1", host="node-a")
+WHOLE = Drain(name="w2", process="w2", host="node-a")
+
+
+def test_a_name_is_that_of_a_worker_a_process_or_a_host() -> None:
+    assert wanted("w1/gpu-0", WORKERS, MEMBERS) == [ONE]
+    assert wanted("w2", WORKERS, MEMBERS) == [WHOLE]
+    assert [one.name for one in wanted("node-a", WORKERS, MEMBERS)] == ["w1", "w2"]
+    assert covered(wanted("node-a", WORKERS, MEMBERS), WORKERS, MEMBERS) == {"w1/gpu-0", "w1/gpu-1", "w2/gpu-0"}
+    assert covered([ONE], WORKERS, MEMBERS) == {"w1/gpu-0"}
+
+
+def test_a_process_without_a_fleet_has_all_workers() -> None:
+    alone = [ProcessInfo(id="here-1", role=Role.SERVE, host="here", pid=1)]
+    workers = [worker("gpu-0"), worker("gpu-1")]
+    assert [one.process for one in wanted("gpu-1", workers, alone)] == ["here-1"]
+    assert covered(wanted("here", workers, alone), workers, alone) == {"gpu-0", "gpu-1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("w1/gpu-9", "no worker, process or host 'w1/gpu-9' is in the fleet; near are w1/gpu-1, w1/gpu-0, w3/gpu-0"),
+        ("nodea", "near are node-a, node-b"),
+        ("zzz", "near are node-a, node-b, w1"),
+        ("g1", "'g1' is a gateway and has no workers to drain"),
+        ("w3/gpu-1", "near are"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_near_ones(name: str, said: str) -> None:
+    gone = worker("w3/gpu-1", WorkerStatus.OFFLINE)
+    with pytest.raises(UnknownName, match=said):
+        wanted(name, [*WORKERS, gone], MEMBERS)
+
+
+def test_a_drain_ends_by_any_of_its_names() -> None:
+    for name, found in {"w1/gpu-0": [ONE], "w1": [ONE], "w2": [WHOLE], "node-a": [ONE, WHOLE]}.items():
+        assert ended(name, [ONE, WHOLE]) == found
+    with pytest.raises(NoDrain, match="worker 'w2/gpu-0' is drained with its whole process; undrain 'w2'"):
+        ended("w2/gpu-0", [ONE, WHOLE])
+    with pytest.raises(UnknownName, match="nothing named 'node-b' is drained; near are node-a"):
+        ended("node-b", [ONE, WHOLE])
+    with pytest.raises(UnknownName, match=r"nothing named 'w1' is drained$"):
+        ended("w1", [])
+
+
+def test_a_model_or_version_is_bare_without_a_healthy_worker_where_it_had_one() -> None:
+    two = [worker("a", version="1"), worker("b", version="2"), worker("c"), worker("d", WorkerStatus.STARTING)]
+    assert bared({"a"}, two) == ["version 1 of model m"]
+    assert bared({"c", "d"}, two) == ["model m"]
+    assert bared({"a"}, [worker("a"), worker("b")]) == []
+    assert bared({"a"}, [worker("a", WorkerStatus.DEGRADED)]) == []
+
+
+def test_a_drain_outlives_a_process_that_is_gone_without_a_word() -> None:
+    assert outlived([ONE, WHOLE], MEMBERS[:1]) == ["w2"]

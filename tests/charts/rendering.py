@@ -71,6 +71,11 @@ SWITCHES: dict[str, Values] = {
         "worker": BOUNDED,
         "scaling": {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090", "authenticationRef": "metrics"}},
     },
+    "to zero": {
+        "models": {"greeter": MODELS["greeter"]},
+        "worker": {"scaling": {"min": 0, "max": 8, "zeroAfterSeconds": 600}},
+        "scaling": {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}},
+    },
     "gateways scale": {"gateway": {"autoscaling": {"enabled": True}}},
     "pods are watched": {
         "monitoring": {

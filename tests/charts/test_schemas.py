@@ -89,12 +89,21 @@ BOUNDS = {
     ("worker", "slots"): ("workers", 1),
     ("worker", "scaling", "min"): ("min_workers", 1),
     ("worker", "scaling", "max"): ("max_workers", 1),
+    ("worker", "scaling", "zeroAfterSeconds"): ("scale_to_zero_after_s", 1),
 }
 """Values that become settings, and how many of its units each is."""
+TO_ZERO: dict[str, dict[str, Any]] = {
+    "min_workers": {"scale_to_zero_after_s": 60.0},
+    "scale_to_zero_after_s": {"min_workers": 0},
+}
+"""Settings that are set together, where they are not left out together."""
 
 
 def accepted(setting: str, value: float) -> bool:
-    given: dict[str, Any] = {setting: value}
+    return any(fits({setting: value, **beside}) for beside in ({}, TO_ZERO.get(setting, {})))
+
+
+def fits(given: dict[str, Any]) -> bool:
     try:
         Settings(**given)
     except SettingError:
@@ -191,7 +200,15 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
             },
             "models.a.worker.scaling.min: is 3, and scaling.max only 2",
         ),
-        ({"worker": {"scaling": {"min": 0}}}, "/worker/scaling/min"),
+        ({"worker": {"scaling": {"min": -1}}}, "/worker/scaling/min"),
+        (
+            {
+                "scaling": {"by": "controller"},
+                "models": {"a": {"target": "x", "worker": {"scaling": {"min": 0, "max": 2}}}},
+            },
+            "models.a.worker.scaling: min is 0 and zeroAfterSeconds 0. A model goes to zero with",
+        ),
+        ({"settings": {"scale_to_zero_after_s": 60}}, "Set worker.scaling.zeroAfterSeconds"),
         ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.hosts: name the hosts"),
         ({"gateway": {"routes": {"enabled": True}}}, "gateway.routes.parentRefs: name the Gateway"),
         ({"scaling": {"by": "controller"}}, "scaling.by: the controller has nothing to scale"),

@@ -226,6 +226,19 @@ def test_keda_counts_pods_where_headway_counts_workers() -> None:
     assert [of_kind(render(switch), "ScaledObject") for switch in ("models", "controller scales")] == [{}, {}]
 
 
+@pytest.mark.parametrize("by", ["keda", "controller"])
+def test_a_model_may_go_to_zero_whoever_scales(by: str, tmp_path: Path) -> None:
+    scaling = {"by": by, "keda": {"serverAddress": "http://prometheus:9090"}}
+    found = rendered(json.dumps({**SWITCHES["to zero"], "scaling": scaling}))
+    for one in settings(found, CONTROLLER, tmp_path).served.values():
+        assert (one.min_workers, one.scale_to_zero_after_s) == (0, 600.0)
+    assert [*settings(found, GATEWAY, tmp_path).served] == [*settings(found, CONTROLLER, tmp_path).served]
+    for scaled in of_kind(found, "ScaledObject").values():
+        spec = scaled["spec"]
+        assert (spec["minReplicaCount"], spec["cooldownPeriod"]) == (0, 0)
+        assert "activationThreshold" not in spec["triggers"][0]["metadata"], "any number above 0 brings the first pod"
+
+
 def test_each_workload_takes_what_a_pod_may_be_given() -> None:
     for name, one in workloads(render("all of a pod")).items():
         template, [first] = one["spec"]["template"], one["spec"]["template"]["spec"]["containers"]

@@ -20,6 +20,7 @@ The map of the packages. Imports only point down the list, from package to packa
     telemetry    metrics, named in one place; traces on their way to a collector
     simulator    the production policies under virtual time
     load         the load generator
+    bulk         jobs: files of lines in, files of answers out
     gateway      the client's side: takes a request in, and holds it until its answer comes, also while the broker is away
     worker       the batcher, one for each GPU: claims a batch, runs it, completes it
     controller   publishes the capacity of the workers

@@ -35,6 +35,7 @@ FLOORS: dict[str, int] = {
     "input_policy": 3,
     "scaling": 3,
     "storage": 3,
+    "bulk": 4,
     "gateway": 4,
     "worker": 4,
     "controller": 4,

@@ -1,0 +1,126 @@
+"""Log of the answers of one job: its answers and errors as they come, so that who holds the job next goes on where they end.
+
+Each holder has two files of its own, `out.GENERATION.part` and `err.GENERATION.part`, with a record a line: the number of
+the line that it answers, and what stands in the file in the end. So two that take themselves for the holder never write to
+one file. The last record of a holder that was killed may be torn, and is no record. A line may have records of two holders;
+then the first one that is found counts, answers before errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO
+
+from headway.bulk.folder import BulkFolder, sync_folder, write_all
+from headway.bulk.line_reader import LineSplitter
+from headway.bulk.line_set import LineSet
+
+OUT, ERR = "out", "err"
+"""Kinds of records: answers, and errors."""
+
+_PART = re.compile(r"(out|err)\.([0-9]+)\.part")
+_RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
+_MOST = 1 << 40
+
+Record = tuple[str, int, bytes]
+"""Kind, number of the line, and the JSON that stands in the file in the end."""
+
+
+class AnswerLog:
+    """Log of the answers of a job, as one of its holders writes it.
+
+    Arguments:
+        folder: folder of bulk jobs.
+        job: id of the job.
+        generation: generation of the holder.
+
+    Attributes:
+        answered: lines that have a record.
+        counts: numbers of records by kind.
+    """
+
+    def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
+        self._folder, self._path, self._generation = folder, folder.job(job), generation
+        self._files: dict[str, BinaryIO] = {}
+        self._sizes = {OUT: 0, ERR: 0}
+        """Bytes of each file that are whole records."""
+        self._waiting: dict[str, list[bytes]] = {OUT: [], ERR: []}
+        self.answered = LineSet()
+        self.counts = {OUT: 0, ERR: 0}
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there are records that are not written."""
+        return any(self._waiting.values())
+
+    async def recover(self) -> None:
+        """Read which lines have a record. Raises StoreUnavailable."""
+        await self._folder.do(lambda: self._path.mkdir(parents=True, exist_ok=True, mode=0o700))
+        async with aclosing(self.records()) as found:
+            async for page in found:
+                for kind, number, _ in page:
+                    self.answered.add(number)
+                    self.counts[kind] += 1
+
+    def add(self, kind: str, number: int, record: bytes) -> None:
+        """Add a record of a line that has none."""
+        if self.answered.add(number):
+            self._waiting[kind].append(b"%d %b\n" % (number, record))
+            self.counts[kind] += 1
+
+    async def flush(self) -> None:
+        """Write what has been added, so that it survives a loss of power.
+
+        Raises:
+            StoreUnavailable: the disk did not take it; it waits for the next call.
+        """
+        written = {kind: b"".join(records) for kind, records in self._waiting.items() if records}
+        counts = {kind: len(self._waiting[kind]) for kind in written}
+
+        def put() -> None:
+            for kind, content in written.items():
+                self._put(kind, content)
+
+        if written:
+            await self._folder.do(put)
+        for kind, count in counts.items():
+            del self._waiting[kind][:count]
+            self._sizes[kind] += len(written[kind])
+
+    def close(self) -> None:
+        """Close the files. What has not been written is let go."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    async def records(self) -> AsyncGenerator[list[Record], None]:
+        """Records in the files of all holders, one a line, some at a time. Raises StoreUnavailable."""
+        seen = LineSet()
+        for kind, path in await self._folder.do(self._parts):
+            splitter = LineSplitter(_MOST)
+            async with aclosing(self._folder.pieces(path)) as pieces:
+                async for piece in pieces:
+                    found = (_RECORD.fullmatch(line) for line in splitter.feed(piece) if b"\0" not in line)
+                    records = [(kind, int(one[1]), one[2]) for one in found if one is not None]
+                    yield [one for one in records if seen.add(one[1])]
+
+    def _parts(self) -> list[tuple[str, Path]]:
+        found = [(one, path) for path in self._path.iterdir() if (one := _PART.fullmatch(path.name))]
+        found.sort(key=lambda one: (one[0][1] != OUT, int(one[0][2])))
+        return [(one[1], path) for one, path in found]
+
+    def _put(self, kind: str, content: bytes) -> None:
+        """Write records behind those that are whole, as a disk that was full may have taken a part of them before."""
+        file = self._files.get(kind)
+        if file is None:
+            file = self._files[kind] = (self._path / f"{kind}.{self._generation}.part").open("ab", buffering=0)
+            sync_folder(self._path)
+        if file.tell() != self._sizes[kind]:
+            file.truncate(self._sizes[kind])
+            file.seek(self._sizes[kind])
+        write_all(file, content)
+        os.fsync(file.fileno())

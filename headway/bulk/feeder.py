@@ -1,0 +1,160 @@
+"""Feeder: claims jobs for this process and sends their lines to the runner, whenever that has room.
+
+    store ─claim─▶ job run ─lines that are ready─▶ turns ─as many as there is room─▶ runner ─replies─▶ job run
+
+Any gateway of a fleet may hold a job, one at a time. Each tenant has a few jobs that run at once, so that one with many
+keeps nobody waiting; of those that run, tenants take turns line by line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from headway.bulk.job_run import LEASE, Fenced, JobContext, JobRun
+from headway.errors import StoreUnavailable
+from headway.model import Reply
+from headway.model.bulk import BulkJob, BulkLine
+from headway.runtime.availability import Availability
+from headway.runtime.logger import get_logger
+from headway.runtime.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks for jobs that nobody holds."""
+SHARE = 4
+"""Jobs of one tenant that run at once, in all of the fleet."""
+MOST_RUNS = 64
+"""Jobs that one process holds at once."""
+SPIN = 0.05
+"""Seconds after which a runner is asked again that has room for nothing."""
+AGAIN = 1.0
+"""Seconds after which a runner is asked again that has failed."""
+
+
+class Feeder:
+    """Feeder of one process.
+
+    Arguments:
+        owner: name of the process; no other has it.
+        context: what its jobs have in common; `wake` is the feeder's own.
+        ended: is told of each job that has ended here.
+
+    Attributes:
+        runs: runs of the jobs that the process holds, by id.
+    """
+
+    def __init__(self, owner: str, context: JobContext, ended: Callable[[BulkJob], None] = lambda job: None) -> None:
+        self._owner = owner
+        self._of = context._replace(wake=self._wake)
+        self._ended = ended
+        self.runs: dict[str, JobRun] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self._availability = Availability("bulk jobs", context.clock, "ledger")
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start to look for jobs."""
+        supervisor.start("bulk jobs", self._look)
+
+    def tell(self) -> None:
+        """Note that there may be a job that nobody holds."""
+        self._news.set()
+
+    def hurry(self, job: str) -> None:
+        """Note that the client wishes that a job ends."""
+        if (run := self.runs.get(job)) is not None:
+            run.hurry()
+
+    async def close(self) -> None:
+        """Let go of all jobs; others may hold them at once."""
+        tasks = [*self._tasks.values(), *self._pumps.values()]
+        runs = [*self.runs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(run.release() for run in runs), return_exceptions=True)
+
+    async def _look(self) -> None:
+        while True:
+            began = self._of.clock()
+            try:
+                while len(self.runs) < MOST_RUNS and (job := await self._of.store.claim(self._owner, LEASE, SHARE)):
+                    await self._begin(job)
+                self._availability.over()
+            except StoreUnavailable as exc:
+                self._availability.failed(began, exc)
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._news.wait()
+
+    async def _begin(self, job: BulkJob) -> None:
+        if (before := self._tasks.get(job.id)) is not None:
+            before.cancel()  # Its lease ran out, and this process took it again: the run that had it is fenced.
+            await asyncio.wait({before})
+        log.info("a bulk job runs here", job=job.id, tenant=job.tenant, generation=job.generation)
+        run = self.runs[job.id] = JobRun(job, self._of)
+        task = self._tasks[job.id] = asyncio.create_task(self._hold(run), name=f"bulk job {job.id}")
+        task.add_done_callback(partial(self._over, run))
+
+    async def _hold(self, run: JobRun) -> None:
+        try:
+            await run.run()
+        except Fenced:
+            log.warning("another process holds a bulk job now", job=run.job.id)
+            return
+        job = run.job
+        log.info(
+            "a bulk job has ended", job=job.id, tenant=job.tenant, status=job.status.value, total=job.total,
+            completed=job.completed, failed=job.failed,
+        )  # fmt: skip
+        self._ended(job)
+
+    def _over(self, run: JobRun, task: asyncio.Task[None]) -> None:
+        if self.runs.get(run.job.id) is run:
+            del self.runs[run.job.id]
+            self._tasks.pop(run.job.id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a bulk job was interrupted, and is taken up again", job=run.job.id, exc_info=error)
+        self.tell()
+
+    def _wake(self, model: str) -> None:
+        """Send lines of a model to the runner from now on, until none are left."""
+        if model not in self._pumps:
+            self._pumps[model] = asyncio.create_task(self._pump(model), name=f"bulk lines of {model}")
+
+    async def _pump(self, model: str) -> None:
+        try:
+            while model in self._of.turns:
+                try:
+                    await self._send(model)
+                except Exception as exc:
+                    log.error("the runner of bulk lines failed", model=model, exc_info=exc)
+                    await asyncio.sleep(AGAIN)
+        finally:
+            del self._pumps[model]
+
+    async def _send(self, model: str) -> None:
+        """Send lines of a model to the runner, as many as it has room for."""
+        room = await self._of.runner.room(model)
+        if room <= 0:
+            await asyncio.sleep(SPIN)
+            return
+        lines = self._of.turns.take(model, room)
+        for line in lines:
+            if (run := self.runs.get(line.job)) is not None:
+                run.went(line)
+        try:
+            self._of.runner.offer(lines, self._done)
+        except Exception:
+            self._of.turns.add(lines)
+            raise
+
+    def _done(self, line: BulkLine, reply: Reply) -> None:
+        if (run := self.runs.get(line.job)) is not None:
+            run.ended(line, reply)

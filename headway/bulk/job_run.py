@@ -1,0 +1,428 @@
+"""One job, as the process runs it that holds it.
+
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled
+         └──────────▶ failed
+
+Each step can be done again by another holder. What stands in the store goes by the generation of the holder, so that one
+that lost its lease changes nothing. A disk that is full, or a store that is away, ends nothing: the job pauses, says so,
+and goes on when that is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from headway.bulk.answer_log import ERR, OUT, AnswerLog
+from headway.bulk.folder import BulkFolder, FileWriter
+from headway.bulk.forms import AskedLine, LineForm
+from headway.bulk.line_reader import pages
+from headway.bulk.line_set import LineSet
+from headway.bulk.turns import Turns
+from headway.errors import StoreUnavailable
+from headway.model import Reply
+from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus
+from headway.ports import BulkRunner, BulkStore
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
+
+LEASE = 30.0
+"""Seconds after which another process may take a job whose holder is silent."""
+TICK = 1.0
+"""Seconds between two writes of a job's progress and of its records."""
+RENEW = 10.0
+"""Seconds between two writes of a job without progress, which only renew its lease."""
+AHEAD = 512
+"""Lines of one job that are ready before the runner wants them."""
+AHEAD_BYTES = 8 << 20
+"""Bytes of the lines of one job that are ready, or on their way, beyond which no more are read."""
+YIELD = 16
+"""Lines that are read or written before the event loop gets its turn."""
+PAUSE = 5.0
+"""Seconds after which a disk is asked again that did not do something."""
+
+
+_NO_FILE = JobFault("no_input_file", "the input file is not there any more")
+
+
+class Fenced(Exception):
+    """Error of a job that another process holds."""
+
+
+class JobContext(NamedTuple):
+    """Context shared by all jobs of a process.
+
+    Attributes:
+        store, folder, runner, form: where jobs and their files are, what runs lines, and how an API writes them.
+        turns: lines that are ready.
+        wake: is told of models of which lines have become ready.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+        new_id: makes the text of a fresh UUIDv7.
+        most_line: bytes of the longest line.
+        most_lines: most lines of a job.
+    """
+
+    store: BulkStore
+    folder: BulkFolder
+    runner: BulkRunner
+    form: LineForm
+    turns: Turns
+    wake: Callable[[str], None]
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    new_id: Callable[[], str]
+    most_line: int
+    most_lines: int
+
+
+class JobRun:
+    """Run of one job that has been claimed.
+
+    Arguments:
+        job: the job.
+        context: what it has in common with others.
+
+    Attributes:
+        job: the job as it stands.
+    """
+
+    def __init__(self, job: BulkJob, context: JobContext) -> None:
+        self.job = job
+        self._of = context
+        self._answers = AnswerLog(context.folder, job.id, job.generation)
+        self._asked: dict[int, AskedLine] = {}
+        """Lines that are ready or on their way, by number."""
+        self._ready: dict[int, BulkLine] = {}
+        """Lines that have not gone to the runner, by number."""
+        self._bytes = 0
+        self._read_all = False
+        self._moved = asyncio.Event()
+        """Set when lines have gone or ended."""
+        self._kept = self._written = context.clock()
+        self._shown = job
+        self._disk = self._store_trouble = ""
+        self._held_back = False
+        self._fault: JobFault | None = None
+
+    async def run(self) -> None:
+        """Run the job to its end. Raises Fenced when another process holds it."""
+        try:
+            if self.job.status is JobStatus.VALIDATING:
+                await self._until_done(self._validate)
+            if self.job.status is JobStatus.IN_PROGRESS:
+                await self._until_done(self._answers.recover)
+                await self._answer()
+            if self.job.status is JobStatus.FINALIZING:
+                await self._until_done(self._finalize)
+        finally:
+            self._let_go()
+            self._answers.close()
+
+    def hurry(self) -> None:
+        """Look at the store soon, as the client may wish that the job ends."""
+        self._written -= RENEW
+
+    async def release(self) -> None:
+        """Write what is there, and let another process hold the job at once."""
+        self._let_go()
+        with contextlib.suppress(StoreUnavailable):
+            if self._answers.dirty:
+                await self._answers.flush()
+            if not self.job.status.ended:
+                await self._of.store.keep(self._as_it_stands(), 0.0)
+        self._answers.close()
+
+    def went(self, line: BulkLine) -> None:
+        """Note that a line has gone to the runner."""
+        self._ready.pop(line.number, None)
+        self._moved.set()
+
+    def ended(self, line: BulkLine, reply: Reply) -> None:
+        """Take the reply to a line."""
+        asked = self._asked.pop(line.number, None)
+        if asked is None:
+            return
+        self._bytes -= asked.size
+        answered, record = asked.record(reply)
+        self._answers.add(OUT if answered else ERR, line.number, record)
+        self._moved.set()
+
+    # Steps.
+
+    async def _validate(self) -> None:
+        """Count the lines."""
+        total, of = 0, self._of
+        path = of.folder.file(self.job.input_file)
+        async with aclosing(pages(of.folder, path, of.most_line)) as found:
+            async for page in found:
+                total += len(page)
+                await self._beat()
+                if self.job.cancelling_at is not None:
+                    break
+        if self.job.cancelling_at is not None:
+            await self._reach(JobStatus.IN_PROGRESS)
+        elif not total:
+            await self._fail(JobFault("empty_file", "the input file has no line"))
+        elif total > of.most_lines:
+            message = f"the input file has more than {of.most_lines} lines, which is the most of one batch"
+            await self._fail(JobFault("too_many_lines", message, of.most_lines + 1))
+        else:
+            await self._reach(JobStatus.IN_PROGRESS, total=total)
+
+    async def _answer(self) -> None:
+        """Have lines answered until all are, or time or the client ends it."""
+        reading = asyncio.create_task(self._read())
+        try:
+            while not self._all_ended and self._ending() is None and self._fault is None:
+                if reading.done():
+                    reading.result()
+                await self._wait(TICK)
+                await self._tick()
+        finally:
+            done = self._all_ended
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            self._let_go()
+        await self._until_done(self._answers.flush)
+        if self._fault is not None:
+            await self._until_done(partial(self._fail, self._fault))
+            return
+        ending = JobStatus.COMPLETED if done else self._ending()
+        known: dict[str, Any] = {
+            name: f"file-{self._of.new_id().replace('-', '')}" for name in ("output_file", "error_file")
+        }
+        self.job = replace(self._as_it_stands(), paused="")
+        await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending, **known))
+
+    async def _finalize(self) -> None:
+        """Make the files of answers and errors, and end."""
+        of, job = self._of, self.job
+        out, err = of.folder.writer(), of.folder.writer()
+        counts = {OUT: 0, ERR: 0}
+        try:
+            seen = LineSet()
+            async with aclosing(self._answers.records()) as found:
+                async for page in found:
+                    for kind, writer in ((OUT, out), (ERR, err)):
+                        await writer.write([record + b"\n" for one, _, record in page if one == kind])
+                    for kind, number, _ in page:
+                        seen.add(number)
+                        counts[kind] += 1
+                    await self._beat()
+            if job.ending is JobStatus.EXPIRED:
+                counts[ERR] += await self._write_expired(err, seen)
+            known: dict[str, Any] = {"completed": counts[OUT], "failed": counts[ERR]}
+            for kind, name, writer in ((OUT, "output_file", out), (ERR, "error_file", err)):
+                if counts[kind]:
+                    shown = f"{job.id}_{'output' if kind == OUT else 'error'}.jsonl"
+                    await self._add_file(getattr(job, name), shown, writer)
+                else:
+                    known[name] = ""
+        finally:
+            await out.discard()
+            await err.discard()
+        await self._reach(job.ending or JobStatus.COMPLETED, 0.0, **known)
+        await of.folder.remove_job(job.id)
+
+    async def _add_file(self, id: str, name: str, writer: FileWriter) -> None:
+        """Make what was written a file of the tenant's."""
+        of = self._of
+        await writer.commit(id)
+        await of.store.add_file(BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall()))
+
+    async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
+        """Write an error of each line that has no record. Returns their number."""
+        of, count = self._of, 0
+        path = of.folder.file(self.job.input_file)
+        async with aclosing(pages(of.folder, path, of.most_line)) as found:
+            async for page in found:
+                rest = [of.form.expired(number, text) + b"\n" for number, text in page if seen.add(number)]
+                await err.write(rest)
+                count += len(rest)
+                await self._beat()
+        return count
+
+    async def _fail(self, fault: JobFault) -> None:
+        await self._reach(JobStatus.FAILED, 0.0, faults=(*self.job.faults, fault))
+        await self._of.folder.remove_job(self.job.id)
+
+    # Reading.
+
+    async def _read(self) -> None:
+        """Read lines while there is room for them. A disk that does not do is asked again."""
+        while not self._read_all:
+            try:
+                await self._read_on()
+                self._read_all = True
+            except StoreUnavailable as exc:
+                if isinstance(exc.__cause__, FileNotFoundError):
+                    self._fault = _NO_FILE
+                    return
+                self._note_disk(exc)
+                await asyncio.sleep(PAUSE)
+        self._moved.set()
+
+    async def _read_on(self) -> None:
+        of, answered = self._of, self._answers.answered
+        done = 0
+        async with aclosing(pages(of.folder, of.folder.file(self.job.input_file), of.most_line)) as found:
+            async for page in found:
+                for number, text in page:
+                    if number in answered or number in self._asked:
+                        continue
+                    await self._room()
+                    self._take(number, text)
+                    done += 1
+                    if done % YIELD == 0:
+                        await asyncio.sleep(0)
+
+    def _take(self, number: int, text: bytes) -> None:
+        """Make a line ready, or record what is wrong with it."""
+        asked = self._of.form.read(self.job, number, text)
+        if isinstance(asked, bytes):
+            self._answers.add(ERR, number, asked)
+            return
+        if not self.job.model:
+            self.job = replace(self.job, model=asked.line.model)
+        self._asked[number] = asked
+        self._ready[number] = asked.line
+        self._bytes += asked.size
+        if not self._held_back:
+            self._of.turns.add((asked.line,))
+            self._of.wake(asked.line.model)
+
+    async def _room(self) -> None:
+        """Wait until another line may be read."""
+        while self._held_back or len(self._ready) >= AHEAD or (self._bytes >= AHEAD_BYTES and self._asked):
+            self._moved.clear()
+            await self._moved.wait()
+
+    # Time.
+
+    @property
+    def _all_ended(self) -> bool:
+        """Whether each line has its record."""
+        return self._read_all and not self._asked
+
+    def _ending(self) -> JobStatus | None:
+        if self.job.cancelling_at is not None:
+            return JobStatus.CANCELLED
+        return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until the next tick, or until all lines have ended."""
+        end = self._of.clock() + seconds
+        while (left := end - self._of.clock()) > 0 and not self._all_ended:
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._moved.wait()
+
+    async def _tick(self) -> None:
+        """Write records and progress, and learn of the client's wish."""
+        try:
+            await self._answers.flush()
+            self._disk = ""
+        except StoreUnavailable as exc:
+            self._note_disk(exc)
+        with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.
+            await self._beat()
+        self._hold_back(bool(self._disk or self._store_trouble))
+
+    async def _beat(self) -> None:
+        """Write the progress, if it is time.
+
+        Raises:
+            Fenced: another process holds the job.
+            StoreUnavailable: the store is away.
+        """
+        waited = self._of.clock() - self._written
+        if waited < TICK:
+            return
+        standing = self._as_it_stands()
+        if standing != self._shown or waited >= RENEW or self._store_trouble:
+            await self._keep(standing)
+
+    def _as_it_stands(self) -> BulkJob:
+        counts = self._answers.counts
+        paused = self._disk or self._store_trouble
+        if not paused:
+            models = dict.fromkeys(line.model for line in self._ready.values())
+            paused = next(filter(None, map(self._of.runner.paused, models)), "")
+        if self.job.status is not JobStatus.IN_PROGRESS:
+            return replace(self.job, paused=paused)
+        return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)
+
+    async def _keep(self, job: BulkJob, seconds: float = LEASE) -> None:
+        """Write the job, and hold it on."""
+        began = self._of.clock()
+        try:
+            kept = await self._of.store.keep(job, seconds)
+        except StoreUnavailable as exc:
+            if not self._store_trouble and began - self._kept > LEASE:
+                self._store_trouble = "the database is out of reach"
+                log.warning("a bulk job pauses", job=job.id, error=str(exc))
+            raise
+        if kept is None:
+            raise Fenced
+        if self._store_trouble:
+            log.info("a bulk job goes on", job=job.id)
+        self._kept = self._written = began
+        self._store_trouble = ""
+        self._shown, self.job = job, kept
+
+    async def _reach(self, status: JobStatus, seconds: float = LEASE, **known: Any) -> None:
+        """Come to a status."""
+        reached = {**self.job.reached, status.value: self._of.wall()}
+        await self._keep(replace(self.job, status=status, reached=reached, **known), seconds)
+
+    async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Do a step, again and again while disk or store do not do."""
+        while True:
+            try:
+                await step()
+                self._disk = ""
+                return
+            except StoreUnavailable as exc:
+                if isinstance(exc.__cause__, FileNotFoundError) and self.job.status is JobStatus.VALIDATING:
+                    step = partial(self._fail, _NO_FILE)
+                    continue
+                self._note_disk(exc)
+            await asyncio.sleep(PAUSE)
+            with contextlib.suppress(StoreUnavailable):
+                await self._beat()
+
+    def _note_disk(self, exc: StoreUnavailable) -> None:
+        if not self._disk:
+            log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
+        self._disk = str(exc)
+
+    def _hold_back(self, pausing: bool) -> None:
+        """Take lines that are ready out of the turns, or put them back."""
+        if pausing == self._held_back:
+            return
+        self._held_back = pausing
+        of = self._of
+        if pausing:
+            of.turns.drop(self.job.tenant, self.job.id)
+        else:
+            of.turns.add(self._ready.values())
+            for model in {line.model for line in self._ready.values()}:
+                of.wake(model)
+        self._moved.set()
+
+    def _let_go(self) -> None:
+        """Let go of all lines that have no reply."""
+        self._of.turns.drop(self.job.tenant, self.job.id)
+        self._of.runner.withdraw(self.job.id)
+        self._asked.clear()
+        self._ready.clear()
+        self._bytes = 0

@@ -1,0 +1,46 @@
+"""Lines of a file, page by page, none of them larger than is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+from headway.bulk.folder import BulkFolder
+
+
+class LineSplitter:
+    """Splitter of what is fed bit by bit into lines without their ends. Of a line that is too long the rest is dropped.
+
+    Arguments:
+        most: bytes of the longest line; of a longer one, one byte more is given, by which it is known.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Lines that are complete by now."""
+        lines = piece.split(b"\n")
+        if self._rest:
+            lines[0] = self._rest + lines[0]
+        self._rest = lines.pop()[: self._most + 1]
+        return [line[: self._most + 1] for line in lines]
+
+    def end(self) -> bytes:
+        """Last line, which has no end; empty where there is none."""
+        return self._rest
+
+
+async def pages(folder: BulkFolder, path: Path, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
+    """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises StoreUnavailable."""
+    splitter, number = LineSplitter(most), 0
+    async with aclosing(folder.pieces(path)) as pieces:
+        async for piece in pieces:
+            lines = splitter.feed(piece)
+            yield [(at, line) for at, line in enumerate(lines, number + 1) if line and not line.isspace()]
+            number += len(lines)
+    last = splitter.end()
+    if last and not last.isspace():
+        yield [(number + 1, last)]

@@ -1,0 +1,55 @@
+"""Lines that are ready to run. Of each model tenants take turns, and so do the jobs of a tenant."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+from headway.model.bulk import BulkLine
+
+_Jobs = OrderedDict[str, deque[BulkLine]]
+
+
+class Turns:
+    """Lines that are ready, by model, tenant and job."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, OrderedDict[str, _Jobs]] = {}
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._models
+
+    def add(self, lines: Iterable[BulkLine]) -> None:
+        """Add lines, in the order in which those of a job run."""
+        for line in lines:
+            tenants = self._models.setdefault(line.model, OrderedDict())
+            tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
+
+    def take(self, model: str, most: int) -> list[BulkLine]:
+        """Take at most so many lines of a model, one of each tenant before the next of any."""
+        taken: list[BulkLine] = []
+        tenants = self._models.get(model, OrderedDict())
+        while tenants and len(taken) < most:
+            tenant, jobs = next(iter(tenants.items()))
+            job, lines = next(iter(jobs.items()))
+            taken.append(lines.popleft())
+            jobs.move_to_end(job)
+            tenants.move_to_end(tenant)
+            if not lines:
+                del jobs[job]
+            if not jobs:
+                del tenants[tenant]
+        if not tenants:
+            self._models.pop(model, None)
+        return taken
+
+    def drop(self, tenant: str, job: str) -> None:
+        """Forget the lines of a job."""
+        for model, tenants in [*self._models.items()]:
+            jobs = tenants.get(tenant)
+            if jobs is None or jobs.pop(job, None) is None:
+                continue
+            if not jobs:
+                del tenants[tenant]
+            if not tenants:
+                del self._models[model]

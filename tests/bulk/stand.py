@@ -1,0 +1,245 @@
+"""Stand for feeders of bulk jobs under virtual time: a store in memory, a folder whose disk may fail, and a runner of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.bulk.feeder import Feeder
+from headway.bulk.folder import BulkFolder
+from headway.bulk.forms import AskedLine
+from headway.bulk.job_run import JobContext
+from headway.bulk.turns import Turns
+from headway.errors import StoreUnavailable
+from headway.model import Failure, Reply
+from headway.model.bulk import BulkFile, BulkJob, BulkLine
+from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
+from headway.storage.bulk_rows import BulkRows
+from headway.storage.schema import SQLITE
+
+EPOCH = 1_790_000_000.0
+
+
+class MemoryStore(BulkRows):
+    """Store in memory, on the virtual clock.
+
+    Attributes:
+        away: whether it does not answer.
+    """
+
+    now = "virtual_now()"
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._database = sqlite3.connect(":memory:", isolation_level=None)
+        self._database.create_function("virtual_now", 0, lambda: EPOCH + clock())
+        for statement in SQLITE[-1]:
+            self._database.execute(statement)
+        self.away = False
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        """Close it."""
+        self._database.close()
+
+    async def _write(self, sql: str, *values: object) -> Sequence[Any]:
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        return self._database.execute(sql, {str(at): value for at, value in enumerate(values, 1)}).fetchall()
+
+    _read = _write
+
+
+class FakeRunner:
+    """Runner that answers each line after a while: `RAISE` in an input fails.
+
+    Attributes:
+        ran: how often each line has gone to it, by job and number.
+        order: tenants in the order of their lines.
+        why: why nothing runs; empty while it does.
+    """
+
+    def __init__(self, seats: int = 10, seconds: float = 0.1) -> None:
+        self.seats, self.seconds = seats, seconds
+        self.ran: Counter[tuple[str, int]] = Counter()
+        self.order: list[str] = []
+        self.why = ""
+        self._out: dict[tuple[str, int], asyncio.TimerHandle] = {}
+        self._freed = asyncio.Event()
+
+    async def room(self, model: str) -> int:
+        while self.why or len(self._out) >= self.seats:
+            self._freed.clear()
+            await self._freed.wait()
+        return self.seats - len(self._out)
+
+    def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
+        for line in lines:
+            key = line.job, line.number
+            self.ran[key] += 1
+            self.order.append(line.tenant)
+            self._out[key] = asyncio.get_running_loop().call_later(self.seconds, self._end, key, line, done)
+
+    def withdraw(self, job: str) -> None:
+        for key in [key for key in self._out if key[0] == job]:
+            self._out.pop(key).cancel()
+        self._freed.set()
+
+    def paused(self, model: str) -> str:
+        return self.why
+
+    def go_on(self) -> None:
+        self.why = ""
+        self._freed.set()
+
+    def _end(self, key: tuple[str, int], line: BulkLine, done: Callable[[BulkLine, Reply], None]) -> None:
+        del self._out[key]
+        self._freed.set()
+        text = str(line.input)
+        failed = Failure("REJECTED_BY_MODEL", "no") if "RAISE" in text else None
+        done(line, Reply("id", line.tenant, None if failed else text.upper(), failed))
+
+
+class PlainForm:
+    """Lines of plain text; `BAD` is none."""
+
+    def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
+        def record(reply: Reply) -> tuple[bool, bytes]:
+            told = {"line": number, "output": reply.output, "error": reply.failure and reply.failure.code}
+            return reply.failure is None, json.dumps(told).encode()
+
+        if text.startswith(b"BAD"):
+            return json.dumps({"line": number, "error": "bad"}).encode()
+        model = "other" if text.startswith(b"other") else "default"
+        return AskedLine(BulkLine(job.id, job.tenant, number, model, "", text.decode()), len(text), record)
+
+    def expired(self, number: int, text: bytes) -> bytes:
+        return json.dumps({"line": number, "error": "batch_expired"}).encode()
+
+
+class Disk:
+    """Disk of a folder.
+
+    Attributes:
+        full: whether nothing can be written or read.
+        steps: what has been asked of it.
+        dies_at: step at which whoever asks is killed.
+        died: set then.
+        buried: whether what is left of the process only tidies up, which reaches nothing.
+    """
+
+    def __init__(self) -> None:
+        self.full = False
+        self.steps = 0
+        self.dies_at = -1
+        self.died = asyncio.Event()
+        self.buried = False
+
+    async def run(self, work: Callable[[], object]) -> object:
+        self.steps += 1
+        if self.steps == self.dies_at:
+            self.died.set()
+        if self.buried:
+            raise OSError(5, "its process is gone")
+        if self.died.is_set():
+            await asyncio.Event().wait()
+        await asyncio.sleep(0.001)
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return work()
+
+
+class Stand:
+    """Fleet of feeders, of which one lives at a time."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], runner: FakeRunner | None = None) -> None:
+        self.path, self.clock = path, clock
+        self.store = MemoryStore(clock)
+        self.runner = runner or FakeRunner()
+        self.disk = Disk()
+        self.folder = BulkFolder(str(path), self.disk.run)
+        self.ended: list[BulkJob] = []
+        self._lives = 0
+        self.supervisor = Supervisor()
+        self.feeder: Feeder
+
+    def wall(self) -> float:
+        return EPOCH + self.clock()
+
+    async def begin(self) -> Feeder:
+        """Begin the life of a feeder."""
+        self._lives += 1
+        self.disk = Disk()
+        self.folder = BulkFolder(str(self.path), self.disk.run)
+        await self.folder.open()
+        context = JobContext(
+            self.store, self.folder, self.runner, PlainForm(), Turns(), lambda model: None, self.clock, self.wall,
+            new_id, 1000, 10_000,
+        )  # fmt: skip
+        self.supervisor = Supervisor()
+        self.feeder = Feeder(f"life-{self._lives}", context, self.ended.append)
+        self.feeder.start(self.supervisor)
+        return self.feeder
+
+    async def end(self) -> None:
+        """End it in good order."""
+        await self.supervisor.stop()
+        await self.feeder.close()
+
+    async def kill(self) -> None:
+        """End it at once: nothing more reaches disk or store, and a record is torn."""
+        self.disk.died.set()
+        self.disk.buried = True
+        tasks = [*self.feeder._tasks.values(), *self.feeder._pumps.values()]
+        for task in tasks:
+            task.cancel()
+        await self.supervisor.stop()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for part in self.path.glob("jobs/*/*.part"):
+            with part.open("ab") as file:
+                file.write(b'7 {"line": 7, "outp')
+
+    async def submit(
+        self, lines: Sequence[str], tenant: str = "acme", seconds: float = 86_400.0, **known: Any
+    ) -> BulkJob:
+        """Add a job of lines."""
+        hexed = new_id().replace("-", "")
+        (self.path / "files").mkdir(parents=True, exist_ok=True)
+        (self.path / "files" / f"file-{hexed}").write_bytes("\n".join(lines).encode())
+        await self.store.add_file(BulkFile(f"file-{hexed}", tenant, "lines", 1, "batch", self.wall()))
+        job = BulkJob(
+            id=f"batch_{hexed}", tenant=tenant, user="ann", endpoint="/plain", input_file=f"file-{hexed}",
+            created_at=self.wall(), expires_at=self.wall() + seconds, **known,
+        )  # fmt: skip
+        assert await self.store.add_job(job, 100)
+        if self._lives:
+            self.feeder.tell()
+        return job
+
+    async def job(self, one: BulkJob) -> BulkJob:
+        """The job as the store has it."""
+        found = await self.store.job(one.tenant, one.id)
+        assert found is not None
+        return found
+
+    async def until_ended(self, one: BulkJob, within: float = 600.0) -> BulkJob:
+        """The job at its end."""
+        end = self.clock() + within
+        while not (found := await self.job(one)).status.ended:
+            assert self.clock() < end, found
+            await asyncio.sleep(0.5)
+        return found
+
+    def records(self, id: str) -> list[dict[str, Any]]:
+        """Records of a file; empty for no file."""
+        if not id:
+            return []
+        return [json.loads(line) for line in (self.path / "files" / id).read_bytes().splitlines()]

@@ -1,0 +1,231 @@
+"""Promises of the feeder: each line has one record, whoever dies and whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.bulk.job_run import LEASE
+from headway.model.bulk import JobStatus
+from tests.bulk.stand import FakeRunner, Stand
+from tests.scenes import scene_in
+from tests.virtual_time import run
+
+
+def on_a_stand(path: Path, story: Callable[[Stand], Coroutine[Any, Any, None]]) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(path, clock)
+        await stand.begin()
+        await story(stand)
+        await stand.end()
+
+    run(main)
+
+
+on_stand = scene_in("tmp_path", on_a_stand)
+
+
+@on_stand
+async def test_each_line_has_its_record(stand: Stand) -> None:
+    job = await stand.submit(["a", "", "BAD", "b", "RAISE", "  ", "other c"])
+    found = await stand.until_ended(job)
+    assert (found.status, found.total, found.completed, found.failed) == (JobStatus.COMPLETED, 5, 3, 2)
+    answers = {one["line"]: one["output"] for one in stand.records(found.output_file)}
+    assert answers == {1: "A", 4: "B", 7: "OTHER C"}
+    assert {one["line"]: one["error"] for one in stand.records(found.error_file)} == {3: "bad", 5: "REJECTED_BY_MODEL"}
+    assert list(found.reached) == ["in_progress", "finalizing", "completed"]
+    assert found.model == "default"
+    assert {one.id for one in await stand.store.files("acme", "", 9)} == {
+        job.input_file,
+        found.output_file,
+        found.error_file,
+    }
+    assert [*stand.path.glob("jobs/*")] == [*stand.path.glob("incoming/*")] == []
+    assert [one.id for one in stand.ended] == [job.id]
+
+
+@on_stand
+async def test_a_job_without_errors_has_no_file_of_errors(stand: Stand) -> None:
+    found = await stand.until_ended(await stand.submit(["a"] * 3000))
+    assert (found.completed, found.error_file) == (3000, "")
+    assert sorted(one["line"] for one in stand.records(found.output_file)) == [*range(1, 3001)]
+    assert set(stand.runner.ran.values()) == {1}
+
+
+@on_stand
+async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
+    for lines, code in (([" ", ""], "empty_file"), (["a"] * 10_001, "too_many_lines")):
+        found = await stand.until_ended(await stand.submit(lines))
+        assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, [code])
+    job = await stand.submit(["a"])
+    (stand.path / "files" / job.input_file).unlink()
+    found = await stand.until_ended(job)
+    assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "no_input_file")
+
+
+@on_stand
+async def test_a_line_that_is_too_long_is_read_no_further(stand: Stand) -> None:
+    found = await stand.until_ended(await stand.submit(["x" * 5000, "a"]))
+    lengths = {one["line"]: len(one["output"]) for one in stand.records(found.output_file)}
+    assert lengths == {1: 1001, 2: 1}
+
+
+@on_stand
+async def test_tenants_take_turns(stand: Stand) -> None:
+    for _ in range(3):
+        await stand.submit(["a"] * 400)
+    await asyncio.sleep(2.0)
+    late = await stand.submit(["b"] * 100, "other")
+    await stand.until_ended(late)
+    order = stand.runner.order
+    begun = order.index("other")
+    assert 90 <= order[begun:][:200].count("other") <= 110
+
+
+@on_stand
+async def test_a_job_cancelled_half_way_keeps_what_is_done(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.0)
+    await stand.store.cancel("acme", job.id)
+    stand.feeder.hurry(job.id)
+    found = await stand.until_ended(job, 3.0)
+    assert found.status is JobStatus.CANCELLED and 100 < found.completed < 500
+    assert len(stand.records(found.output_file)) == found.completed
+    assert found.error_file == ""
+
+
+@on_stand
+async def test_a_job_that_expires_tells_of_each_line_that_was_not_run(stand: Stand) -> None:
+    found = await stand.until_ended(await stand.submit(["a"] * 1000, seconds=3.0))
+    assert found.status is JobStatus.EXPIRED and found.completed > 100
+    assert found.completed + found.failed == 1000
+    lines = [one["line"] for id in (found.output_file, found.error_file) for one in stand.records(id)]
+    assert sorted(lines) == [*range(1, 1001)]
+    assert {one["error"] for one in stand.records(found.error_file)} == {"batch_expired"}
+
+
+@on_stand
+async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.0)
+    stand.disk.full = True
+    await asyncio.sleep(30.0)
+    before, told = sum(stand.runner.ran.values()), await stand.job(job)
+    assert "No space left" in told.paused
+    await asyncio.sleep(30.0)
+    assert sum(stand.runner.ran.values()) == before
+    stand.disk.full = False
+    found = await stand.until_ended(job)
+    assert (found.completed, found.paused) == (1000, "")
+    assert set(stand.runner.ran.values()) == {1}
+
+
+@on_stand
+async def test_a_store_that_is_away_pauses_a_job_once_its_lease_is_over(stand: Stand) -> None:
+    stand.runner.seconds = 1.0
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.0)
+    stand.store.away = True
+    await asyncio.sleep(2 * LEASE)
+    before = sum(stand.runner.ran.values())
+    await asyncio.sleep(LEASE)
+    assert sum(stand.runner.ran.values()) == before < 500
+    stand.store.away = False
+    found = await stand.until_ended(job)
+    assert found.completed == 1000 and set(stand.runner.ran.values()) == {1}
+
+
+@on_stand
+async def test_a_job_says_why_its_runner_has_no_room(stand: Stand) -> None:
+    stand.runner.why = "no workers"
+    job = await stand.submit(["a"] * 10)
+    await asyncio.sleep(3.0)
+    assert (await stand.job(job)).paused == "no workers"
+    stand.runner.go_on()
+    assert (await stand.until_ended(job)).paused == ""
+
+
+@on_stand
+async def test_who_ends_in_good_order_hands_over_at_once(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.5)
+    await stand.end()
+    done = sum(stand.runner.ran.values())
+    await stand.begin()
+    await asyncio.sleep(1.0)
+    assert (await stand.job(job)).generation == 2
+    found = await stand.until_ended(job)
+    assert found.completed == 1000
+    assert sum(stand.runner.ran.values()) <= 1000 + 10, done
+
+
+@on_stand
+async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.0)
+    lost, supervisor = stand.feeder, stand.supervisor
+    stand.store._database.execute("UPDATE headway_bulk_jobs SET held_until = 0")
+    other = await stand.begin()
+    await asyncio.sleep(5.0)
+    assert job.id in other.runs and job.id not in lost.runs
+    found = await stand.until_ended(job)
+    assert found.completed == 1000
+    assert len(stand.records(found.output_file)) == 1000
+    await supervisor.stop()
+    await lost.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    crashes=st.lists(st.integers(1, 120), min_size=1, max_size=4),
+    lines=st.lists(st.sampled_from(["a", "BAD", "RAISE", ""]), min_size=1, max_size=300),
+    ending=st.sampled_from(["", "", "expires", "cancelled"]),
+)
+def test_each_line_has_one_record_whenever_its_holders_are_killed(
+    crashes: list[int], lines: list[str], ending: str
+) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        stand = Stand(Path(folder), clock, FakeRunner(10, 0.5))
+        seconds = 20.0 if ending == "expires" else 1e6
+        job = await stand.submit([*lines, "a"], seconds=seconds)
+        for at in crashes:
+            feeder = await stand.begin()
+            stand.disk.dies_at = stand.disk.steps + at
+            dead = asyncio.ensure_future(stand.disk.died.wait())
+            await asyncio.wait({dead}, timeout=60.0)
+            dead.cancel()
+            await stand.kill()
+            assert feeder is stand.feeder
+            if ending == "cancelled":
+                await stand.store.cancel("acme", job.id)
+        await stand.begin()
+        found = await stand.until_ended(job)
+        await stand.end()
+        wanted = [at for at, line in enumerate([*lines, "a"], 1) if line]
+        out, err = stand.records(found.output_file), stand.records(found.error_file)
+        numbers = [one["line"] for one in (*out, *err)]
+        assert len(numbers) == len(set(numbers)) == found.completed + found.failed
+        assert (found.completed, found.failed) == (len(out), len(err))
+        if found.status is not JobStatus.CANCELLED:
+            assert sorted(numbers) == wanted and found.total == len(wanted)
+        assert set(numbers) <= set(wanted)
+        assert [*stand.path.glob("jobs/*")] == []
+
+    with tempfile.TemporaryDirectory() as folder:
+        run(main)
+
+
+def test_a_stand_needs_a_folder_that_may_be_written_to(tmp_path: Path) -> None:
+    from headway.bulk.folder import BulkFolder
+    from headway.errors import SettingError
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SettingError, match="bulk_dir"):
+        asyncio.run(BulkFolder(str(tmp_path / "file")).open())

@@ -114,6 +114,7 @@ class TierQueue:
         depth: number of those still queued.
         weight: their weight.
         mean: mean weight of recent arrivals, whether they came in or not; 0 before the first.
+        shaped: whether one may be among those still queued that only rides with entries of its shape, where entries are weighed.
     """
 
     __slots__ = (
@@ -128,6 +129,7 @@ class TierQueue:
         "_rounds",
         "depth",
         "mean",
+        "shaped",
         "weight",
     )
 
@@ -155,6 +157,7 @@ class TierQueue:
         self.depth = 0
         self.weight = 0
         self.mean = 0.0
+        self.shaped = False
 
     def counted(self) -> Counter[str]:
         """Waiting entries by tenant."""

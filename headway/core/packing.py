@@ -74,8 +74,11 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
     """
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
-    packed = Packed([], []) if weighs or len(waiting) != 1 else _pack_of_one(waiting[0], terms)
+    several = len(waiting) != 1 or (weighs and not _are_ones(waiting[0], terms))
+    packed = Packed([], []) if several else _pack_of_one(waiting[0], terms)
     left, pages = terms.weight, terms.pages
+    if weighs:
+        left -= len(packed.members)
     most: float | None = None
     members, served, owed, promised = packed.members, 0, terms.owed, 0.0
     top = waiting[0] if waiting else None
@@ -127,6 +130,11 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         below = sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
         packed.owed = min(max(0.0, promised - served), math.inf if blocked else below)
     return packed
+
+
+def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
+    """Whether all entries of a queue weigh one, ride with any, and fill a batch by their number alone."""
+    return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 
 def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:

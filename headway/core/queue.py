@@ -149,6 +149,8 @@ class ModelQueue:
         What waits weighs what its entries say, as it does from the beginning.
         """
         self._take_in()
+        for tier_queue in self._tier_queues:
+            tier_queue.shaped = True
         self.limits = limits
         self._weighs = limits.max_weight > 0
         self._past = _past_of(limits)
@@ -162,6 +164,7 @@ class ModelQueue:
         tier_queue = self._tier_queues[tier]
         self._rates[tier].observe(1, now)
         if self._weighs:
+            tier_queue.shaped = entry.shape > 0 or (tier_queue.shaped and tier_queue.depth > 0)
             tier_queue.mean += (self.limits.weight(entry) - tier_queue.mean) * (MEAN_WEIGHT if tier_queue.mean else 1.0)
         if self.culprits.active and self.culprits.rides_apart(caller_of(entry), now):
             return self._offer_apart(entry, now)
@@ -199,7 +202,7 @@ class ModelQueue:
     def offer_small(
         self, entry: Entry, now: float, held: object = None, key: tuple[str, str] = ("", "")
     ) -> QueuedEntry | None:
-        """Admit an entry of one page that counts as one and is sure to be let in; None for one that `offer` has to judge.
+        """Admit an entry of one page that counts and weighs as one, rides with any, and is sure to be let in; None for one that `offer` has to judge.
 
         It is only noted, and all that were get their places together at the next look. `held` and `key`: see QueuedEntry.
         """
@@ -232,10 +235,11 @@ class ModelQueue:
             self._take_in()
             self._sure.clear()
         most = 0.0
-        if not (self._weighs or self._sheds or self.culprits.active):
+        if not (self.limits.unit < 1.0 or self._sheds or self.culprits.active):
             gate, most = self._gate_now(now), float(self._crowded - self._fresh)
             if gate.batch_seconds > 0.0:
-                ahead = sum([tier_queue.depth for tier_queue in self._tier_queues[: entry.tier + 1]])
+                tier_queues = self._tier_queues[: entry.tier + 1]
+                ahead = self._size_of(tier_queues) if self._weighs else sum([one.depth for one in tier_queues])
                 most = min(most, gate.allowed(entry.tier, entry) - ahead)
         self._sure[entry.tier, entry.queue_timeout, entry.timeout] = most
         self._sure_until = self._gate_at + GATE_AGE
@@ -256,11 +260,23 @@ class ModelQueue:
         for tier in sorted(set(tiers)):
             entries = coming if tiers.count(tier) == len(tiers) else list(compress(coming, map(tier.__eq__, tiers)))
             self._rates[tier].observe_each(list(map(_ARRIVED, entries)))
+            if self._weighs:
+                self._weigh_ones(entries, self._tier_queues[tier])
             self._tier_queues[tier].push_all(entries)
         self._due.push_all(coming)
         self._fresh += len(coming)
         if self._waiting is not None:
             self._waiting.update(tenants)
+
+    def _weigh_ones(self, entries: Sequence[QueuedEntry], tier_queue: TierQueue) -> None:
+        """Let entries cost what a weight of 1 costs, and count in the mean weight of their tier."""
+        tier_queue.shaped = tier_queue.shaped and tier_queue.depth > 0
+        cost = self.limits.cost(entries[0].entry)
+        for queued in entries:
+            queued.cost = cost
+        tier_queue.mean = (
+            1.0 + (tier_queue.mean - 1.0) * (1.0 - MEAN_WEIGHT) ** len(entries) if tier_queue.mean else 1.0
+        )
 
     def _judge_anew(self) -> None:
         """Make the admission limits anew for the next entry."""

@@ -111,18 +111,28 @@ def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
 
 def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
     """Pieces of the packed form; see `pack`."""
-    heads = tuple([one.head for one in tensors])
-    short = sum([len(head.name) for head in heads]) <= _SHORT
-    pieces: list[bytes | memoryview] = [(_often_opening if short else _opening)(single, heads)]
+    pieces: list[bytes | memoryview] = [opening([one.head for one in tensors], single=single)]
     for one in tensors:
         size = len(one.data) if isinstance(one.data, bytes) else one.data.nbytes
         pieces += (one.data, bytes(-size % ALIGNED))
     return pieces
 
 
+def opening(heads: Sequence[TensorHead], *, single: bool = False) -> bytes:
+    """Bytes before the data of a value with these tensors; see `pack`."""
+    short = sum([len(head.name) for head in heads]) <= _SHORT
+    return (_often_opening if short else _opening)(single, tuple(heads))
+
+
 def header_of(value: Octets) -> Header:
     """Header of packed tensors. Raises NoTensors where there is none."""
     return _header(value.content)[0]
+
+
+def opening_of(content: bytes) -> bytes:
+    """Bytes before the data of packed tensors, which values with the same header have in common; empty where they are many."""
+    end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
+    return bytes(content[: end + -end % ALIGNED]) if end < _SHORT else b""
 
 
 def canonical(value: Octets) -> bytes:

@@ -84,6 +84,7 @@ from headway.runtime.timing_wheel import DEADLINE_GRAIN
 log = get_logger(__name__)
 
 _REPLY, _SESSION, _DEADLINE = attrgetter("reply"), attrgetter("session"), attrgetter("deadline")
+_KEY = attrgetter("key")
 
 WOKEN_EVERY = 0.5
 """Least seconds between two words to the controller that a model at zero is asked for."""
@@ -236,7 +237,10 @@ class Gateway:
     def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
         """Close the lanes if what they were decided by has changed, as it may by what workers report."""
         served = self.served
-        of_each = [(model, one, one.versions.sole, one.traces is None, one.settings) for model, one in served.items()]
+        of_each = [
+            (model, one, one.versions.sole, one.traces is None, one.settings, one.takes)
+            for model, one in served.items()
+        ]
         facts = (
             self._closed,
             self._session,
@@ -261,10 +265,12 @@ class Gateway:
         rules, session = self.served[model], self._session
         version = rules.versions.sole or ""
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
-        lane.open = (
+        plain = (
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
-            and model in self._unchecked and model not in self.served.at_zero and rules.is_plain and (not version or session.near is None)
+            and model not in self.served.at_zero and (not version or session.near is None)
         )  # fmt: skip
+        lane.open = plain and model in self._unchecked and rules.is_plain
+        lane.rows = plain and rules.takes_rows
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
         lane.version = version
         lane.tier = max(principal.tier, options.tier)
@@ -272,7 +278,7 @@ class Gateway:
         lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
         lane.usual = lane.timeout == self._deadlines.usual
         if (
-            lane.open
+            lane.open or lane.rows
         ):  # Else the model may be none that is served, and nothing is to be kept under a name that a client makes up.
             lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
             if len(self._lanes) >= MOST_LANES:
@@ -281,7 +287,7 @@ class Gateway:
         return lane
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
-        """Take a request in on an open lane, under a fresh id; see `submit`."""
+        """Take a request in on a lane that is open for its input, under a fresh id; see `submit`."""
         session = self._session
         now = self._clock()
         near = session.near
@@ -604,7 +610,7 @@ class Gateway:
             return
         for pending, reply in zip(held, replies, strict=True):
             pending.reply = reply
-            del table[pending.key]
+        list(map(table.pop, map(_KEY, held)))
         self._finish(held, Ending.ANSWERED)
         if session is self._direct:
             self.counters.direct[held[0].entry.model] += len(held)

@@ -16,6 +16,7 @@ class Lane:
     Attributes:
         facts: facts that it was decided by, as one object; it is closed as soon as the gateway goes by others.
         open: whether such requests may take it; if not, they go the longer way.
+        rows: whether those may with one row of tensors, though others have to be weighed; see `ServedModel.takes_unweighed`.
         asker: principal that was asked for.
         options: options that it is for.
         asked: model that the requests name; None or empty for the default.
@@ -33,13 +34,13 @@ class Lane:
     """
 
     __slots__ = (
-        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "tenant", "throttle",
-        "throttled", "tier", "timeout", "usual", "version",
+        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "rows", "tenant",
+        "throttle", "throttled", "tier", "timeout", "usual", "version",
     )  # fmt: skip
 
     def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
         self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
-        self.open = self.throttled = self.usual = False
+        self.open = self.rows = self.throttled = self.usual = False
         self.principal, self.tenant, self.tier = asker, asker.tenant, 0
         self.model = self.version = self.caller = ""
         self.limits: tuple[Limit, ...] = ()

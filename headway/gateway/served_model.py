@@ -9,7 +9,7 @@ from time import monotonic
 from headway.config import CHARS, Settings
 from headway.core import ratelimit, rows
 from headway.core.dedup import dedup_keys_of, digest
-from headway.core.tensors import rows_of
+from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
 from headway.core.versions import read_weights
 from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
 from headway.gateway.request_traces import RequestTraces
@@ -22,6 +22,7 @@ from headway.model import (
     InferenceRequest,
     Limit,
     RowsTogether,
+    Tensors,
     TensorSpec,
     Value,
     ValueKind,
@@ -29,6 +30,8 @@ from headway.model import (
     WorkerStatus,
 )
 
+_MOST_KNOWN = 256
+"""Most headers of tensors of which it is known whether they have to be weighed."""
 _STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
 """Ways in which rows may not all run in one call. While workers differ, the first counts."""
 
@@ -66,7 +69,7 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_rows", "_together", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "_line", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
         "sharing", "takes", "traces", "versions", "weigh",
     )  # fmt: skip
 
@@ -93,6 +96,8 @@ class ServedModel:
         self.queue_timeout = settings.queue_timeout_ms / 1000
         self._line = UNKNOWN
         self._together: RowsTogether | None = None
+        self._unweighed: dict[bytes, bool] = {}
+        """Whether values with these bytes before their data have to be weighed no more."""
         self._set_weigh(rows=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
@@ -109,8 +114,14 @@ class ServedModel:
         self.gives = _largest(one.gives for one in healthy)
         self._set_weigh(rows=rows)
         self.example = next((one.example for one in healthy if one.example), "")
-        self.inputs = next((one.inputs for one in healthy if one.inputs), ())
-        self.outputs = next((one.outputs for one in healthy if one.outputs), ())
+        inputs = next((one.inputs for one in healthy if one.inputs), ())
+        outputs = next((one.outputs for one in healthy if one.outputs), ())
+        if (inputs, outputs) != (
+            self.inputs,
+            self.outputs,
+        ):  # Else they stay the same objects, for those who remember by them.
+            self.inputs, self.outputs = inputs, outputs
+        self._unweighed.clear()
         self._together = next((one for one in _STRICT if one in {worker.together for worker in healthy}), None)
         self.reported = tuple(sorted({one.runs.version for one in healthy if one.runs.version})) or self.reported
         self._line = mean_line(one.weight for one in healthy if one.weight is not None) or self._line
@@ -141,7 +152,37 @@ class ServedModel:
     @property
     def is_plain(self) -> bool:
         """Whether nothing but its answer has to be known of a request whose options ask for nothing rare."""
-        return self.versions.sole is not None and not self.sharing and not self._weighs and self.traces is None
+        return self._is_unmarked and not self._weighs
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether that holds but for the weight of its input, and all workers take tensors, whose rows weigh one each."""
+        return self._is_unmarked and self.takes is ValueKind.TENSORS and not self.settings.max_batch_weight
+
+    @property
+    def _is_unmarked(self) -> bool:
+        return self.versions.sole is not None and not self.sharing and self.traces is None
+
+    def takes_unweighed(self, input: Value) -> bool:
+        """Whether an input is one row of tensors as the model takes them, weighs one, and may run with all others."""
+        if type(input) is not Tensors:
+            return False
+        opening = opening_of(input.content)
+        found = self._unweighed.get(opening)
+        if found is None:
+            found = self._judge_unweighed(input)
+            if opening and len(self._unweighed) < _MOST_KNOWN:
+                self._unweighed[opening] = found
+        return found
+
+    def _judge_unweighed(self, input: Tensors) -> bool:
+        try:
+            header = header_of(input)
+            check_heads(header.heads, self.inputs)
+        except NoTensors:
+            return False
+        together = self._together or RowsTogether.ANY
+        return header.rows == 1 and not rows.shape_number(input, together, self.inputs, self.settings.max_batch_size)
 
     def entry(
         self,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core import packing
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold, Rule
@@ -40,17 +41,22 @@ def slow(limits: QueueLimits) -> ModelQueue:
 
 
 def played(
-    steps: Sequence[Step], tiers: int, offers: Callable[[ModelQueue], Callable[[Entry, float], object]]
+    steps: Sequence[Step],
+    tiers: int,
+    offers: Callable[[ModelQueue], Callable[[Entry, float], object]],
+    most_rows: int = 0,
 ) -> list[object]:
-    """What one can see of a queue in the course of these steps."""
-    queue, now, seen = slow(QueueLimits(3, 4, max_queue=30)), 0.0, list[object]()
+    """What one can see of a queue in the course of these steps; of one whose entries have rows, so many at most, if that is given."""
+    limits = QueueLimits(3, 4, max_queue=30)
+    queue, now, seen = slow(limits.counting_rows() if most_rows else limits), 0.0, list[object]()
     running, known = list[Departure](), list[QueuedEntry]()
     for number, (step, tier, tenant, pause) in enumerate(steps):
         now += pause
         if step == "offer":
             asked = entry(
-                str(number), tier=min(tier, tiers - 1), tenant=f"t{tenant}", timeout=3.0 + tenant, queue_timeout=2.0
-            )
+                str(number), tier=min(tier, tiers - 1), tenant=f"t{tenant}", timeout=3.0 + tenant, queue_timeout=2.0,
+                weight=1 + number % most_rows if most_rows else 1, shape=number % 2 if most_rows > 2 else 0,
+            )  # fmt: skip
             found = offers(queue)(asked, now)
             if isinstance(found, QueuedEntry):
                 known.append(found)
@@ -73,7 +79,8 @@ def played(
         elif step == "wake":
             seen.append(queue.wake(["gpu-0"], now))
         seen.append(queue.depth)
-    seen += [queue.depths(now), queue.next_due(), pytest.approx(queue.load(now).rate)]
+    load = queue.load(now)
+    seen += [queue.depths(now), queue.next_due(), pytest.approx(load.rate), pytest.approx(load.entry_size)]
     return seen
 
 
@@ -81,7 +88,8 @@ def offered_small(queue: ModelQueue) -> Callable[[Entry, float], QueuedEntry | R
     """Offer that notes what is sure to be let in."""
 
     def offer(one: Entry, now: float) -> QueuedEntry | Refused:
-        return queue.offer_small(one, now) or queue.offer(one, now)
+        small = one.weight == 1 and not one.shape
+        return (queue.offer_small(one, now) if small else None) or queue.offer(one, now)
 
     return offer
 
@@ -90,6 +98,20 @@ def offered_small(queue: ModelQueue) -> Callable[[Entry, float], QueuedEntry | R
 def test_what_is_noted_is_served_and_refused_like_what_has_its_place_at_once(steps: list[Step]) -> None:
     noted = played(steps, 1, offered_small)
     assert noted == played(steps, 1, lambda queue: queue.offer)
+
+
+@given(STEPS, st.integers(1, 3))
+def test_one_row_that_is_noted_is_served_and_refused_like_any_other(steps: list[Step], most_rows: int) -> None:
+    noted = played(steps, 1, offered_small, most_rows)
+    assert noted == played(steps, 1, lambda queue: queue.offer, most_rows)
+
+
+@given(STEPS, st.integers(1, 3), st.integers(1, 3))
+def test_entries_of_one_row_are_packed_like_any_others(steps: list[Step], most_rows: int, tiers: int) -> None:
+    found = played(steps, tiers, offered_small, most_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_are_ones", lambda *_: False)
+        assert found == played(steps, tiers, offered_small, most_rows)
 
 
 @given(STEPS)

@@ -132,9 +132,9 @@ class TestBatches:
             assert queue.offer_small(entry(f"small {number}"), 0.0) is not None
         queue.bound(queue.limits.counting_rows())
         offer(queue, 6, 5)
-        assert queue.offer_small(entry("sure"), 0.0) is None
+        assert queue.offer_small(entry("small 3"), 0.0) is not None
         assert [ids(leave(queue)) for _ in range(2)] == [["small 0", "small 1", "small 2"], ["6"]]
-        assert ids(leave(queue)) == ["5"]
+        assert ids(leave(queue)) == ["5", "small 3"]
 
     def test_tenants_share_rows_and_not_requests(self) -> None:
         queue, rode = make(reserved_share=0.0), Counter[str]()

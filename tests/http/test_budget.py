@@ -25,12 +25,15 @@ KEYS: dict[str, Keys | None] = {"plain": None, "limited": {"k": {"rate": 60_000.
 TEXT = "hello world"
 TENSOR = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [TEXT]}
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2.5, -3, 4]}
-DOORS: dict[str, tuple[str, dict[str, Any], int]] = {
+BEHIND = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+BINARY = json.dumps({"inputs": [BEHIND], "parameters": {"binary_data_output": True}})
+DOORS: dict[str, tuple[str, Any, int]] = {
     "predict": ("/v1/predict", {"model_id": "default", "input_data": TEXT}, 1),
     "completions": ("/v1/completions", {"model": "default", "prompt": TEXT}, 1),
     "chat": ("/v1/chat/completions", {"model": "default", "messages": [{"role": "user", "content": TEXT}]}, 1),
     "open inference": ("/v2/models/default/infer", {"inputs": [TENSOR]}, 1),
     "tensor": ("/v2/models/default/infer", {"inputs": [NUMBERS]}, 1),
+    "binary tensor": ("/v2/models/default/infer", BINARY.encode() + bytes(16), 1),
     "list of 4": ("/v1/inference", {"inputs": [TEXT + str(number) for number in range(4)]}, 4),
 }
 """Path, body and inputs of a request at each of the other doors."""
@@ -102,10 +105,13 @@ def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
 
     async def main(stand: Stand) -> None:
         path, body, inputs = DOORS.get(kind, ("/v1/inference", {"input": TEXT}, 1))
-        request = post(json.dumps(body), path, *(["Authorization: Bearer k"] if keys else []))
+        fields = ["Authorization: Bearer k"] if keys else []
+        if isinstance(body, bytes):
+            fields.append(f"Inference-Header-Content-Length: {len(BINARY)}")
+        request = post(body if isinstance(body, bytes) else json.dumps(body), path, *fields)
         warm = ((1, 0.01), (BATCH, 0.02))
         worker = WorkerInfo(worker_id="gpu-0", model=stand.settings.model, status=WorkerStatus.HEALTHY, warm_up=warm)
-        if kind == "tensor":
+        if "tensor" in kind:
             worker = replace(worker, takes="tensors", gives="tensors", inputs=(FOUR,), outputs=(FOUR,))
             stand.real.served.learn([worker])
         await stand.broker.heartbeat(worker)

@@ -186,6 +186,52 @@ async def test_tensors_are_written_as_such_whatever_is_known_of_the_model(stand:
         assert (answer["outputs"][0].get("data"), data) == ((None, floats(1)) if binary else ([1.0], b""))
 
 
+@on_stand()
+async def test_requests_that_differ_in_their_data_alone_are_each_read_and_answered(stand: Stand) -> None:
+    """What their JSON object says, and how the answer begins, is remembered."""
+    learn(stand, [X, IDS])
+    parameters = {"binary_data_output": True}
+    for number in range(3):
+        data = floats(number, 1, 2, 3) + integers(number, 5)
+        asked = infer(behind(X, [2, 2], 16), behind(IDS, [2, 1], 16), binary=data, parameters=parameters)
+        answer, told_data = told(await stand.ask(asked))
+        assert ([one["shape"] for one in answer["outputs"]], told_data) == ([[2, 2], [2, 1]], data)
+    short = await stand.ask(
+        infer(behind(X, [2, 2], 16), behind(IDS, [2, 1], 16), binary=data[:-1], parameters=parameters)
+    )
+    assert (short.status, "15 bytes are left" in short.body.decode()) == (400, True)
+    learn(stand, [X])
+    other = await stand.ask(infer(behind(X, [2, 2], 16), behind(IDS, [2, 1], 16), binary=data, parameters=parameters))
+    assert other.status == 400
+    assert len(stand.gateway.asked) == 3
+
+
+@on_stand()
+async def test_the_outputs_that_are_asked_for_are_told_in_their_order_every_time(stand: Stand) -> None:
+    learn(stand, [X, IDS])
+    for wanted in (["ids"], ["ids", "x"], ["ids"], ["x"]):
+        asked = infer(
+            behind(X, [1, 2], 8), tensor(IDS, [1, 1], [7]), binary=floats(1, 2),
+            outputs=[{"name": name, "parameters": {"binary_data": True}} for name in wanted],
+        )  # fmt: skip
+        answer, data = told(await stand.ask(asked))
+        assert [one["name"] for one in answer["outputs"]] == wanted
+        assert data == b"".join({"x": floats(1, 2), "ids": integers(7)}[name] for name in wanted)
+
+
+@pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1, (1 << 18) + 4])
+@on_stand()
+async def test_a_large_tensor_is_packed_as_any_other(stand: Stand, count: int) -> None:
+    """Where it needs nothing behind it, it stays where it was received."""
+    spec = TensorSpec("x", "UINT8", (-1,))
+    learn(stand, [spec])
+    for first in (b"\1", b"\2"):
+        data = first.ljust(count, b"\3")
+        answer = await stand.ask(infer(behind(spec, [1, count], count), binary=data))
+        assert answer.status == 200
+        assert stand.gateway.asked[-1].input == pack([Tensor(TensorHead("x", "UINT8", (1, count)), data)])
+
+
 @pytest.mark.parametrize("binary", [True, False])
 @on_stand(max_body_bytes=4_000_000)
 async def test_large_tensors_go_in_and_out(stand: Stand, binary: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from headway import errors
@@ -16,6 +17,7 @@ from headway.gateway.served_models import ServedModels
 from headway.model import (
     InferenceRequest,
     Limit,
+    Octets,
     Principal,
     Reply,
     RequestOptions,
@@ -73,6 +75,10 @@ class RowsStand(Stand):
     def send(self, value: Value, caller: Principal | None = None) -> FutureSink:
         sink = FutureSink()
         caller = caller or Principal("u", "t", 1)
+        lane = self.gateway.lane(caller, PLAIN, "m")
+        if lane.rows and self.gateway.served["m"].takes_unweighed(value):
+            self.gateway.enter(sink, lane, new_id(), value, b"")
+            return sink
         self.gateway.submit(sink, InferenceRequest(caller, new_id(), PLAIN, "m", value, b""))
         return sink
 
@@ -107,6 +113,45 @@ async def test_batches_are_full_by_rows_and_each_gets_the_answer_to_its_own(cloc
         assert sum(batches) == sum(asked)
         assert max(batches) == B
         assert stand.counters.batch_fill["m"].sum == pytest.approx(sum(asked) / B)
+
+
+async def test_requests_of_one_row_take_a_lane_and_ride_with_those_of_several(clock: Clock) -> None:
+    backend = TensorsBackend(0.1)
+    async with RowsStand(clock, backend) as stand:
+        caller = Principal("u", "t", 1)
+        assert stand.gateway.lane(caller, PLAIN, "m").rows
+        assert not stand.gateway.lane(caller, PLAIN, "m").open
+        for asked in ([1] * B, [1, 3, 1, 1, 2], [2, 1, 5]):
+            replies = await stand.infer(*asked)
+            for number, (count, reply) in enumerate(zip(asked, replies, strict=True)):
+                assert reply.output == tensors(count, number.to_bytes(2, "big"))
+        assert sum(size * total.count for (_, size), total in stand.counters.runs.items()) == 3 * B
+        assert stand.counters.requests["m", "paid", "ok"] == B + 5 + 3
+        assert stand.gateway.pending == 0
+
+
+def test_one_row_that_the_model_takes_need_not_be_weighed() -> None:
+    models = served(ValueKind.TENSORS)
+    known = models["m"]
+    weighed_or_shared = [
+        served(ValueKind.TENSORS, max_batch_weight=80)["m"],
+        served(ValueKind.TENSORS, cache=True)["m"],
+    ]
+    assert not any(one.takes_rows for one in weighed_or_shared)
+    one, spec = tensors(1), TensorSpec("x", "UINT8", (3,))
+    assert (known.takes_rows, known.is_plain) == (True, False)
+    assert [known.takes_unweighed(value) for value in (one, one, tensors(2), "a", Octets(one.content), Tensors(b"x"))] == [
+        True, True, False, False, False, False,
+    ]  # fmt: skip
+    other = pack([Tensor(TensorHead("x", "FP32", (1, 2)), bytes(8))])
+    worker = WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="tensors", inputs=(spec,))
+    models.learn([worker])
+    assert [known.takes_unweighed(value) for value in (one, other)] == [True, False]
+    free = msgspec.structs.replace(worker, inputs=(TensorSpec("x", "UINT8", (-1,)),), together=RowsTogether.SHAPE)
+    models.learn([free])
+    assert not known.takes_unweighed(one)
+    models.learn([msgspec.structs.replace(worker, takes="text", inputs=())])
+    assert (known.takes_rows, known.is_plain) == (False, True)
 
 
 async def test_a_tenant_of_many_shapes_has_a_batch_for_each_and_its_neighbour_is_answered(clock: Clock) -> None:

@@ -35,7 +35,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.placing import Count, place_inputs, take_outputs
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
-from headway.core.tensors import NoTensors, header_of, specs_of
+from headway.core.tensors import NoTensors, header_of, opening_of, specs_of
 from headway.core.warm_up import WarmUpRun, measured, next_size
 from headway.core.weight_estimate import WeightEstimate, octets
 from headway.errors import (
@@ -487,9 +487,9 @@ def _results(word: Outputs) -> list[ItemResult]:
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
     if word.kind is ValueKind.TENSORS:
-        for one in outputs:
-            if one is not None and not header_of(Octets(one)).rows:
-                raise NoFrame("tensors without rows")
+        openings = {opening_of(one) or one for one in outputs if one is not None}  # Most have the same.
+        if not all(header_of(Octets(one)).rows for one in openings):
+            raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
     return [ItemResult(None if one is None else read(one)) for one in outputs]
 

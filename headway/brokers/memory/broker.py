@@ -189,7 +189,9 @@ class MemoryBroker:
         before = self._entries.get((entry.tenant, entry.id))
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
-        if not (entry.dedup_keys or entry.digest or entry.version or entry.count > 1):
+        if not (
+            entry.dedup_keys or entry.digest or entry.version or entry.count > 1 or entry.weight > 1 or entry.shape
+        ):
             return self.enter(entry, (entry.tenant, entry.id), None, self._clock())
         return self._take_rarely(self._placed(entry), self._clock())
 

@@ -600,6 +600,9 @@ class FastPathConnection(Connection):
             if self.plain:
                 self.exchange = None  # The codec writes the answer, of which nothing is to be remembered.
             gateway.enter(self, lane, self.id, text, parameters)
+        elif lane.rows and gateway.served[lane.model].takes_unweighed(text):
+            self.plain = False
+            gateway.enter(self, lane, self.id, text, parameters)
         else:
             self.plain = False
             gateway.submit(self, InferenceRequest(lane.asker, self.id, request.options, lane.model, text, parameters))

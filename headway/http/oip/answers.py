@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
+from headway.core.tensors import ALIGNED, SIZES, count_of, header_of, opening_of
 from headway.errors import SHOWN, BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.problem import AnyError, Encoded, escaped, problem_header
-from headway.model import Tensors, Value, ValueKind, added_up
+from headway.model import Octets, Tensors, Value, ValueKind, added_up
 from headway.oip.elements import element_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, told
 from headway.oip.tensors import BYTES, OUTPUT, check_outputs, head_of, packed_size
@@ -105,6 +108,11 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 
     def _tensors(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Tensors]) -> Written:
         """Answer with tensors, each in JSON or in the binary form. Raises RequestError."""
+        if len(outputs) == 1 and self.id is None and tokens is _UNSET and (self.binary or self.wanted):
+            content = outputs[0].content
+            form = _often_form(self.model, version, self.wanted, self.binary, opening_of(content))
+            if form is not None and form.length == len(content):
+                return form.fields, b"".join([form.document, *map(content.__getitem__, form.places)])
         tensors = told(outputs, self.wanted, binary=self.binary)
         binary = [one for one in tensors if one.binary]
         if len(binary) == len(tensors):
@@ -191,6 +199,42 @@ def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[byt
     for one in tensors:
         for part in one.parts:
             yield from cut(part)
+
+
+class _Form(NamedTuple):
+    """Form of a small answer whose tensors are all binary: all of it but the data.
+
+    Attributes:
+        fields: lines of its header.
+        document: JSON object before the data.
+        places: places of the data in the value of the output, in order.
+        length: bytes of that value.
+    """
+
+    fields: bytes
+    document: bytes
+    places: tuple[slice, ...]
+    length: int
+
+
+def _form(model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes) -> _Form | None:
+    """Form of answers with one output that begins so; None where they are told another way. Raises RequestError."""
+    heads = header_of(Octets(opening)).heads if opening else ()
+    sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
+    if not heads or min(sizes) <= 0 or sum(sizes) > PIECE:
+        return None
+    places, end = {}, len(opening)
+    for head, size in zip(heads, sizes, strict=True):
+        places[head.name] = slice(end, end + size)
+        end += size + -size % ALIGNED
+    tensors = told([Tensors(opening + bytes(end - len(opening)))], wanted, binary=binary)
+    if not all(one.binary for one in tensors):
+        return None
+    document = _encode(_Answer(model, version, tuple(map(_sized, tensors))))
+    return _Form(_BINARY % len(document), document, tuple(places[one.head.name] for one in tensors), end)
+
+
+_often_form = lru_cache(maxsize=256)(_form)
 
 
 class _Error(msgspec.Struct, gc=False):

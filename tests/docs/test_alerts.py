@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures, State
@@ -69,6 +74,62 @@ def test_every_metric_in_a_file_for_operators_exists(file: str) -> None:
     assert used <= names
     recorded = set(re.findall(r"record: (\S+)", (FOLDER / "rules.yml").read_text(encoding="utf-8")))
     assert set(re.findall(r"headway:[a-z0-9_:]+", text)) <= recorded
+
+
+def expressions_for_operators() -> Iterator[str]:
+    """Expressions of all rules, alerts and panels."""
+    yield from EXPRESSIONS.values()
+    yield from re.findall(r"^        expr: (.+)$", (FOLDER / "rules.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    board = json.loads((FOLDER.parent / "grafana" / "headway.json").read_text(encoding="utf-8"))
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            assert "$fleet" in target["expr"] and "{{fleet}}" in target["legendFormat"], panel["title"]
+            yield target["expr"]
+
+
+def test_whatever_is_summed_up_is_summed_up_for_each_fleet() -> None:
+    for expression in expressions_for_operators():
+        aggregated = re.findall(r"\b(?:sum|min|max|avg|count|group)\b(?: by \(([a-z, ]+)\))? ?\(", expression)
+        assert all(labels.split(", ")[0] == "fleet" for labels in aggregated), expression
+
+
+BESIDE_OTHERS = {"HeadwayNothingScraped"}
+"""Alerts of a fleet that fire later where another one is scraped; a test of their own says when."""
+LATER = "1e9"
+"""Instant at which a certificate ends that does not end soon."""
+
+
+@pytest.mark.processes
+def test_every_alert_fires_for_the_fleet_that_is_in_trouble_alone(tmp_path: Path) -> None:
+    found = yaml.safe_load((FOLDER / "alerts_test.yml").read_text(encoding="utf-8"))
+    found["rule_files"] = [str(FOLDER / name) for name in found["rule_files"]]
+    found["tests"] = [two_fleets(one) for one in found["tests"] if one["name"] in EXPRESSIONS.keys() - BESIDE_OTHERS]
+    assert len(found["tests"]) == len(EXPRESSIONS) - len(BESIDE_OTHERS)
+    (tmp_path / "two_fleets.yml").write_text(json.dumps(found), encoding="utf-8")
+    promtool("test", "rules", str(tmp_path / "two_fleets.yml"))
+
+
+def two_fleets(test: dict[str, Any]) -> dict[str, Any]:
+    """Unit test of an alert in fleet `b`, beside fleet `a`, in which all stays as it is at first."""
+    series = []
+    for one in test["input_series"]:
+        first = re.match(r"-?[0-9.]+", one["values"])
+        steady = LATER if "expiry" in one["series"] else first and first[0]
+        series.append({"series": of_fleet("b", one["series"]), "values": one["values"]})
+        if steady:
+            series.append({"series": of_fleet("a", one["series"]), "values": f"{steady}+0x500"})
+    fires = f'group by (fleet) (ALERTS{{alertname="{test["name"]}",alertstate="firing"}})'
+    seen = [
+        {**one, "expr": fires, "exp_samples": one["exp_samples"] and [{"labels": '{fleet="b"}', "value": 1}]}
+        for one in test["promql_expr_test"]
+    ]
+    return {**test, "input_series": series, "promql_expr_test": seen}
+
+
+def of_fleet(fleet: str, series: str) -> str:
+    """Series with the label of a fleet."""
+    begun = f"{series[:-1]}," if series.endswith("}") else f"{series}{{"
+    return f'{begun}fleet="{fleet}"}}'
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +53,7 @@ class Prometheus:
         rules: its rule files.
         interval: time between two scrapes, and between two evaluations of the rules.
         certificate: files of the certificate that it shows, and of its key, where the ports speak TLS.
+        fleets: label `fleet` of those that have one.
     """
 
     def __init__(
@@ -62,14 +63,20 @@ class Prometheus:
         rules: Sequence[Path] = (),
         interval: str = "1s",
         certificate: tuple[Path, Path] | None = None,
+        fleets: Mapping[Server, str] | None = None,
     ) -> None:
         self._program = program("prometheus")
         self._folder = folder
         self._port = Port()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+        of_fleets = {server: {"fleet": name} for server, name in (fleets or {}).items()}
         targets = [
-            {"targets": [f"{LOOPBACK}:{server.admin_port}"], "labels": {"role": server.role}} for server in scraped
+            {
+                "targets": [f"{LOOPBACK}:{server.admin_port}"],
+                "labels": {"role": server.role, **of_fleets.get(server, {})},
+            }
+            for server in scraped
         ]
         self._count = len(targets)
         tls: dict[str, Any] = {"insecure_skip_verify": True}

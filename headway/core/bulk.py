@@ -183,7 +183,8 @@ class BulkClass:
             return math.inf
         quiet_at, left = forecast.newest + QUIET, forecast.slots - self.busy - 1
         affords = self.credit >= 0.0 and left > 0 and _none_left(forecast, left) <= self._delayed
-        if now >= quiet_at or affords or (self._apart and self.credit >= self._most_credit):
+        worst = max(forecast.rate * forecast.seconds, 1.0)
+        if now >= quiet_at or affords or (self._apart and self.credit >= worst):
             return self._left + SPACING * forecast.seconds / max(forecast.slots, 1)
         return min(now + LOOK, quiet_at)
 

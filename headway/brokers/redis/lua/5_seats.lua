@@ -163,13 +163,15 @@ function bulk.whole(s, limit)
   return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or take(s, limit, weight, true))
 end
 
--- Chance that so many GPUs are too few: as `core.bulk._none_left`.
-local function none_left(s, seconds, left)
+-- Arrivals of others while a batch of so many seconds runs, and the chance that so many GPUs are too few for their batches: as
+-- `core.bulk._none_left`.
+local function arrivals_in(s, seconds, left)
   local q, rate = s.q, 0
   for tier = 1, s.tiers do
     rate = rate + rate_of(s, tier)
   end
   local mean, gap = rate * seconds, q.headway > 0 and q.headway + q.gap_each * q.running or 0
+  local coming = mean
   if gap > 0 then
     mean = math.min(mean, seconds / gap)
   end
@@ -179,7 +181,7 @@ local function none_left(s, seconds, left)
     term = term * mean / count
     total = total + term
   end
-  return 1 - total
+  return coming, 1 - total
 end
 
 -- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
@@ -189,8 +191,9 @@ function bulk.opens_at(s)
     return INF
   end
   local seconds, quiet_at, left = q.alpha + q.beta * q.limit, q.newest + QUIET, q.slots - q.bulk_busy - 1
-  local affords = q.bulk_credit >= 0 and left > 0 and none_left(s, seconds, left) <= s.delayed
-  if now >= quiet_at or affords or (q.bulk_apart > 0 and q.bulk_credit >= s.max_batch) then
+  local coming, too_few = arrivals_in(s, seconds, left)
+  local affords = q.bulk_credit >= 0 and left > 0 and too_few <= s.delayed
+  if now >= quiet_at or affords or (q.bulk_apart > 0 and q.bulk_credit >= math.max(coming, 1)) then
     return q.bulk_left + SPACING * seconds / math.max(q.slots, 1)
   end
   return math.min(now + LOOK, quiet_at)

@@ -1,0 +1,393 @@
+"""Runner of bulk lines in empty seats: hands them to the broker as bulk entries, and searches those whose batch has failed.
+
+    offered ──▶ waits in the broker ──▶ rides ──▶ output, or a failure of its own
+                   ▲                      │ its batch failed
+                   └── apart: whole, ◀────┘
+                       then in halves, then alone
+
+Whatever becomes of a batch, its other members are not this runner's, and never suspected for it. So the search for a bad line is
+here, by the rules of `core.retry`, and what is suspected rides apart. A tenant that has sent a bad line rides apart with all it sends, until
+CLEAN lines of it have been answered, and twice as many after each further one: else each bad line of a million would cost a batch of others.
+
+While the broker is full of bulk entries, lines are offered again when others have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from headway import errors
+from headway.core import failures
+from headway.core.input_policy import Noted
+from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
+from headway.errors import BrokerUnavailable
+from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
+from headway.gateway.input_gate import Plan
+from headway.gateway.pending import NOBODY, PendingRequest, PendingTable
+from headway.gateway.served_models import ServedModels
+from headway.model import Cause, Entry, Failure, Principal, Reply, RequestOptions, WorkerInfo, WorkerStatus
+from headway.model.bulk import BulkLine
+from headway.ports import Broker, RequestQueue
+from headway.runtime.logger import get_logger
+from headway.runtime.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+CLEAN = 64
+"""Lines of a tenant that are answered before it takes seats beside others again, since it has sent its first bad one."""
+MOST_DOUBLINGS = 16
+"""Doublings of that, one for each further bad line."""
+MOST_TENANTS = 10_000
+"""Most tenants whose bad lines are remembered."""
+FIRST_BATCHES, MOST_BATCHES = 2, 64
+"""Full batches of a model that are on their way at first, and at most."""
+MOST_BYTES = 64 << 20
+"""Bytes of inputs on their way beyond which none are offered."""
+LATER = 0.2
+"""Seconds after which lines are offered again that the broker had no room for."""
+LONGEST_PAUSE = 30.0
+"""Most seconds before a batch runs again of which a remote API failed by its own fault."""
+LIFE = 7 * 86_400.0
+"""Seconds after which an entry ends of itself. A job ends long before."""
+SHAPES = 1 << 39
+"""Shapes that are drawn from, so that those of several processes differ."""
+_AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
+"""Codes of failures that say nothing of the line."""
+_CAUSES = frozenset(cause.value for cause in Cause)
+_NOBODYS = Principal("", "", 0)
+
+Done = Callable[[BulkLine, Reply], None]
+
+
+class _Riding(PendingRequest):
+    """A line on its way, with what became of its runs so far."""
+
+    line: BulkLine = cast(BulkLine, None)
+    done: Done = cast(Done, None)
+    attempts: int = 0
+    alone: int = 0
+    failures: int = 0
+    suspect: bool = False
+
+
+class _Record(msgspec.Struct):
+    """A tenant's record: its bad lines, the good ones that it owes, those that are suspected, and the shape in which it rides apart."""
+
+    shape: int
+    bad: int = 0
+    owes: int = 0
+    suspects: int = 0
+
+
+class _BulkSide:
+    """A broker whose `enqueue` takes bulk entries, for a session that knows nothing of them."""
+
+    near = None
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.enqueue = broker.enqueue_bulk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+
+class SeatRunner:
+    """Runner of one process; see `headway.ports.BulkRunner`.
+
+    Arguments:
+        broker: the broker.
+        served: models that the process serves.
+        name: name under which replies come to the runner; no gateway has it.
+        tiers: number of tiers.
+        plan_of: returns what the input policy does with texts for a model; None where no rule applies.
+        clock: monotonic seconds.
+        rng: uniform in [0, 1).
+        new_id: makes the text of a fresh UUIDv7.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        served: ServedModels,
+        name: str,
+        tiers: int,
+        plan_of: Callable[[str], Plan | None],
+        clock: Callable[[], float],
+        rng: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._broker, self._served, self._name, self._tiers = broker, served, name, tiers
+        self._plan_of, self._clock, self._rng, self._new_id = plan_of, clock, rng, new_id
+        self._riding = PendingTable()
+        side = cast(RequestQueue, _BulkSide(broker))
+        self._session = BrokerSession(side, name, self._riding, self._heard, 1 << 30, 0.0, clock, rng)
+        self._resting: dict[tuple[str, str], _Riding] = {}
+        """Lines that run again after a pause."""
+        self._held: defaultdict[str, deque[_Riding]] = defaultdict(deque)
+        """Lines that the broker had no room for, by model."""
+        self._windows: dict[str, float] = {}
+        self._on_their_way: dict[str, int] = defaultdict(int)
+        self._bytes = self._nonce = 0
+        self._shape = int(rng() * (SHAPES - 1)) + 1
+        self._records: dict[str, _Record] = {}
+        self._ready: frozenset[str] | None = None
+        self._moved = asyncio.Event()
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start the session with the broker."""
+        self._session.start(supervisor, "bulk lines")
+
+    async def close(self) -> None:
+        """Let go of all lines."""
+        for timer in self._timers:
+            timer.cancel()
+        submissions = [one.entry.submission for one in self._riding.values()]
+        self._riding.clear()
+        with contextlib.suppress(BrokerUnavailable):
+            await self._broker.withdraw(submissions, self._name)
+
+    def learn(self, workers: Iterable[WorkerInfo]) -> None:
+        """Take note of what workers report."""
+        self._ready = frozenset(one.model for one in workers if one.status is WorkerStatus.HEALTHY)
+        self._moved.set()
+
+    async def room(self, model: str) -> int:
+        """See BulkRunner."""
+        while (room := self._room(model)) <= 0:
+            self._moved.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LATER):
+                    await self._moved.wait()
+        return room
+
+    def _room(self, model: str) -> int:
+        if self.paused(model) or self._held[model] or self._bytes >= MOST_BYTES:
+            return 0
+        return int(self._window(model)) - self._on_their_way[model]
+
+    def _window(self, model: str) -> float:
+        return self._windows.get(model) or FIRST_BATCHES * self._served[model].settings.max_batch_size
+
+    def paused(self, model: str) -> str:
+        """See BulkRunner."""
+        if self._session.unreachable_seconds > 0.0:
+            return "the queue is out of reach"
+        if self._ready is not None and model not in self._ready and not self._served.has_worker(model):
+            return "no worker of the model is up"
+        return ""
+
+    def offer(self, lines: Sequence[BulkLine], done: Done) -> None:
+        """See BulkRunner."""
+        for asked in lines:
+            line, failure = self._screened(asked)
+            if failure is not None:
+                reply = Reply("", line.tenant, None, failure)
+                asyncio.get_running_loop().call_soon(done, line, reply)
+                continue
+            riding = self._begin(line, done)
+            self._on_their_way[line.model] += 1
+            self._bytes += len(line.input)
+            self._send(riding)
+
+    def _screened(self, line: BulkLine) -> tuple[BulkLine, Failure | None]:
+        """The line as the model gets it, and its failure if it is not to run at all."""
+        if (failure := self._served.check(line.model, line.input)) is not None:
+            return line, failure
+        if (plan := self._plan_of(line.model)) is None:
+            return line, None
+        screen, judges = plan
+        if judges:  # They answer requests that wait, and have no room for a million lines.
+            return line, failures.unjudged(judges[0].rule.name, busy=False)
+        value, rule = screen.value(line.input, Noted())
+        return msgspec.structs.replace(line, input=value), failures.by_policy(rule) if rule else None
+
+    def _begin(self, line: BulkLine, done: Done) -> _Riding:
+        served, id = self._served[line.model], self._new_id()
+        version = line.version
+        if not (version or served.versions.any):
+            version = served.versions.version(line.tenant, id, RequestOptions(LIFE), None)
+        entry = Entry(
+            id, line.model, line.input, self._tiers, line.tenant, self._name, LIFE, LIFE, line.parameters, 0,
+            line.job, served.weigh(line.input), version, bool(line.version),
+        )  # fmt: skip
+        now = self._clock()
+        return _Riding(NOBODY, _NOBODYS, entry, now, now + LIFE, self._session, line=line, done=done)
+
+    def _send(self, riding: _Riding, shape: int = 0) -> None:
+        """Have a line wait in the broker: with those of a shape alone, or wherever its tenant may ride."""
+        record = self._records.get(riding.line.tenant)
+        if not shape and record is not None and (record.owes or record.suspects):
+            shape = record.shape
+        self._nonce += 1
+        riding.entry = entry = msgspec.structs.replace(riding.entry, nonce=self._nonce, shape=shape)
+        self._riding[entry.tenant, entry.id] = riding
+        self._session.offer(entry)
+
+    def _new_shape(self) -> int:
+        self._shape = self._shape % SHAPES + 1
+        return self._shape
+
+    def withdraw(self, job: str) -> None:
+        """See BulkRunner."""
+        for key, one in list(self._riding.items()):
+            if cast(_Riding, one).line.job == job:
+                del self._riding[key]
+                self._session.withdraw(one.entry.submission)
+                self._left(cast(_Riding, one))
+        for held in self._held.values():
+            for riding in [one for one in held if one.line.job == job]:
+                held.remove(riding)
+                self._left(riding)
+        for key, riding in list(self._resting.items()):
+            if riding.line.job == job:
+                del self._resting[key]
+                self._left(riding)
+
+    def _left(self, riding: _Riding) -> None:
+        """Note that a line is on its way no more."""
+        self._on_their_way[riding.line.model] -= 1
+        self._bytes -= len(riding.line.input)
+        if riding.suspect:
+            self._records[riding.line.tenant].suspects -= 1
+        riding.suspect = False
+        self._moved.set()
+
+    def _heard(self, session: BrokerSession, event: SessionEvent) -> None:
+        if isinstance(event, EntryRefused):
+            riding = self._pop(event.entry.tenant, event.entry.id, event.entry.nonce)
+            if riding is not None:
+                self._refused(riding, event.failure)
+        elif isinstance(event, Replied):
+            self._replied(event.replies)
+        self._moved.set()
+
+    def _pop(self, tenant: str, id: str, nonce: int) -> _Riding | None:
+        found = self._riding.get((tenant, id))
+        if found is None or found.entry.nonce != nonce:
+            return None
+        del self._riding[tenant, id]
+        return cast(_Riding, found)
+
+    def _refused(self, riding: _Riding, failure: Failure) -> None:
+        """Hold a line back that the broker has no room for; another refusal is its outcome."""
+        if failure.code not in _AGAIN:
+            self._end(riding, Reply(riding.entry.id, riding.entry.tenant, None, failure))
+            return
+        model, largest = riding.line.model, self._served[riding.line.model].settings.max_batch_size
+        if not self._held[model]:
+            self._windows[model] = max(self._window(model) / 2, FIRST_BATCHES * largest)
+            self._later(LATER, lambda: self._send_held(model))
+        self._held[model].append(riding)
+
+    def _send_held(self, model: str) -> None:
+        held, self._held[model] = self._held[model], deque()
+        for riding in held:
+            self._send(riding, riding.entry.shape)
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        def now() -> None:
+            self._timers.discard(timer)
+            act()
+
+        timer = asyncio.get_running_loop().call_later(seconds, now)
+        self._timers.add(timer)
+
+    def _replied(self, replies: Sequence[Reply]) -> None:
+        failed: dict[tuple[str, float, str], list[tuple[_Riding, Reply]]] = defaultdict(list)
+        for reply in replies:
+            riding = self._pop(reply.tenant, reply.id, reply.nonce)
+            if riding is None:
+                continue
+            failure = reply.failure
+            if failure is not None and reply.ran is not None and failure.reason in _CAUSES:
+                failed[reply.ran.worker, reply.ran.claimed_at, riding.line.tenant].append((riding, reply))
+            elif failure is not None and failure.code in _AGAIN:
+                self._refused(riding, failure)
+            else:
+                self._answered(riding, reply)
+        for together in failed.values():
+            self._search(together)
+
+    def _answered(self, riding: _Riding, reply: Reply) -> None:
+        model, record = riding.line.model, self._records.get(riding.line.tenant)
+        largest = self._served[model].settings.max_batch_size
+        self._windows[model] = min(self._window(model) + 0.5, MOST_BATCHES * largest)
+        if record is not None and record.owes and reply.output is not None:
+            record.owes -= 1
+        self._end(riding, reply)
+
+    def _end(self, riding: _Riding, reply: Reply) -> None:
+        self._left(riding)
+        try:
+            riding.done(riding.line, reply)
+        except Exception:
+            log.exception("the outcome of a bulk line could not be taken", job=riding.line.job, line=riding.line.number)
+
+    def _search(self, together: Sequence[tuple[_Riding, Reply]]) -> None:
+        """Have lines of one tenant run again that were in a batch that failed, or end the one whose fault it is."""
+        reply = together[0][1]
+        if reply.failure is None or reply.ran is None:
+            return
+        cause, lines = Cause(reply.failure.reason), [riding for riding, _ in together]
+        alone = reply.ran.size == 1
+        for riding in lines:
+            riding.attempts, riding.failures, riding.alone = (
+                riding.attempts + 1,
+                riding.failures + 1,
+                riding.alone + alone,
+            )
+        first = lines[0]
+        if cause not in NEVER_SPLIT and alone and is_over(cause, 1, first.attempts, first.alone):
+            if cause in BLAMED:
+                self._blame(first.line.tenant)
+            self._end(first, reply)
+            return
+        for riding in lines:
+            self._suspect(riding)
+        if len(lines) == 1 or stays_whole(cause, len(lines), first.failures):
+            self._again([lines], cause, first.failures)
+        else:
+            half = len(lines) // 2
+            self._again([lines[:half], lines[half:]], cause, 1)
+
+    def _again(self, groups: Sequence[Sequence[_Riding]], cause: Cause, count: int) -> None:
+        pause = backoff(count, self._rng())
+        if cause in NEVER_SPLIT:
+            pause = min(pause * 2.0 ** min(count, 10), LONGEST_PAUSE)
+        for group in groups:
+            shape, held = self._new_shape(), [*group]
+            self._resting.update({(riding.entry.tenant, riding.entry.id): riding for riding in held})
+            self._later(pause, lambda held=held, shape=shape: self._resume(held, shape))  # type: ignore[misc]
+
+    def _resume(self, group: Sequence[_Riding], shape: int) -> None:
+        for riding in group:
+            if self._resting.pop((riding.entry.tenant, riding.entry.id), None) is not None:
+                self._send(riding, shape)
+
+    def _record(self, tenant: str) -> _Record:
+        record = self._records.get(tenant)
+        if record is None:
+            if len(self._records) >= MOST_TENANTS:
+                clean = next((one for one, its in self._records.items() if not its.suspects), None)
+                self._records.pop(clean or "", None)
+            record = self._records[tenant] = _Record(self._new_shape())
+        return record
+
+    def _suspect(self, riding: _Riding) -> None:
+        if not riding.suspect:
+            riding.suspect = True
+            self._record(riding.line.tenant).suspects += 1
+
+    def _blame(self, tenant: str) -> None:
+        """Note a bad line of a tenant."""
+        record = self._record(tenant)
+        record.owes = CLEAN * 2 ** min(record.bad, MOST_DOUBLINGS)
+        record.bad += 1

@@ -1,0 +1,232 @@
+"""The runner of bulk lines: each ends once, bad ones alone, whatever becomes of batches, the broker and the lines of others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from headway import errors
+from headway.brokers.memory.broker import MemoryBroker
+from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.bulk.seat_runner import CLEAN, SeatRunner
+from headway.config import Settings
+from headway.core.policies import build
+from headway.core.queue_limits import QueueLimits
+from headway.gateway.served_models import ServedModels
+from headway.model import BatchFailure, Cause, Entry, ItemResult, Lease, Reply, Slot, WorkerInfo, WorkerStatus
+from headway.model.bulk import BulkLine
+from headway.runtime.counters import Counters
+from headway.runtime.supervisor import Supervisor
+from tests.virtual_time import run
+
+BATCH = 16
+
+
+class Play:
+    """A runner, a broker and workers, in one loop of virtual time."""
+
+    def __init__(self, clock: Callable[[], float], seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        counters = Counters()
+        limits = QueueLimits(tiers=1, max_batch=BATCH)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), counters, clock, self.rng.random)
+        served = ServedModels(["m"], Settings(max_batch_size=BATCH))
+        ids = itertools.count()
+        self.runner = SeatRunner(
+            self.broker, served, "feeder", 1, lambda model: None, clock, self.rng.random, lambda: f"id-{next(ids)}"
+        )
+        self.supervisor = Supervisor()
+        self.ended: dict[tuple[str, int], Reply] = {}
+        self.news = asyncio.Event()
+        self.batches: list[Lease] = []
+        self.cause: Cause = Cause.RAISED
+        self.dies: Callable[[Lease], bool] = lambda lease: False
+
+    def worker(self, name: str) -> None:
+        self.supervisor.start(name, lambda: self._work(name))
+
+    async def _work(self, name: str) -> None:
+        slot, policy = Slot(name, "m", BATCH), build("paced", None)
+        await self.broker.heartbeat(WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY))
+        while True:
+            claimed = await self.broker.claim(slot, policy)
+            if not isinstance(claimed, Lease):
+                await self.broker.wait_for_work(slot, claimed.until)
+                continue
+            self.batches.append(claimed)
+            await asyncio.sleep(0.1)
+            bad = any("bad" in str(entry.input) for entry in claimed.entries)
+            if self.dies(claimed) or bad:
+                await self.broker.release(claimed, BatchFailure(self.cause, "cannot", name))
+            else:
+                await self.broker.complete(claimed, [ItemResult("out") for entry in claimed.entries])
+
+    async def keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            for name in ("gpu-0", "gpu-1"):
+                await self.broker.heartbeat(WorkerInfo(worker_id=name, model="m", status=WorkerStatus.HEALTHY))
+            await self.broker.reap()
+
+    def done(self, line: BulkLine, reply: Reply) -> None:
+        assert (line.job, line.number) not in self.ended
+        self.ended[line.job, line.number] = reply
+        self.news.set()
+
+    async def feed(self, texts: Sequence[str], job: str = "job", tenant: str = "t") -> None:
+        lines = [BulkLine(job, tenant, number, "m", "", text) for number, text in enumerate(texts, 1)]
+        while lines:
+            room = await self.runner.room("m")
+            self.runner.offer(lines[:room], self.done)
+            del lines[:room]
+
+    async def ask(self, count: int) -> None:
+        """Have somebody else ask, 20 times a second."""
+        for number in range(count):
+            await self.broker.enqueue([Entry(f"asked-{number}", "m", "asked", 0, "other", "g", 60.0, 60.0)])
+            await asyncio.sleep(0.05)
+
+    async def until(self, count: int, job: str = "") -> None:
+        """Wait until so many lines have ended, of a job if one is named."""
+        async with asyncio.timeout(1_000):
+            while sum(job in ("", of) for of, _ in self.ended) < count:
+                self.news.clear()
+                await self.news.wait()
+
+    def failed(self, job: str = "job") -> set[int]:
+        return {number for (of, number), reply in self.ended.items() if of == job and reply.output is None}
+
+
+def play(script: Callable[[Play], Awaitable[None]], seed: int = 0) -> None:
+    async def main(clock: Callable[[], float]) -> None:
+        one = Play(clock, seed)
+        one.runner.start(one.supervisor)
+        one.supervisor.start("beats", one.keep_alive)
+        for name in ("gpu-0", "gpu-1"):
+            one.worker(name)
+        try:
+            await script(one)
+        finally:
+            await one.runner.close()
+            await one.supervisor.stop()
+
+    run(main)
+
+
+def test_all_lines_are_answered_in_full_batches() -> None:
+    async def script(one: Play) -> None:
+        await one.feed([f"text {number}" for number in range(500)])
+        await one.until(500)
+        assert not one.failed()
+        assert len(one.batches) <= 500 / BATCH + 2
+
+    play(script)
+
+
+@pytest.mark.parametrize("cause", [Cause.RAISED, Cause.CRASHED, Cause.TIMEOUT])
+def test_bad_lines_end_alone_and_all_others_are_answered(cause: Cause) -> None:
+    async def script(one: Play) -> None:
+        one.cause = cause
+        bad = {7, 8, 100, 333}
+        await one.feed(["bad" if number in bad else "good" for number in range(1, 401)])
+        await one.until(400)
+        assert one.failed() == bad
+        assert all(one.ended["job", number].failure.reason == cause.value for number in bad)  # type: ignore[union-attr]
+
+    play(script)
+
+
+def test_a_tenant_of_bad_lines_costs_the_others_few_batches() -> None:
+    """Not one for each of its bad lines."""
+
+    async def script(one: Play) -> None:
+        hit = Counter[tuple[bool, bool]]()
+
+        feeding = asyncio.ensure_future(one.feed(["bad" if number % 20 == 0 else "good" for number in range(600)]))
+        await one.ask(2_000)
+        for lease in one.batches:
+            inputs = [str(entry.input) for entry in lease.entries]
+            hit["asked" in inputs, "bad" in inputs] += 1
+        assert hit[True, True] <= 3
+        assert hit[False, True] > 1
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+    play(script)
+
+
+def test_lines_of_a_tenant_that_sends_good_ones_ride_on_beside_others() -> None:
+    async def script(one: Play) -> None:
+        await one.feed(["bad", *["good"] * BATCH])
+        await one.until(BATCH + 1)
+        await one.feed(["good"] * CLEAN, "owed")
+        await one.until(CLEAN, "owed")
+        asking = asyncio.ensure_future(one.ask(100))
+        await one.feed(["good"] * 10 * BATCH, "later")
+        await asking
+        assert any({"asked", "good"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
+
+    play(script)
+
+
+def test_a_remote_that_fails_is_waited_for() -> None:
+    async def script(one: Play) -> None:
+        one.cause, one.dies = Cause.REMOTE, lambda lease: True
+        feeding = asyncio.ensure_future(one.feed(["good"] * 50))
+        await asyncio.sleep(60.0)
+        assert not one.ended
+        one.dies = lambda lease: False
+        await one.until(50)
+        await feeding
+        assert not one.failed()
+
+    play(script)
+
+
+def test_what_is_withdrawn_never_ends() -> None:
+    async def script(one: Play) -> None:
+        one.dies = lambda lease: lease.attempt == 1 and one.rng.random() < 0.5
+        await one.feed(["good"] * 200, "first")
+        await one.feed(["good"] * 200, "second")
+        one.runner.withdraw("first")
+        before = sum(job == "first" for job, _ in one.ended)
+        await one.until(200, "second")
+        assert sum(job == "first" for job, _ in one.ended) == before
+        one.runner.withdraw("second")
+        assert await one.runner.room("m") > 0
+
+    play(script)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_happens_each_line_ends_once(seed: int) -> None:
+    async def script(one: Play) -> None:
+        rng = one.rng
+        causes = list(Cause)
+
+        def dies(lease: Lease) -> bool:
+            one.cause = rng.choice(causes)
+            return rng.random() < 0.2
+
+        one.dies = dies
+        sent: dict[str, list[str]] = defaultdict(list)
+        for job in range(4):
+            sent[f"job-{job}"] = [
+                rng.choice(("good", "good", "good", "good", "bad")) for _ in range(rng.randint(1, 80))
+            ]
+        await asyncio.gather(*(one.feed(texts, job, rng.choice("ab")) for job, texts in sent.items()))
+        await one.until(sum(map(len, sent.values())))
+        for name, texts in sent.items():
+            bad = {number for number, text in enumerate(texts, 1) if text == "bad"}
+            assert bad <= one.failed(name)
+            for number in one.failed(name) - bad:
+                failure = one.ended[name, number].failure
+                assert failure is not None
+                assert failure.code in (errors.REJECTED_BY_MODEL, errors.BACKEND_ERROR)
+
+    play(script, seed)

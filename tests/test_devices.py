@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.app.devices import Gpus, allot, find_gpus
+from headway.app.devices import Devices, Gpus, allot, allot_to_models, find_gpus
 from headway.config import Settings
 from headway.errors import SettingError
 
@@ -118,6 +118,21 @@ def test_a_pool_grows_as_far_as_there_are_gpus() -> None:
     assert (made.most, made.of(1)) == (2, "4")
     assert allot(Settings(workers=1), Gpus((), "")).most > 100
     assert allot(Settings(workers=1, devices="4"), Gpus(("3", "4"), "3,4")).most == 1
+
+
+def test_models_of_which_one_may_go_to_zero_have_all_gpus_by_turns() -> None:
+    zero = Settings(autoscale="local", min_workers=0, scale_to_zero_after_s=60)
+    kept = Settings(autoscale="local", workers=1, max_workers=2)
+    named = Settings(autoscale="local", devices="1")
+    two = Gpus(("0", "1"))
+    found = allot_to_models({"a": zero, "b": kept, "c": zero, "d": named}, two)
+    by_turns = Devices(("0", "1"), 2, shared=True)
+    assert found == {"a": by_turns, "b": by_turns, "c": by_turns, "d": Devices(("1",), 1)}
+    assert allot_to_models({"a": kept, "b": Settings(autoscale="local", max_workers=0)}, Gpus(("0", "1", "2"))) == {
+        "a": Devices(("0", "1"), 2), "b": Devices(("2",), 1),
+    }  # fmt: skip
+    with pytest.raises(SettingError, match="more than there are GPUs"):
+        allot_to_models({"a": zero, "b": kept, "c": kept, "d": kept}, two)
 
 
 def test_a_uuid_is_the_same_in_capitals() -> None:

@@ -34,6 +34,7 @@ from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
+from headway.worker.places import Places
 from headway.worker.pool import WorkerPool
 from headway.worker.shared_gpus import MakeBatcher, Started
 from headway.worker.starting import Limits
@@ -371,7 +372,12 @@ def make_report(settings: Settings, target: Target) -> ModelReport:
 
 
 def make_pool(
-    settings: Settings, devices: Devices, make: MakeBatcher, broker: WorkSource, slots: set[str] | None = None
+    settings: Settings,
+    devices: Devices,
+    make: MakeBatcher,
+    broker: WorkSource,
+    slots: set[str] | None = None,
+    places: Places | None = None,
 ) -> WorkerPool:
     """Build the pool of workers that run a target; it can grow as far as there are devices for them.
 
@@ -381,5 +387,6 @@ def make_pool(
         make: builds its batchers.
         broker: broker that batches come from.
         slots: set that its slots are kept in, beside those of other pools.
+        places: places that it has by turns with other pools; None: it has places of its own.
     """
-    return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots)
+    return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)

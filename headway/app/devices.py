@@ -107,11 +107,13 @@ class Devices(msgspec.Struct, frozen=True):
         ids: device of each worker, in the order of their numbers: id of a GPU, or `cpu`.
         most: most workers that there are devices for.
         counted: whether further workers get the GPU with their own number.
+        shared: whether other models have the same devices by turns, each at a time for one worker.
     """
 
     ids: tuple[str, ...]
     most: int
     counted: bool = False
+    shared: bool = False
 
     def of(self, index: int) -> str:
         """Device of the worker with a number, counted from 0."""
@@ -152,11 +154,15 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
     """Give each worker of several models its device: those that name none get the GPUs one after the other.
 
+    Where one of them may go to zero they have the GPUs by turns, so that others get what it gives back.
+
     Raises:
         SettingError: there are fewer GPUs than such workers, or a model names one that this process may not use.
     """
     found, taken = {}, 0
-    total = sum(_kept_for(settings) for settings in models.values() if not settings.devices)
+    unnamed = [settings for settings in models.values() if not settings.devices]
+    by_turns = bool(gpus.ids) and any(one.autoscale == LOCAL and not one.min_workers for one in unnamed)
+    total = sum(map(_needed_by if by_turns else _kept_for, unnamed))
     if gpus.ids and total > len(gpus.ids):
         count = f"{len(gpus.ids)} GPU{'' if len(gpus.ids) == 1 else 's'} ({', '.join(gpus.ids)})"
         hint = "Use fewer; or name the devices of each model in its table: two models share a GPU when both name it."
@@ -164,6 +170,9 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
     for model, settings in models.items():
         if settings.devices or gpus.ids == ():
             found[model] = allot(settings, gpus)
+            continue
+        if by_turns and gpus.ids:
+            found[model] = Devices(gpus.ids, len(gpus.ids), shared=True)
             continue
         end = taken + _kept_for(settings)
         ids = tuple(map(str, range(taken, end))) if gpus.ids is None else gpus.ids[taken:end]
@@ -175,6 +184,11 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
 def _kept_for(settings: Settings) -> int:
     """GPUs that are kept for a model: those of its workers, and of those that the autoscaler may add here."""
     return max(settings.workers, settings.max_workers) if settings.autoscale == LOCAL else settings.workers
+
+
+def _needed_by(settings: Settings) -> int:
+    """GPUs that a model needs from the first where models have them by turns: none if it may be without a worker."""
+    return settings.workers if settings.min_workers else 0
 
 
 def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:

@@ -12,6 +12,7 @@ from headway.config import Settings
 from headway.config.checks import KUBERNETES, LOCAL
 from headway.controller.autoscaler import Autoscaler
 from headway.core.scaling import rules
+from headway.core.scaling.rooms import Holding, rooms
 from headway.core.scaling.scaler import ScaleLimits
 from headway.core.scaling.sizing import MOST_SLOTS
 from headway.errors import SettingError
@@ -56,8 +57,14 @@ def most_local(plan: ModelPlan) -> int:
 
 
 def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
-    """Workers that this process has of each model, and most that it can have."""
-    return {model: (pool.size, most_local(plans[model])) for model, pool in pools.items()}
+    """Workers that this process has of each model, and most that it can have, also for the sake of the others."""
+    most = {model: most_local(plans[model]) for model in pools}
+    turns = {model: pool for model, pool in pools.items() if plans[model].devices.shared}
+    if turns:
+        places = next(iter(turns.values())).places
+        holdings = {model: Holding(pool.size, pool.wanted, most[model]) for model, pool in turns.items()}
+        most |= rooms(holdings, places.free, places.taken - sum(one.has for one in holdings.values()))
+    return {model: (pool.size, most[model]) for model, pool in pools.items()}
 
 
 def make_autoscaler(

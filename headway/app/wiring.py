@@ -77,6 +77,7 @@ from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
 from headway.worker.drains import carry_out
 from headway.worker.helping import StrayWatcher
+from headway.worker.places import Places
 from headway.worker.pool import WorkerPool
 from headway.worker.pools import WorkerPools, Workers
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
@@ -492,12 +493,17 @@ def make_pools(
         if decides:
             whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
         name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
-        make = batchers[model] = make_batchers(
+        batchers[model] = make_batchers(
             settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
             versioned=versioned(model, plan), recorder=recorder, gpus=watched,
         )  # fmt: skip
-        if model not in shares:
-            pools[model] = make_pool(settings, plan.devices, make, broker, slots)
+    by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
+    places = Places(by_turns[0].most) if by_turns else None
+    for model, plan in sorted(plans.items(), key=lambda one: not one[1].settings.min_workers):
+        if model not in shares:  # Those that may be without a worker begin with what others leave.
+            common = places if plan.devices.shared else None
+            pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
+    pools = {model: pools[model] for model in plans if model in pools}
     if shares:
         first = plans[shares[0]]
         of_each = {model: _shared_model(plans[model], batchers[model]) for model in shares}

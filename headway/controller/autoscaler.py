@@ -42,6 +42,8 @@ REFUSED_AGAIN_AFTER = 30.0
 """Seconds after which a platform that refused is asked again, as somebody may have mended it."""
 SETTLES_AFTER = 3.0
 """Seconds for which a leader that knows no number of a model hears of its workers before it tells one."""
+YIELDS_AFTER = 2.0
+"""Seconds after which a model that nobody asks for gives its last worker up where another waits for its GPU."""
 LEFT_FOR = 30.0
 """Seconds after which a model whose workers have all left has no number any more. A host that is restarted finds its number."""
 BUSY_COST, WARM_COST = 10, 1
@@ -209,7 +211,10 @@ class Autoscaler:
         room = [one.scalable[model] for one in members if model in one.scalable]
         if limits is None or not room:
             return limits
-        most = max(min(limits.most, sum(most for _, most in room)), 1)
+        there = sum(most for _, most in room)
+        if limits.idle_after and there < sum(has for has, _ in room):  # Another model waits for what this one has.
+            limits = replace(limits, idle_after=min(limits.idle_after, YIELDS_AFTER))
+        most = max(min(limits.most, there), 1)
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
 
     def _as_published(self, state: ScaledModel, ready: int) -> Scaling | None:
@@ -305,7 +310,8 @@ class Autoscaler:
         if published is not None:
             state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
         else:
-            state.scaler = Scaler(limits, current or max(state.live, 1), now)
+            may_have_none = limits.idle_after > 0 and self._name != NONE
+            state.scaler = Scaler(limits, current or max(state.live, 0 if may_have_none else 1), now)
         state.follows = published is None and not current
         return state.scaler
 

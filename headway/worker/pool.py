@@ -15,6 +15,7 @@ from headway.model import Signature
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
+from headway.worker.places import Places
 from headway.worker.starting import start_all
 
 log = get_logger(__name__)
@@ -36,27 +37,41 @@ class WorkerPool:
 
     Arguments:
         make: builds the batcher of the slot with a number, counted from 0.
+        places: numbers that other pools take, too; None: those below `most`.
         size: slots at first.
         most: most slots that there can ever be, as each needs a device.
         slots: set that the ids of the slots are kept in, beside those of other pools; None: a set of its own.
 
     Attributes:
         most: most slots that there can ever be.
-        batchers: batchers that serve, by the number of their slot.
+        wanted: slots that there should be; it has fewer as long as other pools have their places.
+        places: places that its slots have.
+        batchers: batchers that serve, in the order in which they came.
         slots: ids of their slots; the same set for as long as the pool lives.
     """
 
-    def __init__(self, make: Callable[[int], Batcher], size: int, most: int, slots: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Batcher],
+        size: int,
+        most: int,
+        slots: set[str] | None = None,
+        places: Places | None = None,
+    ) -> None:
         self._make = make
-        self.most = most
-        self.batchers = [make(number) for number in range(size)]
+        self.most, self.wanted = most, size
+        self.places = Places(most) if places is None else places
+        self.batchers: list[Batcher] = []
         self.slots = set[str]() if slots is None else slots
-        self.slots.update(batcher.slot.worker for batcher in self.batchers)
+        self._numbers: dict[Batcher, int] = {}
         self._leaving: list[Batcher] = []
         self._serving = ServingBatchers()
         self._supervisor: Supervisor | None = None
         self._resizing = asyncio.Lock()
         self._draining = False
+        self.places.takers.append(self._grow)
+        self._grow()
+        self.wanted = len(self.batchers)
 
     @property
     def size(self) -> int:
@@ -95,8 +110,8 @@ class WorkerPool:
     async def resize(self, size: int) -> None:
         """Serve with `size` slots from now on; changes nothing once the pool drains.
 
-        Slots that leave are those with the highest numbers. Returns when their batches are done. Backends of new slots
-        start in the background.
+        Slots that leave are those that came last. Returns when their batches are done. Backends of new slots start in the
+        background, as soon as there are places for them.
 
         Raises:
             ValueError: there cannot be so many, or the pool does not serve yet.
@@ -106,21 +121,31 @@ class WorkerPool:
         if self._supervisor is None:
             raise ValueError("a pool that does not serve yet cannot be resized")
         async with self._resizing:
-            if self._draining or size == len(self.batchers):
+            if self._draining or size == self.wanted:
                 return
             log.info("the pool of workers changes", slots=size, before=len(self.batchers))
-            for number in range(len(self.batchers), size):
-                batcher = self._make(number)
-                self.batchers.append(batcher)
-                self.slots.add(batcher.slot.worker)
-                self._serving[batcher] = batcher.run(self._supervisor)
+            self.wanted = size
+            self._grow()
             self._leaving.extend(self.batchers[size:])
             del self.batchers[size:]
             for batcher in self._leaving:
                 self.slots.discard(batcher.slot.worker)
                 batcher.drain()
             await asyncio.gather(*map(self._serving.finish, self._leaving))
+            left = [self._numbers.pop(batcher) for batcher in self._leaving]
             self._leaving.clear()
+            for number in left:
+                self.places.give(number)
+
+    def _grow(self) -> None:
+        """Have as many slots as are wanted, as far as there are places."""
+        while len(self.batchers) < self.wanted and not self._draining and (number := self.places.take()) is not None:
+            batcher = self._make(number)
+            self._numbers[batcher] = number
+            self.batchers.append(batcher)
+            self.slots.add(batcher.slot.worker)
+            if self._supervisor is not None:
+                self._serving[batcher] = batcher.run(self._supervisor)
 
     async def replace(self) -> None:
         """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""

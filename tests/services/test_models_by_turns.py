@@ -1,0 +1,153 @@
+"""Models of one process that have its GPUs by turns: what one gives back another gets, and whoever is asked for gets one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from headway import errors
+from headway.app.devices import Devices
+from headway.app.model_plans import ModelPlan
+from headway.app.scaling import scalable
+from headway.brokers.memory.fleet import MemoryFleet
+from headway.config.target import parse_target
+from headway.controller.autoscaler import Autoscaler
+from headway.controller.controller import Controller
+from headway.core.scaling.rules import read
+from headway.core.scaling.scaler import ScaleLimits
+from headway.fleet.membership import Membership
+from headway.fleet.pace import Pace
+from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.workers_watcher import WorkersWatcher
+from headway.model import ProcessInfo, Role, Slot
+from headway.scaling.local import LocalScaling
+from headway.worker.batcher import Batcher
+from headway.worker.places import Places
+from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools
+from tests.services.batchers import make_batcher
+from tests.services.fake_backend import FakeBackend
+from tests.services.stand import codes
+from tests.services.test_models import TwoModels
+from tests.virtual_time import Clock
+
+GROWS = read('[{"queue_above": 4, "for_s": 1, "add": 1}]')
+IDLE = ScaleLimits(rules=GROWS, idle_after=15.0, most=4)
+START = 1.0
+
+
+class ByTurns(TwoModels):
+    """Models `a` and `b` over so many GPUs, scaled in their process; `a` begins with `first` of them, `b` with what is left."""
+
+    def __init__(self, clock: Clock, gpus: int, first: int = 1) -> None:
+        super().__init__(clock)
+        self.taken: list[int] = []
+        """GPUs on which a worker is, or starts."""
+        self.wrong = 0
+        places, slots, names = Places(gpus), set[str](), [*self.settings.served]
+        pools = {
+            name: WorkerPool(self._slots_of(name), size, gpus, slots, places)
+            for name, size in zip(names, (first, 1), strict=True)
+        }
+        self.pools = WorkerPools(pools, slots)
+        devices = Devices(tuple(map(str, range(gpus))), gpus, shared=True)
+        plans = {name: ModelPlan(self.settings.served[name], parse_target("m:f"), devices) for name in names}
+        self.fleet = MemoryFleet(clock)
+        rates = self.gateway.limiter.throttles
+
+        def describe() -> ProcessInfo:
+            arrivals = {name: (one.rates.higher, one.rates.lowest) for name, one in rates.items()}
+            told = ProcessInfo(id=self.gateway.name, role=Role.SERVE, host="h", pid=1, model="a")
+            return replace(told, arrivals=arrivals, scalable=scalable(plans, pools))
+
+        self.membership = Membership(self.fleet, describe, clock, self.broker)
+        pace = Pace(clock, may_rest=False)
+        self.controller = Controller("c", self.broker, self.fleet, 1.0, clock, pace, counters=self.counters)
+        driver = LocalScaling(pools)
+        self.controller.autoscaler = Autoscaler(driver, lambda model: IDLE, self.counters, clock, "local", names)
+        self.watchers = (
+            CapacityWatcher(self.gateway, self.fleet, clock, pace),
+            WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock),
+        )
+
+    def _slots_of(self, name: str) -> Slots:
+        return Slots(self, name)
+
+    async def __aenter__(self) -> ByTurns:
+        await super().__aenter__()
+        for one in (self.membership, self.controller, *self.watchers):
+            one.start(self._supervisor)
+        return self
+
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(pool.size for pool in self.pools.of_models.values() if isinstance(pool, WorkerPool))
+
+
+class Slots:
+    """Builder of the batchers of one model, each of which has a GPU to itself."""
+
+    def __init__(self, turns: ByTurns, name: str) -> None:
+        self._turns, self._name = turns, name
+
+    def __call__(self, number: int) -> Batcher:
+        turns, name = self._turns, self._name
+        slot = Slot(f"{name}/gpu-{number}", name, turns.settings.served[name].max_batch_size, 0)
+        return make_batcher(slot, lambda: Exclusive(turns.taken, number), turns.broker, turns.counters, turns.clock)
+
+
+class Exclusive(FakeBackend):
+    """Backend on a GPU that no other may be on at the same time."""
+
+    def __init__(self, taken: list[int], number: int) -> None:
+        super().__init__(0.1)
+        self.start_seconds = START
+        self._taken, self._number = taken, number
+
+    async def start(self) -> float:
+        assert self._number not in self._taken, "two workers on one GPU"
+        self._taken.append(self._number)
+        return await super().start()
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._number in self._taken:
+            self._taken.remove(self._number)
+
+
+async def test_a_model_gets_the_gpu_that_another_gave_back_and_gives_it_up_for_it_again(clock: Clock) -> None:
+    async with ByTurns(clock, 2) as turns:
+        await asyncio.sleep(5)
+        assert turns.sizes() == (1, 1)
+
+        async def busy() -> None:
+            while True:
+                await turns.ask("b")
+
+        callers = [asyncio.ensure_future(busy()) for _ in range(16)]
+        await asyncio.sleep(30)
+        assert turns.sizes() == (0, 2), "b has the GPU of a"
+        assert codes([await turns.ask("a")])[0] in ("ok", errors.NO_WORKERS)
+        await asyncio.sleep(8)
+        assert turns.sizes() == (1, 1), "and gave it up"
+        assert codes([await turns.ask("a")]) == ["ok"]
+        for one in callers:
+            one.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+
+
+async def test_two_models_have_one_gpu_by_turns(clock: Clock) -> None:
+    async with ByTurns(clock, 1) as turns:
+        await asyncio.sleep(5)
+        assert turns.sizes() == (1, 0), "b begins without one"
+        for _ in range(3):
+            for name, sizes in (("b", (0, 1)), ("a", (1, 0))):
+                for _ in range(10):
+                    reply = await turns.ask(name)
+                    if reply.failure is None:
+                        break
+                    assert reply.failure.code == errors.NO_WORKERS
+                    await asyncio.sleep(reply.failure.retry_after or 1.0)
+                assert codes([reply]) == ["ok"]
+                assert turns.sizes() == sizes
+                await asyncio.sleep(3)

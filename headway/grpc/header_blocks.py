@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import cast
 
 from hpack import Decoder
@@ -100,8 +101,15 @@ class HeaderReader(Decoder):
 
 
 def _field(name: str, value: str) -> bytes:
-    key, octets = name.encode(), value.encode()
-    return b"\0%b%b%b%b" % (_length(key), key, _length(octets), octets)
+    octets = value.encode()
+    return b"%b%b%b" % (_named(name), _length(octets), octets)
+
+
+@lru_cache(maxsize=256)
+def _named(name: str) -> bytes:
+    """Beginning of a field of a name; there are few."""
+    octets = name.encode()
+    return b"\0%b%b" % (_length(octets), octets)
 
 
 def _length(octets: bytes) -> bytes:

@@ -6,6 +6,7 @@ decodes header fields. An error of one stream that a heedful client never makes 
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 from typing import Protocol
 
@@ -28,6 +29,8 @@ _NO_TABLE = b"\x20"
 DEFAULT_WINDOW = 65_535
 """Bytes that a client may send ahead on each stream until it has read what it is told."""
 _LARGEST = (1 << 31) - 1
+_read_head = struct.Struct(">HBBBI").unpack_from
+"""Reader of a frame's header: the length in two parts, type, flags, and stream."""
 _LARGEST_FRAME = 1 << 14
 """Most bytes of a frame's payload, but for data that come; clients may allow more, which nobody needs."""
 LARGEST_DATA = 1 << 20
@@ -240,9 +243,8 @@ class Http2:
                 continue
             if at + FRAME_HEADER > length:
                 break
-            size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
-            body = at + FRAME_HEADER
-            kind, flags, number = data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : body], "big") & _LARGEST
+            most, least, kind, flags, number = _read_head(data, at)
+            size, number, body = most << 8 | least, number & _LARGEST, at + FRAME_HEADER
             if size > _IN_PIECES and self._in_pieces(kind, flags, number, size):
                 at = body
                 continue

@@ -20,6 +20,7 @@ from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, mark
 from headway.http.inference.inference_head import SHOWN, read_id, read_options
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Reply, RequestOptions
+from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 MOST_ANSWER = 32 << 20
 """Most bytes of the outputs of one request together, as a message is sent in one piece."""
@@ -133,9 +134,17 @@ class InferenceCall(Call):
             admission.charge(self.principal)
             raise
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
-        principal = self.principal = admission.principal_for(exchange, self.principal)
+        asker = self.principal
+        principal = self.principal = admission.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
+        if exchange.options is options and options.timeout == self.port.longest:  # Else hardly any other asks alike.
+            lane = admission.gateway.lane(asker, options, exchange.model)
+            input = exchange.input
+            if not isinstance(input, list) and (lane.open or (lane.rows and served[lane.model].takes_unweighed(input))):
+                exchange.input, self.principal, self._sink = "", lane.principal, sink
+                admission.gateway.enter(sink, lane, id, input, exchange.parameters)
+                return
         self._fan_out = admission.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
         self._sink = sink
 
@@ -213,7 +222,7 @@ def _begin(turn: asyncio.Future[None]) -> None:
 
 def _hurried(options: RequestOptions, waited: float, remaining: float | None) -> RequestOptions:
     """Options of a request that has waited for some seconds, and whose call has some left."""
-    left = options.timeout - waited
+    left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
     if remaining is not None:
         left = min(left, remaining)
     if left >= options.timeout:

@@ -36,6 +36,7 @@ _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
 _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
 """Header fields of an answer with nothing but a status, and of one with messages."""
+_OK = block_of((("grpc-status", "0"),))
 _ENCODINGS, _NO_ENCODINGS = (b"gzip", b"deflate"), (b"", b"identity")
 _ANY_WRAPPING = zlib.MAX_WBITS | 32
 """Wish that zlib finds out by itself whether a message is in the format of gzip or its own."""
@@ -207,10 +208,11 @@ class CallStream:
         if self._unsent:  # No status can pass a message that is half sent.
             self.reset()
             return
-        fields = [("grpc-status", str(int(status)))]
-        if details:
-            fields.append(("grpc-message", quote_from_bytes(details.encode(), _PLAIN)))
-        block = block_of((*fields, *trailers))
+        if status is StatusCode.OK and not details:
+            block = _OK + block_of(trailers)
+        else:
+            told = ("grpc-message", quote_from_bytes(details.encode(), _PLAIN))
+            block = block_of((("grpc-status", str(int(status))), *((told,) if details else ()), *trailers))
         self.connection.send_headers(self, block if self._begun else _TRAILERS_ONLY + block, end=True)
         self.connection.finish(self, whole=self._whole)
 

@@ -6,9 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeGuard
 
 from headway.core import tensor_json
-from headway.core.tensors import BYTES, JSON, NoTensors, Tensor, TensorHead, quoted, shown_heads, unpack
+from headway.core.tensors import (
+    ALIGNED,
+    BYTES,
+    JSON,
+    SIZES,
+    NoTensors,
+    Tensor,
+    TensorHead,
+    count_of,
+    header_of,
+    quoted,
+    shown_heads,
+    unpack,
+)
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
-from headway.model import Tensors, TensorSpec, Value
+from headway.model import Octets, Tensors, TensorSpec, Value
 
 _MOST_SHOWN = 8
 
@@ -123,6 +136,44 @@ def told(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: 
     named = {one.head.name: one for one in found}
     check_names([one.name for one in wanted], named)
     return [OutputTensor(named[name].head, named[name].parts, each) for name, each in wanted]
+
+
+class OutputForm(NamedTuple):
+    """Form of an answer with one output: all that its header says.
+
+    Attributes:
+        tensors: tensors of the answer, without their data.
+        places: places of the data in the output's value, in their order.
+        length: bytes of that value.
+    """
+
+    tensors: Sequence[OutputTensor]
+    places: Sequence[slice]
+    length: int
+
+
+def form_of_output(opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, most: int) -> OutputForm | None:
+    """Form of answers with one output; None where it has texts, no elements, or more bytes of data than `most`.
+
+    Arguments:
+        opening: bytes of the output's value before its data.
+        wanted: outputs that are asked for; see `told`.
+        binary: whether the others come in the binary form.
+        most: see above.
+
+    Raises:
+        RequestError: see `told`.
+    """
+    heads = header_of(Octets(opening)).heads if opening else ()
+    sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
+    if not heads or min(sizes) <= 0 or sum(sizes) > most:
+        return None
+    places, end = {}, len(opening)
+    for head, size in zip(heads, sizes, strict=True):
+        places[head.name] = slice(end, end + size)
+        end += size + -size % ALIGNED
+    tensors = told([Tensors(opening + bytes(end - len(opening)))], wanted, binary=binary)
+    return OutputForm(tensors, [places[one.head.name] for one in tensors], end)
 
 
 def _told(head: TensorHead, values: Sequence[Sequence[Tensor]], place: int) -> TensorHead:

@@ -99,6 +99,38 @@ async def test_elements_of_each_datatype_reach_the_model_in_the_binary_form(port
     assert told(answer) == {"x": (datatype, (2, 0), b"")}
 
 
+@pytest.mark.parametrize("count", [4, 1 << 18, (1 << 18) + 1])
+@on_port()
+async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answered(port: Port, count: int) -> None:
+    """All but their data is remembered. A large tensor that needs nothing behind it stays where it was received."""
+    spec, client = TensorSpec("x", "UINT8", (-1,)), port.client()
+    port.gateway.served.learn(model(inputs=(spec,), outputs=(spec,)))
+    for first in (b"\1", b"\2", b"\3"):
+        data = first.ljust(count, b"\4")
+        answer = await client.ask(INFER, asked({"y": ("UINT8", [1, count], data)}).SerializeToString())
+        assert told(answered(answer)) == {"x": ("UINT8", (1, count), data)}
+        assert arrays(port.gateway.asked[-1].input) == {"x": ("UINT8", (1, count), data)}
+    other = asked({"z": ("UINT8", [1, count], data)}).SerializeToString()  # As long as those before.
+    assert told(answered(await client.ask(INFER, other))) == {"x": ("UINT8", (1, count), data)}
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT8", (-1,)),)))
+    found = await client.fail(INFER, asked({"y": ("UINT8", [1, count], data)}).SerializeToString())
+    assert found.status is Status.INVALID_ARGUMENT
+
+
+@on_port()
+async def test_what_is_remembered_of_a_message_keeps_its_id_parameters_and_outputs(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=(FOUR,), outputs=(FOUR, TensorSpec("other", "INT8"))))
+    client = port.client()
+    for number in range(3):
+        data = bytes([number] * 16)
+        given = asked({"x": ("FP32", [1, 4], data)}, id="7")
+        given.outputs.add(name="x")
+        given.parameters["heat"].int64_param = 5
+        answer = answered(await client.ask(INFER, given.SerializeToString()))
+        assert (answer.id, told(answer)) == ("7", {"x": ("FP32", (1, 4), data)})
+        assert port.gateway.asked[-1].parameters == b'{"heat":5}'
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 @on_port()
 async def test_halves_travel_raw(port: Port, datatype: str) -> None:

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from headway.core.tensors import ALIGNED, SIZES, count_of, header_of, opening_of
+from headway.core.tensors import opening_of
 from headway.errors import SHOWN, BadRequest
 from headway.http.inference.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
 from headway.http.inference.exchange import JSON, Outcome, Written
 from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.problem import AnyError, Encoded, escaped, problem_header
-from headway.model import Octets, Tensors, Value, ValueKind, added_up
+from headway.model import Tensors, Value, ValueKind, added_up
 from headway.oip.elements import element_of
-from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, told
+from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, form_of_output, told
 from headway.oip.tensors import BYTES, OUTPUT, check_outputs, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()
@@ -213,25 +213,17 @@ class _Form(NamedTuple):
 
     fields: bytes
     document: bytes
-    places: tuple[slice, ...]
+    places: Sequence[slice]
     length: int
 
 
 def _form(model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes) -> _Form | None:
     """Form of answers with one output that begins so; None where they are told another way. Raises RequestError."""
-    heads = header_of(Octets(opening)).heads if opening else ()
-    sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
-    if not heads or min(sizes) <= 0 or sum(sizes) > PIECE:
+    form = form_of_output(opening, wanted, binary=binary, most=PIECE)
+    if form is None or not all(one.binary for one in form.tensors):
         return None
-    places, end = {}, len(opening)
-    for head, size in zip(heads, sizes, strict=True):
-        places[head.name] = slice(end, end + size)
-        end += size + -size % ALIGNED
-    tensors = told([Tensors(opening + bytes(end - len(opening)))], wanted, binary=binary)
-    if not all(one.binary for one in tensors):
-        return None
-    document = _encode(_Answer(model, version, tuple(map(_sized, tensors))))
-    return _Form(_BINARY % len(document), document, tuple(places[one.head.name] for one in tensors), end)
+    document = _encode(_Answer(model, version, tuple(map(_sized, form.tensors))))
+    return _Form(_BINARY % len(document), document, form.places, form.length)
 
 
 _often_form = lru_cache(maxsize=256)(_form)

@@ -138,7 +138,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
         often = length is not None and length <= _SHORT
         said = (often_said if often else said_of)(text, specs, served.outputs, most)
         if binary is not None and len(binary) == said.size:
-            value = _packed(body, binary, said.opening)
+            value = packed_in_place(body, binary, said.opening)
         else:
             value = value_of(said.heads, _data(said.inputs, said.heads, binary))
         return TensorsRequest(said.id, value, said.wishes, said.parameters, said.wanted)
@@ -162,8 +162,16 @@ def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple
     return total, opening(heads)
 
 
-def _packed(body: bytes, data: memoryview, opening: bytes) -> Tensors:
-    """Packed value of the data at the end of a body. A large body is its request's own: there it is packed where it lies, and not copied."""
+def packed_in_place(body: bytes, data: memoryview, opening: bytes) -> Tensors:
+    """Packed value of the data at the end of a body, or of a message.
+
+    A large one is its request's own: there it is packed where it lies, and not copied.
+
+    Arguments:
+        body: the body.
+        data: the data.
+        opening: bytes of the value before the data.
+    """
     padding, begin = -len(data) % ALIGNED, len(body) - len(data) - len(opening)
     room = memoryview(body)
     if padding or begin < 0 or room.readonly:

@@ -90,6 +90,8 @@ def with_fields(
 def _of_field(name: str, one: ToolOption, defaults: Mapping[str, Any], required: bool) -> Callable[[F], F]:
     # To click a default of None is one, too, and then nothing is missing.
     given = {"required": True} if required else {"default": defaults.get(name, one.default)}
+    if one.type is bool:
+        return option(one.flag, name, group=one.group, is_flag=True, help=one.help, **given)
     return option(
         one.flag,
         name,

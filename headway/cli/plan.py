@@ -40,6 +40,7 @@ _FIELDS = (
     help="Share of their capacity that GPUs use in a fleet with room for growth and failures.",
 )
 @option("--max-gpus", type=int, default=2000, metavar="N", group=_TARGETS, help="Most GPUs to consider.")
+@option("--bulk", is_flag=True, group="Results", help="Say how many lines/s of bulk jobs go beside the load.")
 @option("--json", is_flag=True, group="Results", help="Print the plan as JSON.")
 def plan(
     p95: float | None,
@@ -47,6 +48,7 @@ def plan(
     gpu_hour_cost: float | None,
     target_utilisation: float,
     max_gpus: int,
+    bulk: bool,
     json: bool,
     **given: Any,
 ) -> None:
@@ -78,6 +80,7 @@ def plan(
         gpu_hour_cost=gpu_hour_cost,
         max_gpus=max_gpus,
         target_utilisation=target_utilisation,
+        bulk=bulk,
     )
     with waiting("simulating") as doing:
         found = make_plan(goal, lambda text: doing.tell(f"simulating {text}"))
@@ -106,6 +109,8 @@ def _show(found: Plan, arrivals: str) -> None:
     if found.with_room > found.gpus:
         share = found.load * found.gpus / found.with_room
         print_line(f"  with room  {found.with_room} GPUs: the load is {share:.0%} of their capacity")
+    if found.bulk is not None:
+        print_line(f"  bulk       {found.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
     if found.on_the_edge:
         print_line("  on the edge: so near to the promise, a real run may miss it")
     if found.one_more is not None:

@@ -11,8 +11,8 @@ empty seats; else as many as keep the members within the latency that was promis
 
 A whole batch is a bet. A request that comes meanwhile and finds no GPU waits for at most one batch. Arrivals during a batch are taken for
 Poisson, so as many GPUs are left to others as make that rarer than `QueueLimits.delayed`. What happens is counted all the same:
-each entry that has left earns that share of a credit, and each that has waited for a GPU while bulk had one costs one. While the
-credit is spent no whole batch leaves. Where nobody has asked for QUIET seconds the fleet counts as idle, and bulk has all its GPUs.
+each entry that has left earns that share of a credit, and each that has waited for a GPU while bulk had one costs one. No bet is
+placed that the credit could not pay. Where nobody has asked for QUIET seconds the fleet counts as idle, and bulk has all its GPUs.
 
 Bulk entries that may fail, or that are large, ride `apart`: in whole batches alone, where their shapes say which belong together. A batch that
 fails is searched by whoever sent its bulk entries. The others of it never hear of that: they run again, once, before anybody
@@ -182,7 +182,7 @@ class BulkClass:
         if not self.depth or forecast.whole < forecast.slots:
             return math.inf
         quiet_at, left = forecast.newest + QUIET, forecast.slots - self.busy - 1
-        affords = self.credit >= 0.0 and left > 0 and _none_left(forecast, left) <= self._delayed
+        affords = self.credit >= 1.0 and left > 0 and _none_left(forecast, left) <= self._delayed
         worst = max(forecast.rate * forecast.seconds, 1.0)
         if now >= quiet_at or affords or (self._apart and self.credit >= worst):
             return self._left + SPACING * forecast.seconds / max(forecast.slots, 1)

@@ -120,10 +120,11 @@ class _Simulation:
         scenario, record, heap = self._scenario, self._record, self._heap
         coming = arrivals(scenario, self._rng("arrivals"))
         self._deal(0.0)
-        for shard in self._shards:
-            self._feed(shard, 0.0)
         for worker in self._workers.values():
             self._go_idle(worker, 0.0)
+        for shard in self._shards if scenario.bulk else ():
+            self._feed(shard, 0.0)
+            self._wake_idle(shard, 0.0)
         self._plan_deaths()
         if self._throttle is not None:
             self._set_throttle(self._throttle, 0.0)
@@ -132,7 +133,7 @@ class _Simulation:
             self._at(float(scenario.duration), self._close)
         arrival = next(coming, math.inf)
         if arrival == math.inf and not scenario.clients:
-            self._close(0.0)
+            self._end_of_arrivals(0.0)
         while True:
             event = heap[0][0] if heap else math.inf
             soonest = min(event, self._looks_at, self._reap_at)
@@ -140,7 +141,7 @@ class _Simulation:
                 self._request(arrival)
                 now, arrival = arrival, next(coming, math.inf)
                 if arrival == math.inf:
-                    self._close(now)
+                    self._end_of_arrivals(now)
             elif soonest == math.inf:
                 return record
             elif event == soonest:
@@ -184,6 +185,13 @@ class _Simulation:
 
     def _at(self, instant: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._heap, (instant, next(self._order), act))
+
+    def _end_of_arrivals(self, now: float) -> None:
+        """Note that no further request comes. Bulk entries do, until the end."""
+        if self._scenario.bulk:
+            self._at(float(self._scenario.duration), self._close)
+        else:
+            self._close(now)
 
     def _close(self, now: float) -> None:
         """Note that the last request has come."""

@@ -22,6 +22,8 @@ from headway.simulator.report import make_report, percentile
 from headway.simulator.scenario import Scenario
 
 SEEDS = 5
+BULK_SEEDS = 2
+"""Runs by which the lines of bulk jobs are foretold, which differ little."""
 SETTLING = 75.0
 """Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
 MEASURED = 50.0
@@ -46,6 +48,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
         gpu_hour_cost: price of a GPU for an hour, in any currency; None for none.
         max_gpus: most GPUs to consider.
         target_utilisation: share of its capacity that a fleet with room to spare uses, 0.1 to 1.
+        bulk: whether the plan says how many lines of bulk jobs go beside the load.
     """
 
     scenario: Scenario
@@ -54,6 +57,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hour_cost: float | None = None
     max_gpus: int = 2_000
     target_utilisation: float = 0.7
+    bulk: bool = False
 
     def __post_init__(self) -> None:
         if self.p95 is None and self.p99 is None:
@@ -148,6 +152,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
         one_more: prediction for one GPU more, where it is on the edge; else null.
         with_room: least number of GPUs of whose capacity the load is no more than the target utilisation.
         cost: cost of the GPUs; null without a price.
+        bulk: lines of bulk jobs per second that these GPUs answer in empty seats; null where nobody asked.
         seeds: simulations behind the figures.
         requests: requests measured in all of them.
     """
@@ -161,6 +166,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
     one_more: Prediction | None
     with_room: int
     cost: Cost | None
+    bulk: float | None
     seeds: int
     requests: int
 
@@ -209,9 +215,20 @@ class _Planner:
             one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
             with_room=max(gpus, math.ceil(rate * gpus / (capacity * goal.target_utilisation) - 1e-9)),
             cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
+            bulk=self._bulk(gpus, rate) if goal.bulk else None,
             seeds=SEEDS,
             requests=requests,
         )
+
+    def _bulk(self, gpus: int, rate: float) -> float:
+        """Lines of bulk jobs per second beside the load. Its highest percentile is what was promised."""
+        promise = self._goal.p95 or self._goal.p99
+        self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s with bulk jobs")
+        found = []
+        for seed in range(BULK_SEEDS):
+            scenario = replace(self._with(gpus, rate, seed), bulk=True, promise=promise)
+            found.append(simulate(scenario).bulk / (scenario.duration - scenario.warmup))
+        return statistics.fmean(found)
 
     def _least(self) -> int:
         """Least number of GPUs that can carry the load."""

@@ -100,6 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         deaths: number of deaths of workers.
         retried: entries that ran again because their batch failed.
         estimates: estimates of the queue at the end.
+        bulk: lines of bulk jobs that were answered, per second; null without such jobs.
     """
 
     policy: str
@@ -115,6 +116,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     deaths: int
     retried: int
     estimates: Estimates
+    bulk: float | None = None
 
 
 def make_report(record: Record) -> Report:
@@ -142,6 +144,7 @@ def make_report(record: Record) -> Report:
         deaths=record.deaths,
         retried=record.retried,
         estimates=Estimates(rate=rate, alpha_ms=alpha * 1000, beta_ms=beta * 1000, deviation_ms=deviation * 1000),
+        bulk=record.bulk / seconds if scenario.bulk else None,
     )
 
 
@@ -224,6 +227,9 @@ def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: 
     console.print(_departures(reports))
     if any(report.total.answered < report.total.requests for report in reports):
         console.print(_losses(reports))
+    for report in reports:
+        if report.bulk is not None:
+            console.print(f"{report.bulk:,.0f} lines/s of bulk jobs in empty seats ({report.policy}).")
     if first.deaths:
         console.print(f"{first.deaths} deaths of workers, {first.down:.2%} of the GPUs' time.")
 

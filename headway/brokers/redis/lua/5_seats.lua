@@ -192,7 +192,7 @@ function bulk.opens_at(s)
   end
   local seconds, quiet_at, left = q.alpha + q.beta * q.limit, q.newest + QUIET, q.slots - q.bulk_busy - 1
   local coming, too_few = arrivals_in(s, seconds, left)
-  local affords = q.bulk_credit >= 0 and left > 0 and too_few <= s.delayed
+  local affords = q.bulk_credit >= 1 and left > 0 and too_few <= s.delayed
   if now >= quiet_at or affords or (q.bulk_apart > 0 and q.bulk_credit >= math.max(coming, 1)) then
     return q.bulk_left + SPACING * seconds / math.max(q.slots, 1)
   end

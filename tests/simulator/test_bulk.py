@@ -1,0 +1,90 @@
+"""Bulk jobs in simulated fleets: what they get, and that others hardly notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headway.simulator.engine import simulate
+from headway.simulator.planner import Goal, make_plan
+from headway.simulator.report import Report, make_report
+from headway.simulator.scenario import Scenario
+
+H1 = Scenario(rate=1000.0, workers=2, alpha=0.1, max_batch=100, duration=30.0, warmup=10.0, promise=0.2)
+
+
+def both(**given: Any) -> tuple[Report, Report]:
+    """Reports without bulk jobs and with them."""
+    scenario = replace(H1, **given)
+    return make_report(simulate(scenario)), make_report(simulate(replace(scenario, bulk=True)))
+
+
+def test_empty_seats_cost_nobody_anything() -> None:
+    """Batches leave half full at the least number of GPUs; the other half is for bulk."""
+    without, beside = both()
+    assert beside.total.latency_ms.p95 == pytest.approx(without.total.latency_ms.p95, rel=0.03)
+    assert beside.bulk is not None
+    assert beside.bulk >= 800
+    assert without.bulk is None
+
+
+def test_an_idle_fleet_is_full_of_bulk() -> None:
+    beside = make_report(simulate(replace(H1, rate=0.001, workers=4, bulk=True)))
+    assert beside.utilisation >= 0.95
+    assert beside.bulk == pytest.approx(4 * 100 / 0.1015, rel=0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_a_lone_request_finds_a_gpu(workers: int) -> None:
+    """But for one in a hundred."""
+    scenario = replace(H1, rate=1.0, workers=workers, duration=200.0)
+    waited, beside = (
+        sum(latency > 0.104 for latency in simulate(replace(scenario, bulk=bulk)).latency) for bulk in (False, True)
+    )
+    assert beside - waited <= 0.01 * 190
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.95])
+def test_at_every_load_others_are_as_fast_as_without(load: float) -> None:
+    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=16.0, warmup=8.0)
+    assert beside.total.latency_ms.p95 <= 1.03 * without.total.latency_ms.p95
+    assert beside.total.answered == without.total.answered
+    assert beside.bulk is not None
+    assert beside.bulk >= 0.8 * (1 - load) * 8 * 100 / 0.1015
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+def test_where_seats_take_time_they_are_filled_within_the_promise(load: float) -> None:
+    without, beside = both(rate=load * 4 * 100 / 0.1015, workers=4, alpha=0.02, beta=0.0008)
+    assert beside.total.in_time == beside.total.requests
+    assert beside.total.answered == without.total.answered
+    assert beside.bulk is not None
+    assert beside.bulk >= 0.8 * (1 - load) * 4 * 100 / 0.1015
+
+
+def test_where_seats_take_time_and_nothing_was_promised_they_stay_empty() -> None:
+    without, beside = both(rate=400.0, workers=4, alpha=0.02, beta=0.0008, promise=None)
+    assert beside.total.latency_ms.p99 == pytest.approx(without.total.latency_ms.p99)
+    assert beside.bulk == 0
+
+
+def test_under_overload_bulk_has_nothing() -> None:
+    without, beside = both(rate=3000.0)
+    assert beside.total.answered == pytest.approx(without.total.answered, rel=0.01)
+    assert beside.bulk is not None
+    assert beside.bulk < 20
+
+
+def test_deaths_of_workers_hurt_nobody_more() -> None:
+    without, beside = both(rate=1000.0, workers=4, fail_every=15.0)
+    assert beside.total.answered == without.total.answered
+    assert beside.total.latency_ms.p95 <= 1.05 * without.total.latency_ms.p95
+
+
+def test_a_plan_tells_how_many_lines_go_beside_the_load() -> None:
+    found = make_plan(Goal(scenario=replace(H1, workers=1), p95=0.2, bulk=True))
+    again = make_report(simulate(replace(H1, workers=found.gpus, bulk=True, seed=7)))
+    assert again.bulk is not None
+    assert found.bulk == pytest.approx(again.bulk, rel=0.1)

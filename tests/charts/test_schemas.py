@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headway.config.models import SHORT
-from headway.config.settings import FIELDS, MODEL_FIELDS, Settings
+from headway.config.settings import Settings
 from headway.errors import SettingError
 from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
 from tests.clients.environments import run_client
@@ -20,10 +20,11 @@ VERSIONS = tuple(f"1.{minor}.0" for minor in range(30, 38))
 """From the oldest Kubernetes that the chart is for to the newest whose schemas there are."""
 OPERATORS = ("gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+MADE = runpy.run_path(str(CHART.parent / "schema.py"))
 OPEN = {
-    "global", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
+    "global", "arguments", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
 }  # fmt: skip
-"""Values whose members are not the chart's to know: parts of Kubernetes' objects."""
+"""Values whose members are not the chart's to know: parts of Kubernetes' objects, and a target's arguments."""
 
 
 def ours(one: Object) -> bool:
@@ -74,24 +75,29 @@ def test_the_schema_knows_every_value_and_no_other() -> None:
     assert unknown(yaml.safe_load((CHART / "values.yaml").read_text()), SCHEMA, "") == []
 
 
-def test_the_schema_knows_the_settings_of_headway() -> None:
-    process = SCHEMA["properties"]["settings"]["properties"]
-    model = SCHEMA["definitions"]["model"]["properties"]["settings"]["properties"]
-    assert [*process] == sorted(FIELDS)
-    assert [*model] == sorted({*MODEL_FIELDS, *SHORT, "arguments"})
+def test_the_schema_has_the_bounds_of_the_settings() -> None:
+    assert MADE["renewed"](SCHEMA) == SCHEMA, "run: python deploy/helm/schema.py"
 
 
-BOUNDS = {
-    ("gateway", "lameDuckSeconds"): ("lame_duck_ms", 1000),
-    ("gateway", "drainSeconds"): ("drain_timeout_ms", 1000),
-    ("controller", "drainSeconds"): ("drain_timeout_ms", 1000),
-    ("worker", "drainSeconds"): ("drain_timeout_ms", 1000),
-    ("worker", "slots"): ("workers", 1),
-    ("worker", "scaling", "min"): ("min_workers", 1),
-    ("worker", "scaling", "max"): ("max_workers", 1),
-    ("worker", "scaling", "zeroAfterSeconds"): ("scale_to_zero_after_s", 1),
-}
-"""Values that become settings, and how many of its units each is."""
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_batch_size": 0},
+        {"max_batch_size": 16.5},
+        {"max_batch_size": "16"},
+        {"policy": "packed"},
+        {"reload": 1},
+        {"zone": "-a"},
+        {"remote_token": 1},
+    ],
+    ids=str,
+)
+def test_helm_refuses_what_is_no_value_of_a_setting(wrong: Object) -> None:
+    [name] = wrong
+    for values in ({"settings": wrong}, {"models": {"greeter": {"target": "model.py:Model", "settings": wrong}}}):
+        assert name in refusal(**values)
+
+
 TO_ZERO: dict[str, dict[str, Any]] = {
     "min_workers": {"scale_to_zero_after_s": 60.0},
     "scale_to_zero_after_s": {"min_workers": 0},
@@ -111,9 +117,9 @@ def fits(given: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("place", BOUNDS, ids=".".join)
+@pytest.mark.parametrize("place", MADE["PLACES"], ids=".".join)
 def test_a_value_that_becomes_a_setting_is_bounded_as_that_is(place: tuple[str, ...]) -> None:
-    setting, units = BOUNDS[place]
+    setting, units, _ = MADE["PLACES"][place]
     schema = SCHEMA
     for name in place:
         schema = resolved(schema["properties"][name])

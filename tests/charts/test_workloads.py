@@ -295,12 +295,11 @@ def test_what_is_made_is_in_the_namespace_of_the_release() -> None:
 
 def test_settings_are_written_as_toml_has_them() -> None:
     odd = {
-        "zone": 'quote " \\ <&> line\nend ü',
+        "fallback": 'quote " \\ <&> line\nend ü',
         "max_queue": 10_000_000,
         "reserved_share": 0.25,
         "cache": True,
         "scale_rules": [{"queue_above": 500, "for_s": 30.5}],
-        "keys": [],
     }
     text = of_kind(rendered(json.dumps({"settings": odd})), "ConfigMap")[NAME]["data"]["gateway.toml"]
     assert tomllib.loads(text) == odd

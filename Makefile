@@ -12,7 +12,7 @@
 #   make mutants             whether the tests notice small changes of the core; or ARGS='http --sample 150'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
-#   make clients             environments of clients that others made, for the tests that use them
+#   make clients             environments of clients that others made, and the base of images, for the tests that use them
 #   make examples            packages of the models of examples/iris.py and examples/colours.py
 #   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own

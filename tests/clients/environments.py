@@ -1,4 +1,5 @@
-"""Environments of clients, under `.venv/clients/`: one folder for each lock here, and one for what our image holds.
+"""Environments of clients, under `.venv/clients/`: one folder for each lock here, and one with the
+base of our images.
 
     python -m tests.clients.environments [NAME …]
 
@@ -21,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy import containerfile
+from tests.deploy import base
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[1] / ".venv" / "clients"
@@ -30,7 +31,7 @@ REQUIRED = "HEADWAY_TEST_REQUIRE_CLIENTS"
 TOOLS = "bin"
 """Folder of an environment of Node with the tools that came in an archive."""
 CONTAINER = "container"
-"""Environment of the packages of our image, as deploy/Containerfile installs them."""
+"""Environment that is a root file system, on which tests build our images."""
 PATIENCE = 300.0
 """Seconds for one program of a client, whose first run compiles what it imports."""
 
@@ -53,7 +54,7 @@ def make(name: str) -> str:
     (FOLDER / name).mkdir(parents=True)
     try:
         if name == CONTAINER:
-            containerfile.install(FOLDER / name)
+            base.make_base(FOLDER / name / base.BASE)
         elif _of_node(name):
             _install_node(name)
         else:
@@ -171,8 +172,8 @@ def _fits(name: str) -> bool:
 
 def _locked(name: str) -> bytes:
     """What an environment is made of."""
-    paths = (containerfile.FILE, *containerfile.LOCKS) if name == CONTAINER else (_lock(name),)
-    return b"".join(path.read_bytes() for path in paths)
+    path = Path(base.__file__) if name == CONTAINER else _lock(name)
+    return path.read_bytes()
 
 
 def _lock(name: str) -> Path:

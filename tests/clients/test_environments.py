@@ -21,7 +21,7 @@ def test_each_client_has_an_environment() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_package_of_a_lock_has_a_hash_and_no_address(name: str) -> None:
-    if name == environments.CONTAINER:  # Its locks are ours.
+    if name == environments.CONTAINER:  # It has Debian's packages.
         return
     text = environments._lock(name).read_text()
     if not environments._of_node(name):

@@ -1,32 +1,29 @@
-"""Steps of deploy/Containerfile, carried out in a folder instead of in an image.
+"""What deploy/Containerfile says, and an engine that builds it: buildah, on a base of Debian's packages.
 
-Paths of the image are below the folder, and commands are those of the file. What takes the network is done by `make clients`
-(`tests.clients.environments`); the rest in a test.
+    with Engine(tmp_path) as engine:
+        engine.build("headway", FILE, ROOT, PYTHON=engine.base())
+        root, config = engine.image("headway")
+
+Nothing is pulled, and no daemon runs. `make clients` makes the base (`tests.clients.environments`), as that takes the network.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
-import stat
-import subprocess
-import sys
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import headway
+from tests.deploy.base import BASE, run
 
 ROOT = Path(headway.__file__).parent.parent
 FILE = ROOT / "deploy" / "Containerfile"
-LOCKS = (ROOT / "requirements.lock", ROOT / "requirements-dist.lock")
-TREES = ("src", "tools", "opt/headway", "dist", "srv/headway")
-"""Folders of the image that the file names."""
-_OWN = re.compile(rf"(?<![\w./}}-])/(?={'|'.join(TREES)})")
+_POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
+"""Which images may be used: all, as they are all made here."""
 
 
 class Step(NamedTuple):
@@ -65,80 +62,55 @@ def stages(path: Path = FILE) -> list[Stage]:
     return [Stage(tuple(steps[start:end])) for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def makes_known(text: str) -> bool:
-    """Whether a command takes the network."""
-    return "requirements" in text
-
-
-@cache
-def python() -> str:
-    """A Python that every user can run, as the one of an image is: this one, or the system's; else this one."""
-    for path in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
-        if is_everybodys(path) and _makes_environments(path):
-            return str(path)
-    return sys.executable
-
-
-def is_everybodys(path: Path) -> bool:
-    """Whether every user can get to a file."""
-    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.resolve().parents)
-
-
-def _makes_environments(path: Path) -> bool:
-    known = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
-    return path.exists() and subprocess.run([path, "-c", known], capture_output=True).returncode == 0
-
-
-class Tree:
-    """Folders of the image below a folder.
+class Engine:
+    """buildah with images of its own, which end with the block.
 
     Arguments:
-        root: the folder.
+        folder: where they are; some 2 GB.
+        base: root file system of the image BASE.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, folder: Path, base: Path) -> None:
+        self._folder, self._base = folder, base
 
-    def place(self, text: str) -> str:
-        """A text with the paths of the image below the folder."""
-        return _OWN.sub(f"{self.root}/", text)
-
-    def copy(self, text: str, stage: Stage) -> None:
-        """Carry out a COPY out of the checkout."""
-        *sources, target = text.split()
-        [folder] = stage.of("WORKDIR")
-        into = Path(self.place(folder)) / target
-        for source in map(ROOT.joinpath, sources):
-            if source.is_dir():
-                shutil.copytree(source, into, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-            else:
-                into.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source, into)
-
-    def run(self, text: str, stage: Stage, further: dict[str, str]) -> None:
-        """Carry out a RUN.
+    def build(self, name: str, file: Path, context: Path, **arguments: str) -> None:
+        """Build an image from a file, whose arguments are names of images here.
 
         Raises:
-            subprocess.CalledProcessError: it failed.
+            subprocess.CalledProcessError: it cannot be built.
         """
-        [folder] = stage.of("WORKDIR")
-        command = self.place(re.sub(r"^python3 ", f"{python()} ", text))
-        environ = {"PATH": os.defpath, "HOME": str(self.root), **further, **stage.environment}
-        subprocess.run(
-            ["/bin/sh", "-ec", command], cwd=self.place(folder), env=environ, check=True, capture_output=True, text=True
-        )
+        named = (f"--build-arg={key}=localhost/{value}" for key, value in arguments.items())
+        # A health check is none of OCI's.
+        how = ("--isolation=chroot", "--format=docker", "--pull=never", f"--signature-policy={self._policy}")
+        self._buildah("build", *how, *named, f"--file={file}", f"--tag={name}", str(context))
 
+    def image(self, name: str) -> tuple[Path, dict[str, Any]]:
+        """Root file system of an image, and its configuration."""
+        told = json.loads(self._buildah("inspect", "--type=image", f"localhost/{name}"))
+        container = self._buildah("from", "--pull-never", f"--signature-policy={self._policy}", f"localhost/{name}")
+        return Path(self._buildah("mount", container)), told["Docker"]["config"]
 
-def install(folder: Path) -> None:
-    """Carry out what takes the network: packages by their locks.
+    def layer_bytes(self, name: str) -> int:
+        """Size of the last layer of an image as it is unpacked."""
+        folder = self._folder / f"layers-{name}"
+        policy = f"--signature-policy={self._policy}"
+        self._buildah("push", policy, "--disable-compression", f"localhost/{name}", f"dir:{folder}")
+        layers = json.loads((folder / "manifest.json").read_text())["layers"]
+        return int(layers[-1]["size"])
 
-    Raises:
-        subprocess.CalledProcessError: a step failed.
-    """
-    build, tree = stages()[0], Tree(folder)
-    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or "proxy" in name.lower()}
-    for step in build.steps:
-        if step.name == "COPY" and "lock" in step.text:
-            tree.copy(step.text, build)
-        elif step.name == "RUN" and makes_known(step.text):
-            tree.run(step.text, build, settings)
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._policy = self._folder / "policy.json"
+        self._policy.write_text(_POLICY)
+        container = self._buildah("from", f"--signature-policy={self._policy}", "scratch")
+        self._buildah("copy", "--quiet", container, str(self._base), "/")
+        self._buildah("commit", "--quiet", "--rm", f"--signature-policy={self._policy}", container, BASE)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._buildah("rm", "--all")
+        shutil.rmtree(self._folder)
+
+    def _buildah(self, *arguments: str) -> str:
+        stores = f"--root={self._folder / 'store'}", f"--runroot={self._folder / 'run'}", "--storage-driver=vfs"
+        return run("buildah", *stores, *arguments).strip()

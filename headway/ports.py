@@ -22,6 +22,7 @@ from headway.model import (
     Capacity,
     Completion,
     DeadLetter,
+    Departed,
     Drain,
     Entry,
     EntryState,
@@ -306,6 +307,14 @@ class Fleet(Protocol):
 
     async def leave(self, id: str) -> None:
         """Forget a process at once; if it led, another may."""
+        ...
+
+    async def depart(self, gone: Departed) -> None:
+        """Record an end, for some minutes. One of a process that says nothing any more is recorded without that."""
+        ...
+
+    async def departed(self) -> Sequence[Departed]:
+        """Ends of the last minutes, of a bounded number, also of processes that have come back since."""
         ...
 
     async def members(self) -> Sequence[ProcessInfo]:

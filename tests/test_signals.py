@@ -29,6 +29,9 @@ class Slow(Service):
     async def start(self) -> None:
         self.done.append("started")
 
+    def ends(self, reason: str) -> None:
+        self.reason = reason
+
     async def drain(self) -> None:
         self.done.append("drains")
         os.kill(os.getpid(), signal.SIGINT)

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
+from headway.core.health import latest
 from headway.model import (
     Capacity,
+    Departed,
     GpuFigures,
     ProcessInfo,
     Rollout,
@@ -111,6 +113,18 @@ class MemberLine(msgspec.Struct, frozen=True):
     zone: str
 
 
+class DepartedLine(msgspec.Struct, frozen=True):
+    """End of a process, or of a worker's; the names are those of `Departed`."""
+
+    id: str
+    role: str
+    host: str
+    pid: int
+    ending: str
+    reason: str
+    age_seconds: float
+
+
 class CapacityLine(msgspec.Struct, frozen=True):
     """Capacity of one model; the names are those of `Capacity`. `rollout` is text, empty where there is nothing to tell."""
 
@@ -152,6 +166,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         now: broker instant.
         queues, workers, members, capacities: lines of each.
         scaling: workers that each model should have, by its name.
+        departed: lines of what ended in the last minutes and has not come back, newest first.
         dead_letters: number of dead letters.
         age_seconds: how long ago that was; 0: it is asked for now.
         away: why the broker does not answer now; empty when it does.
@@ -166,6 +181,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     age_seconds: float = 0.0
     away: str = ""
     scaling: dict[str, ScalingLine] = {}
+    departed: list[DepartedLine] = []
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
@@ -174,11 +190,11 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
     Raises:
         BrokerUnavailable: it does not answer.
     """
-    depths, workers, letters, members, capacities, now = await asyncio.gather(
+    depths, workers, letters, (members, departed), capacities, now = await asyncio.gather(
         process.broker.depths(),
         process.broker.workers(),
         process.letters.count(),
-        process.fleet.members(),
+        asyncio.gather(process.fleet.members(), process.fleet.departed()),
         process.fleet.capacities(),
         process.now(),
     )
@@ -191,6 +207,7 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
         [capacity_line(capacity, now) for capacity in capacities],
         letters,
         scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
+        departed=[departed_line(one, now) for one in latest(departed, members)],
     )
 
 
@@ -201,6 +218,7 @@ def aged(last: Snapshot, age: float, away: str) -> Snapshot:
         now=last.now + age,
         age_seconds=round(age, 1),
         away=away,
+        departed=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.departed],
         members=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.members],
         capacities=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.capacities],
     )
@@ -253,6 +271,12 @@ def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
 def member_line(member: ProcessInfo, now: float) -> MemberLine:
     """Line of a process at broker instant `now`."""
     return _line(MemberLine, member, role=member.role.value, age_seconds=round(_age(member.last_seen, now), 3))
+
+
+def departed_line(gone: Departed, now: float) -> DepartedLine:
+    """Line of what has ended, at broker instant `now`."""
+    ages = {"role": gone.role.value, "ending": gone.ending.value, "age_seconds": round(_age(gone.at, now), 3)}
+    return _line(DepartedLine, gone, **ages)
 
 
 def capacity_line(capacity: Capacity, now: float) -> CapacityLine:

@@ -23,6 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 from headway import errors
 from headway.config import Settings
 from headway.controller.controller import Controller
+from headway.core.excerpt import excerpt
 from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
 from headway.fleet.membership import Membership
@@ -207,9 +208,16 @@ class Service:
             for listener in self._public:
                 await listener.open()
             self.up = True
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, HeadwayError):
+                self.ends(f"did not start: {excerpt(str(exc))}")
             await self.stop()
             raise
+
+    def ends(self, reason: str) -> None:
+        """Have the fleet read why this process ends."""
+        if self._membership is not None:
+            self._membership.reason = reason
 
     async def drain(self) -> None:
         """Drain the process without failing a request: within the drain time-out once the lame-duck period is over."""

@@ -56,11 +56,12 @@ async def until_signalled(
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
+        service.ends(f"told to by {number.name}{', twice' if first.is_set() else ''}")
         (second if first.is_set() else first).set()
 
     for number in _ENDING:
-        _listen(number, on_signal)
+        _listen(number, partial(on_signal, number))
     _listen(signal.SIGHUP, hangups.came)
     for number in _IDLE:
         _listen(number, partial(_say_nothing_is_done, number))
@@ -114,6 +115,7 @@ class _Hangups:
     def came(self) -> None:
         """React to the signal."""
         if self._on_terminal and not os.isatty(_STDERR):
+            self._service.ends("its terminal was closed")
             self._end()
             return
         reopened = self._reopen_log()

@@ -190,7 +190,14 @@ class _Wiring:
         self.pools = local_pools(settings, plans, made.pool)
         drained = None if made.pool is None else partial(carry_out, process=made.id, pool=made.pool)
         self.membership = Membership(
-            bundle.fleet, self._describe, clock, bundle.broker, made.slots, self._every, drained
+            bundle.fleet,
+            self._describe,
+            clock,
+            bundle.broker,
+            made.slots,
+            self._every,
+            drained,
+            counters.departures.take_killed,
         )
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()

@@ -12,7 +12,7 @@ import msgspec
 from headway.cli.admin import table
 from headway.cli.board_events import BoardEvent
 from headway.cli.screen import narrowed
-from headway.cli.status import BY_NAME, Sort, capacity_text, members_table, reasons, workers_table
+from headway.cli.status import BY_NAME, Sort, capacity_text, departed_table, members_table, reasons, workers_table
 from headway.model.board import ARRIVED, GIVEN_BACK, RUNNING, BatchDeparture
 
 WINDOW = 10.0
@@ -98,6 +98,7 @@ class BoardView:
                 parts += [workers_table(workers, width, sort), *reasons(workers)]
             if len(members) > 1:
                 parts.append(members_table(members, width, None if recent is None else recent["processes"]))
+            parts += departed_table(snapshot.get("departed", []))
         parts += self._happened()
         return "\n\n".join(parts)
 

@@ -72,6 +72,7 @@ def look(port: Admin) -> dict[str, Any]:
         found.setdefault("message", str(exc))
         return found
     found |= {name: fleet[name] for name in ("workers", "members", "capacities")}
+    found["departed"] = fleet.get("departed", [])  # A process of an earlier version does not tell.
     if fleet.get("away"):  # A process of an earlier version does not tell.
         found |= {"message": fleet["away"], "age_seconds": fleet["age_seconds"], "dead_letters": fleet["dead_letters"]}
     return found
@@ -100,6 +101,7 @@ def overview(found: dict[str, Any]) -> str:
         parts.append(members_table(found["members"]))
     if found["workers"]:
         parts += [workers_table(found["workers"]), *gpus_table(found["workers"]), *reasons(found["workers"])]
+    parts += departed_table(found.get("departed", []))
     return "\n\n".join(parts)
 
 
@@ -204,6 +206,16 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
         for member in sorted(members, key=lambda member: (member["role"], member["id"]))
     ]
     return table(*narrowed(head, rows, width, ("VERSION", "PID", "ADMIN", "HOST", "LEADS", "ROLE", "SEEN", "HELD")))
+
+
+def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
+    """Table of the processes that have ended lately, newest first, as one text; none where none has."""
+    rows = [
+        (one["id"], one["ending"], f"{one['age_seconds']:.0f} s ago", one["role"], one["host"], str(one["pid"] or "-"),
+         one["reason"])
+        for one in departed
+    ]  # fmt: skip
+    return [table(("GONE", "HOW", "WHEN", "ROLE", "HOST", "PID", "WHY"), rows)] if rows else []
 
 
 def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:

@@ -9,11 +9,11 @@ A worker that rests says so, and beats half as often. It is given as long beyond
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from headway.model import ProcessInfo, WorkerInfo, WorkerStatus
+from headway.model import Departed, EndKind, ProcessInfo, WorkerInfo, WorkerStatus
 
 HEARTBEAT_EVERY = 0.5
 """Seconds between heartbeats of a worker that works, and at the same ticks between the looks of whoever goes by them."""
@@ -26,6 +26,10 @@ REST_AFTER = 3.0
 DEGRADED_AFTER = 1.5
 """Seconds without a heartbeat after which a worker that works is not believed any more."""
 OFFLINE_AFTER = 10.0
+DEPARTED_SECONDS = 600.0
+"""Seconds for which it is known of a process that is gone how that ended."""
+MOST_DEPARTED = 200
+"""Most of these that are known; the oldest go first."""
 SILENT_AFTER = 3.0
 """Seconds after which a process that says nothing no longer counts: three heartbeats. One that rests is given as long beyond the first that
 fails to come."""
@@ -76,6 +80,24 @@ def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
     """Processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [one for one in members if newest - one.last_seen < SILENT_AFTER + one.every - REST_EVERY]
+
+
+def lost(member: ProcessInfo) -> Departed:
+    """End of a process that was not heard of any more."""
+    reason = (
+        f"nothing was heard of it for {OFFLINE_AFTER:g} s: it was killed, stands still, or lost the way to the broker"
+    )
+    return Departed(
+        id=member.id, role=member.role, host=member.host, pid=member.pid, ending=EndKind.LOST, reason=reason,
+        at=member.last_seen,
+    )  # fmt: skip
+
+
+def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list[Departed]:
+    """Last end of each that has not come back, newest first."""
+    back = {member.id for member in members}
+    last = {one.id: one for one in sorted(departed, key=lambda one: one.at) if one.id not in back}
+    return [*reversed(last.values())]
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from headway.core.health import OFFLINE_AFTER
 from headway.errors import BrokerUnavailable, SettingError
-from headway.model import ProcessInfo, WorkerStatus
+from headway.model import Departed, EndKind, ProcessInfo, WorkerStatus
 from headway.ports import Fleet, Registry
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic
@@ -35,8 +35,10 @@ class Membership:
         slots: ids of this process's own slots.
         every: returns the seconds until the next heartbeat.
         drained: hears with each heartbeat of the names of all drains; None where there are no workers.
+        killed: returns how processes of workers here have ended since the last call, by worker.
 
     Attributes:
+        reason: why it ends, in words.
         leaving: whether the process is going down: still there, but nothing new should come its way.
     """
 
@@ -49,13 +51,16 @@ class Membership:
         slots: Collection[str] = (),
         every: Callable[[], float] = lambda: PERIOD,
         drained: Callable[[Collection[str]], Awaitable[None]] | None = None,
+        killed: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self.reason = "ended by its program"
         self.leaving = False
         self._broker = broker
         self._slots = slots
         self._fleet = fleet
         self._describe = describe
-        self._drained = drained
+        self._drained, self._killed = drained, killed
+        self._drains: Collection[str] = ()
         self._periodic = Periodic("membership", self._heartbeat, clock, every=every)
         self._entered = False
 
@@ -94,13 +99,26 @@ class Membership:
         if not self._entered:
             return  # The name may be another's.
         with contextlib.suppress(BrokerUnavailable):  # Then we are forgotten, as who says nothing is.
-            await self._fleet.leave(self._describe().id)
+            await self._say_goodbye()
         self._entered = False
 
     async def _heartbeat(self) -> None:
-        names = await self._fleet.heartbeat(self._describe())
+        me = self._describe()
+        self._drains = names = await self._fleet.heartbeat(me)
         if self._drained is not None:
             await self._drained(names)
+        for worker, how in self._killed().items():
+            await self._fleet.depart(Departed(id=worker, role=me.role, host=me.host, ending=EndKind.KILLED, reason=how))
+
+    async def _say_goodbye(self) -> None:
+        """Leave, and say why; the drains end with the process."""
+        me, drains = self._describe(), self._drains
+        drained = me.id in drains or (bool(self._slots) and drains and {*drains} >= {*self._slots})
+        ending = EndKind.DRAINED if drained else EndKind.STOPPED
+        gone = Departed(id=me.id, role=me.role, host=me.host, pid=me.pid, ending=ending, reason=self.reason)
+        await asyncio.gather(self._fleet.depart(gone), self._fleet.leave(me.id))
+        if drains:
+            await self._end_drains()
 
     async def _end_drains(self) -> None:
         """End the drains of an earlier process of this name: a restart ends them."""

@@ -17,7 +17,18 @@ from headway.model.batch import (
     Slot,
 )
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
-from headway.model.fleet import Capacity, Drain, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
+from headway.model.fleet import (
+    Capacity,
+    Departed,
+    Drain,
+    EndKind,
+    ProcessInfo,
+    Role,
+    Scaling,
+    TierDepth,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.model.gpu import MODEL_XIDS, GpuFigures
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
@@ -56,7 +67,9 @@ __all__ = [
     "CarriedTrace",
     "Cause",
     "DeadLetter",
+    "Departed",
     "Drain",
+    "EndKind",
     "Entry",
     "Failure",
     "GpuFigures",

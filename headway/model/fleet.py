@@ -70,6 +70,37 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, dict[str, VersionCounts]] = {}
 
 
+class EndKind(enum.Enum):
+    """Ways in which a process ends: `stopped` and `drained` with a word, `lost` without one. `killed`: a worker's, under its host."""
+
+    STOPPED = "stopped"
+    DRAINED = "drained"
+    LOST = "lost"
+    KILLED = "killed"
+
+
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
+    """Process that is no longer there, or a worker's process that was replaced.
+
+    Attributes:
+        id: id of the process, or of the worker.
+        role: role of the process; of a worker's, that of its host.
+        host: name of its machine.
+        pid: process id on that machine; 0 where it is not known.
+        ending: how it ended.
+        reason: why, in words.
+        at: broker instant of its end, or of its last heartbeat where it was lost; set by the broker.
+    """
+
+    id: str
+    role: Role
+    host: str
+    pid: int = 0
+    ending: EndKind
+    reason: str = ""
+    at: float = 0.0
+
+
 class WorkerStatus(enum.Enum):
     """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats.
 

@@ -30,6 +30,16 @@ class DepartureLog:
         self._changes: list[tuple[float, SlotChange]] = []
         self._scalings: list[tuple[float, ScalingChange]] = []
         self._untold = 0
+        self._killed: dict[str, str] = {}
+
+    def killed(self, worker: str, how: str) -> None:
+        """Note that a worker's process has ended without having been told to, and how."""
+        self._killed.setdefault(worker, excerpt(how))
+
+    def take_killed(self) -> dict[str, str]:
+        """Ends of processes of workers since the last call, in words, by worker."""
+        killed, self._killed = self._killed, {}
+        return killed
 
     def left(self, lease: Lease) -> None:
         """Note that a batch begins to run."""

@@ -296,16 +296,13 @@ class Batcher:
         self._retire = self._fresh is not None  # It may have come while this one was starting.
         try:
             while not self._draining and not gone.done() and not self._retire:
-                await self._serve_one(backend, gone)
+                await (self._rest_held() if self.held else self._serve_one(backend, gone))
         finally:
             gone.cancel()
             if not self._draining:
                 await self._swap()
 
     async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
-        if self.held:
-            await self._rest_held()
-            return
         now = self._clock()
         if not self._breaker.allow(now, self._limits.gpu_timeout + PROBE_GRACE):
             await self._keep_out(now)
@@ -320,13 +317,10 @@ class Batcher:
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN
-        if self._barred() or rests or gone.done():  # It came to that during the call.
+        if self._draining or self.held or self._retire or rests or gone.done():  # It came to that during the call.
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
-
-    def _barred(self) -> bool:
-        return self._draining or self.held or self._retire
 
     async def _keep_out(self, now: float) -> None:
         """Wait until the breaker is worth asking again. A slot that may not run is not healthy."""
@@ -444,6 +438,7 @@ class Batcher:
         if erred or lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock(), certain=erred or not ran)
         if broken:
+            self._counters.departures.killed(self.slot.worker, failure.message)
             self._retire = True
             await self._become(WorkerStatus.STARTING)
         await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
@@ -510,7 +505,9 @@ class Batcher:
         """Stop the present backend. A fresh one takes its place if one is ready."""
         old, self._backend, self._fresh = self._backend, self._fresh, None
         if self._backend is None:
-            self.starting.cause = getattr(old, "ended", "") or self.starting.cause
+            if ended := getattr(old, "ended", ""):
+                self._counters.departures.killed(self.slot.worker, ended)
+            self.starting.cause = ended or self.starting.cause
             await self._become(WorkerStatus.STARTING)
         if old is not None:
             await old.stop()

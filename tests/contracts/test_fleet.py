@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from headway.core.capacity import FORGOTTEN_AFTER
-from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, Drain, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
+from headway.core.health import DEPARTED_SECONDS, MOST_DEPARTED, OFFLINE_AFTER, latest
+from headway.model import Capacity, Departed, Drain, EndKind, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
 from headway.model.rollout import Block, Evidence
 from headway.ports import Fleet
 from tests.contracts.brokers import Harness, story
@@ -101,6 +101,45 @@ async def test_who_leaves_is_forgotten_at_once(harness: Harness) -> None:
     assert set(await present(harness.fleet)) == {"b"}
     await harness.fleet.heartbeat(member("a"))
     assert set(await present(harness.fleet_peer)) == {"a", "b"}
+
+
+@story
+async def test_it_is_known_for_minutes_how_a_process_has_ended(harness: Harness) -> None:
+    fleet, peer = harness.fleet, harness.fleet_peer
+    for id in ("told", "silent", "stays", "back"):
+        await fleet.heartbeat(member(id))
+    heard = harness.now()
+    told = Departed(id="told", role=Role.WORKER, host="h", pid=7, ending=EndKind.STOPPED, reason="told to by SIGTERM")
+    await harness.advance(1.0)
+    await fleet.depart(told)
+    await fleet.leave("told")
+    assert [msgspec.structs.replace(one, at=0.0) for one in await peer.departed()] == [told]
+    await harness.advance(OFFLINE_AFTER + 1.0)
+    for id in ("stays", "back"):
+        await fleet.heartbeat(member(id))
+    ended = {one.id: one for one in await peer.departed()}
+    assert {id: one.ending for id, one in ended.items() if id not in ("stays", "back")} == {
+        "told": EndKind.STOPPED,
+        "silent": EndKind.LOST,
+    }
+    assert ended["silent"].at == pytest.approx(heard, abs=harness.grain)
+    assert (ended["silent"].host, ended["silent"].pid) == ("host-1", 77)
+    assert [one.id for one in latest(ended.values(), await peer.members())] == ["told", "silent"]
+    await harness.advance(DEPARTED_SECONDS)
+    assert {one.id for one in await fleet.departed()} <= {"stays", "back"}
+
+
+@story
+async def test_a_bounded_number_of_ends_is_known_and_the_oldest_go_first(harness: Harness) -> None:
+    for number in range(MOST_DEPARTED + 3):
+        if number <= 3:
+            await harness.advance(1.0)
+        await harness.fleet.depart(
+            Departed(id=f"p{number}", role=Role.WORKER, host="h", ending=EndKind.KILLED, reason="died of SIGKILL")
+        )
+    known = {one.id for one in await harness.fleet_peer.departed()}
+    assert len(known) == MOST_DEPARTED
+    assert known.isdisjoint({"p0", "p1", "p2"})
 
 
 @story

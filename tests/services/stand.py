@@ -87,7 +87,9 @@ class Stand:
         self.fleet = MemoryFleet(clock)
         self.board = MemoryBoard(clock)
         drained = partial(carry_out, process=self.gateway.name, pool=self.pool)
-        self.membership = Membership(self.fleet, self._member, clock, self.broker, drained=drained)
+        self.membership = Membership(
+            self.fleet, self._member, clock, self.broker, drained=drained, killed=self.counters.departures.take_killed
+        )
         self.controller = Controller(
             self.gateway.name, self.broker, self.fleet, 0.7, clock, Pace(clock, may_rest=False)
         )

@@ -13,7 +13,7 @@ from headway.app.lifecycle import CONNECT_WITHIN, Service
 from headway.core.health import STANDBY_EVERY
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
-from headway.model import Capacity, Drain, ProcessInfo, Role, Rollout, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Departed, Drain, ProcessInfo, Role, Rollout, WorkerInfo, WorkerStatus
 from headway.ports import Fleet
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
@@ -83,6 +83,12 @@ class Away:
 
     async def capacities(self) -> Sequence[Capacity]:
         return await self.inner.capacities()
+
+    async def depart(self, gone: Departed) -> None:
+        await self.inner.depart(gone)
+
+    async def departed(self) -> Sequence[Departed]:
+        return await self.inner.departed()
 
     async def drains(self) -> Sequence[Drain]:
         return await self.inner.drains()

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from headway.core.capacity import FORGOTTEN_AFTER
-from headway.core.health import OFFLINE_AFTER
-from headway.model import Capacity, Drain, ProcessInfo, Rollout
+from headway.core.health import DEPARTED_SECONDS, MOST_DEPARTED, OFFLINE_AFTER, lost
+from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout
 
 
 class MemoryFleet:
@@ -24,6 +24,7 @@ class MemoryFleet:
         self._capacities: dict[str, Capacity] = {}
         self._rollouts: dict[str, Rollout] = {}
         self._drains: dict[str, Drain] = {}
+        self._departed: dict[str, Departed] = {}
         self._leader = ""
         self._leads_until = 0.0
         self._loads: dict[str, tuple[str, float]] = {}
@@ -40,11 +41,28 @@ class MemoryFleet:
         if self._leader == id:
             self._leader = ""
 
+    async def depart(self, gone: Departed) -> None:
+        """See Fleet."""
+        self._note(msgspec.structs.replace(gone, at=self._clock()))
+
+    async def departed(self) -> Sequence[Departed]:
+        """See Fleet."""
+        await self.members()
+        since = self._clock() - DEPARTED_SECONDS
+        self._departed = {id: one for id, one in self._departed.items() if one.at >= since}
+        return list(self._departed.values())
+
     async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""
         since = self._clock() - OFFLINE_AFTER
-        self._members = {id: member for id, member in self._members.items() if member.last_seen >= since}
+        for member in [one for one in self._members.values() if one.last_seen < since]:
+            self._note(lost(self._members.pop(member.id)))
         return list(self._members.values())
+
+    def _note(self, gone: Departed) -> None:
+        self._departed[gone.id] = gone
+        if len(self._departed) > MOST_DEPARTED:
+            del self._departed[min(self._departed.values(), key=lambda one: one.at).id]
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         """See Fleet."""

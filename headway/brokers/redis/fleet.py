@@ -9,8 +9,8 @@ from typing import Any
 from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.core.capacity import FORGOTTEN_AFTER
-from headway.core.health import OFFLINE_AFTER, believed
-from headway.model import Capacity, Drain, ProcessInfo, Rollout, WorkerInfo
+from headway.core.health import OFFLINE_AFTER, believed, lost
+from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout, WorkerInfo
 
 LONGEST_DRAIN = 365 * 86400.0
 """Seconds for which a drain may stand."""
@@ -34,6 +34,16 @@ class RedisFleet:
     async def leave(self, id: str) -> None:
         """See Fleet."""
         await self._connection.call("leave", self._key, self._connection.clock_text(), id)
+
+    async def depart(self, gone: Departed) -> None:
+        """See Fleet."""
+        await self._ask("depart", gone.id, wire.encode(gone))
+
+    async def departed(self) -> Sequence[Departed]:
+        """See Fleet. Of one that was lost, what it said last is kept."""
+        told, silent = await self._connection.share("departed", self._key, self._connection.clock_text())
+        found = wire.readable(wire.read_departed, told)
+        return [*found, *map(lost, wire.readable(wire.read_member, silent))]
 
     async def members(self) -> Sequence[ProcessInfo]:
         """See Fleet."""

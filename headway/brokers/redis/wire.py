@@ -27,6 +27,7 @@ from headway.model import (
     Capacity,
     Cause,
     DedupKind,
+    Departed,
     Drain,
     Failure,
     Lease,
@@ -126,6 +127,7 @@ _positions = msgspec.msgpack.Decoder(list[int])
 _worker = msgspec.msgpack.Decoder(WorkerInfo)
 _member = msgspec.msgpack.Decoder(ProcessInfo)
 _capacity = msgspec.msgpack.Decoder(Capacity)
+_departed = msgspec.msgpack.Decoder(Departed)
 read_rollout = msgspec.msgpack.Decoder(Rollout).decode
 read_drain = msgspec.msgpack.Decoder(Drain).decode
 _notice = msgspec.msgpack.Decoder(Notice)
@@ -414,6 +416,12 @@ def read_member(packed: bytes) -> ProcessInfo:
     """Read a process of the fleet, stamped by the server."""
     seen, rest = read_stamped(packed)
     return msgspec.structs.replace(_member.decode(rest), last_seen=seen)
+
+
+def read_departed(packed: bytes) -> Departed:
+    """Read an end of a process, stamped by the server."""
+    seen, rest = read_stamped(packed)
+    return msgspec.structs.replace(_departed.decode(rest), at=seen)
 
 
 def read_capacity(packed: bytes) -> Capacity:

@@ -65,6 +65,10 @@ export function tables(recent, snapshot, tiers, promise) {
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
     [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, inZone(one.host, one), one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
+  find("gone").hidden = !snapshot.departed.length;
+  rows(body("gone"), snapshot.departed, (one) => plain(
+    [one.id, "name"], el("span", { class: one.ending === "stopped" || one.ending === "drained" ? "" : "bad" }, one.ending), one.role, one.host, one.reason, [age(one.age_seconds), "n"],
+  ), (one) => one.id);
 }
 
 // Figures of a worker's GPU, those that its driver tells.

@@ -6,7 +6,10 @@
 --   j          string  the leading controller and until when
 --   capacity   hash    model → when it was measured, and the capacity
 --   rollout    hash    model → revision of its last rollout, and that
+--   departed   hash    process or worker that has ended → when, and how
+--   silent     hash    process that was not heard of any more → when it was, and what it said of itself
 --   drain      hash    worker or process → since when it is to claim nothing, and the order
+do
 
 -- note: what somebody says of himself, or of a model. Arguments after the clock: the hash, a name, and what is said.
 together.register('note', function(keys, args)
@@ -26,9 +29,25 @@ together.register('attend', function(keys, args)
   return drained
 end)
 
+-- Note an end, of a bounded number.
+local function note_end(key, name, value)
+  redis.call('HSET', key, name, value)
+  redis.call('EXPIRE', key, DEPARTED_SECONDS)
+  if redis.call('HLEN', key) > MOST_DEPARTED then
+    local all, first, oldest = redis.call('HGETALL', key), INF, nil
+    for i = 1, #all, 2 do
+      local stamp = struct.unpack('<d', all[i + 1])
+      if stamp < first then
+        first, oldest = stamp, all[i]
+      end
+    end
+    redis.call('HDEL', key, oldest)
+  end
+end
+
 -- The hash's values that are not older than so many seconds; older ones are forgotten, and so are those of a time to come,
--- as the clock was put back: who is there will say so again.
-local function recent(key, now, age)
+-- as the clock was put back: who is there will say so again. `silent`: hash in which older ones are kept for a while.
+local function recent(key, now, age, silent)
   local found, all = {}, redis.call('HGETALL', key)
   for i = 1, #all, 2 do
     local stamp = struct.unpack('<d', all[i + 1])
@@ -36,6 +55,9 @@ local function recent(key, now, age)
       found[#found + 1] = all[i + 1]
     else
       redis.call('HDEL', key, all[i])
+      if silent and stamp <= now then
+        note_end(silent, all[i], all[i + 1])
+      end
     end
   end
   return found
@@ -64,8 +86,24 @@ end}
 
 -- notes: what is said in a hash, not longer ago than so many seconds.
 together.register('notes', function(keys, args)
-  return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]))
+  local silent = args[2] == 'k' and keys[1] .. 'silent' or nil
+  return recent(keys[1] .. args[2], clock(args[1]), tonumber(args[3]), silent)
 end)
+
+-- depart: how a process or a worker has ended. Arguments after the clock: its id, and that.
+together.register('depart', function(keys, args)
+  note_end(keys[1] .. 'departed', args[2], struct.pack('<d', clock(args[1])) .. args[3])
+  return 1
+end)
+
+-- departed: how some have ended in the last minutes, and what those said last who were not heard of any more.
+together.register('departed', function(keys, args)
+  local now, silent = clock(args[1]), keys[1] .. 'silent'
+  recent(keys[1] .. 'k', now, OFFLINE_AFTER, silent)
+  return {recent(keys[1] .. 'departed', now, DEPARTED_SECONDS), recent(silent, now, DEPARTED_SECONDS)}
+end)
+
+end
 
 -- Have a name hold a key, for so many seconds from now on. Returns 0, or the seconds for which another one does.
 local function held_for(key, now, name, seconds)

@@ -19,7 +19,7 @@ from headway.http.inference.exchange import Exchange
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.credential import SERVICE
-from headway.model import InferenceRequest, Principal, Reply, RequestOptions
+from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions
 from headway.ports import Identity, WatchedIdentity
 
 NewId = Callable[[], str]
@@ -82,13 +82,16 @@ class Admission:
     def excess(self, principal: Principal, id: str) -> RequestError | None:
         """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
         gateway = self.gateway
-        if not principal.limits:
-            return None
-        failure = gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
+        failure = self.over(principal) if principal.limits else None
         if failure is None:
             return None
         gateway.note_refusal(InferenceRequest(principal, id, RequestOptions(0.0)), failure)
         return error_of(failure)
+
+    def over(self, principal: Principal) -> Failure | None:
+        """Failure of a request whose principal is over a limit; nothing counts it."""
+        gateway = self.gateway
+        return gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
 
     def charge(self, principal: Principal) -> None:
         """Count a request towards its principal's limits: one that is wrong, or whose body is on its way."""

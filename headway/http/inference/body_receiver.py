@@ -33,13 +33,13 @@ class BodyPieces:
         """Make room for a body of so many bytes. The system gives memory only as far as it is filled."""
         self._room = unfilled(length)
 
-    def append(self, piece: bytes) -> None:
+    def append(self, piece: bytes | memoryview) -> None:
         """Add the next piece."""
         if self._room is None:
-            self._pieces.append(piece)
+            self._pieces.append(bytes(piece))
         else:
             end = self._taken + len(piece)
-            self._room[self._taken : end] = piece
+            memoryview(self._room)[self._taken : end] = piece  # Put into the array itself, it would be copied twice.
             self._taken = end
 
     def room(self) -> memoryview | None:

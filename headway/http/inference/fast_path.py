@@ -44,6 +44,7 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_D
 _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
+_ZERO = ord("0")
 _UNASKED = object()
 """Model of a request that the short way is not for. No lane is for it."""
 
@@ -145,7 +146,8 @@ class FastPathConnection(Connection):
         begun = end + self.skipped
         length = len(data) - begun
         if data[begin:end] != b"%d" % length or length > inference.most_at_once:
-            super().data_received(data)
+            if not self._repeat_large(data[begin:end], data, begun):
+                super().data_received(data)
             return
         body = data[begun:]
         try:
@@ -509,9 +511,7 @@ class FastPathConnection(Connection):
             return
         self.phase = BODY
         if length >= LARGE:
-            self.pieces.expect(length)
-            if length - len(buffer) >= LARGE and not self.ahead and inference.scheme == "http":
-                BodyReceiver(self).begin()
+            self._make_room(length, len(buffer))
         self.expect_body(head)
         if request.expects and not buffer:
             self.transport.write(CONTINUE)
@@ -542,6 +542,41 @@ class FastPathConnection(Connection):
             return
         self.request, self.principal = request, self.known
         self._ask(request, body)
+
+    def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
+        """Start on a request under the remembered head whose large body is there or on its way; False: its head is to be read.
+
+        Arguments:
+            digits: length of the body, as the head has it.
+            data: bytes that have come.
+            begun: where the body begins among them.
+        """
+        length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
+        admission, principal, there = self.inference.admission, self.known, len(data) - begun
+        if not LARGE <= length <= self.context.most_body or there > length or self.still() is not principal:
+            return False
+        if (principal.limits and admission.over(principal) is not None) or not self.reserve(length):
+            return False
+        admission.charge(principal)
+        self.since, self.phase, self.open_by, request = monotonic(), BODY, None, self.memo
+        self.id = request.id or self.inference.new_id()
+        self.codec, self.encode_error = request.codec, request.codec.encode_error
+        self.request, self.principal = request, principal
+        self.open, self.expects, self.missing = there < length, False, length - there
+        self._make_room(length, there)
+        self.pieces.append(memoryview(data)[begun:])
+        if not self.open:
+            try:
+                self.complete()
+            except Exception as exc:
+                self.fault(exc)
+        return True
+
+    def _make_room(self, length: int, there: int) -> None:
+        """Make room for a large body, of which some bytes are there, and have the system write the others there, if they are many."""
+        self.pieces.expect(length)
+        if length - there >= LARGE and not self.ahead and self.inference.scheme == "http":
+            BodyReceiver(self).begin()
 
     def _belong(self, principal: Principal) -> None:
         """Count the connection for its principal's tenant from now on.

@@ -1,7 +1,9 @@
-"""deploy/compose.yaml: the specification's schema takes it, its commands are ours, and its Redis will do for Headway."""
+"""deploy/compose.yaml: Docker Compose reads it, its commands are ours, and its Redis will do for Headway."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from bench.stand.stand import free_port
 from headway.config import Settings
-from tests.clients.environments import run_client
+from tests.clients.environments import run_tool
 from tests.deploy.containerfile import ROOT, stages
 from tests.docs.parsing import parse_headway
 from tests.e2e.client import PATIENCE, wait_until
@@ -24,10 +26,25 @@ PASSWORD = "of-this-test"
 pytestmark = pytest.mark.processes
 
 
+def config(variables: Path) -> subprocess.CompletedProcess[str]:
+    """What Docker Compose makes of the file with the variables of another."""
+    return run_tool("deploy", "docker-compose", f"--env-file={variables}", f"--file={FILE}", "config", "--format=json")
+
+
 @pytest.fixture(scope="module")
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = run_client("deploy", "check_compose.py", str(FILE))["services"]
+def services(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The services as Docker Compose reads them."""
+    variables = tmp_path_factory.mktemp("compose") / "variables"
+    variables.write_text(f"REDIS_PASSWORD={PASSWORD}\n")
+    read = config(variables)
+    assert (read.returncode, read.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(read.stdout)["services"]
     return found
+
+
+def test_compose_asks_for_the_password_of_redis(tmp_path: Path) -> None:
+    (tmp_path / "none").touch()
+    assert "REDIS_PASSWORD is missing a value: the password of Redis" in config(tmp_path / "none").stderr
 
 
 def test_every_process_of_ours_is_one_that_the_command_line_knows(
@@ -39,7 +56,8 @@ def test_every_process_of_ours_is_one_that_the_command_line_knows(
     lame_duck = float(stages()[-1].environment["HEADWAY_LAME_DUCK_MS"])
     for one in ours.values():
         parse_headway(one["command"])
-        assert float(one["stop_grace_period"].removesuffix("s")) > (Settings().drain_timeout_ms + lame_duck) / 1000
+        minutes, seconds = re.fullmatch(r"(\d+)m(\d+)s", one["stop_grace_period"]).groups()  # type: ignore[union-attr]
+        assert 60 * int(minutes) + int(seconds) > (Settings().drain_timeout_ms + lame_duck) / 1000
 
 
 def test_no_container_may_do_more_than_it_must(services: dict[str, Any]) -> None:
@@ -53,8 +71,8 @@ def test_no_container_may_do_more_than_it_must(services: dict[str, Any]) -> None
 
 def test_no_secret_is_on_a_command_line(services: dict[str, Any]) -> None:
     for name, one in services.items():
-        words = [*one.get("command", ()), *one.get("entrypoint", ()), *one.get("healthcheck", {}).get("test", ())]
-        assert not [word for word in words if "$" in word.replace("$$", "")], name
+        words = [*(one["command"] or ()), *(one["entrypoint"] or ()), *one.get("healthcheck", {}).get("test", ())]
+        assert not [word for word in words if PASSWORD in word], name
 
 
 def test_its_proxy_finds_the_gateways_where_they_are(services: dict[str, Any]) -> None:
@@ -73,8 +91,7 @@ def test_its_redis_will_do_and_is_healthy_as_the_file_asks(services: dict[str, A
     port = free_port()
     redis = services["redis"]
     command = [word.replace("$$", "$") for word in redis["command"]]
-    environ = {name: text.replace("${REDIS_PASSWORD}", PASSWORD) for name, text in redis["environment"].items()}
-    environ["PATH"] = "/usr/bin:/bin"
+    environ = {**redis["environment"], "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen(
         [*command, "--port", str(port), "--bind", "127.0.0.1"], cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL
     )
@@ -83,10 +100,7 @@ def test_its_redis_will_do_and_is_healthy_as_the_file_asks(services: dict[str, A
         _, *check = redis["healthcheck"]["test"]
         check[1:1] = ["-p", str(port)]
         wait_until(lambda: subprocess.run(check, env=environ, capture_output=True, text=True).stdout == "PONG\n")
-        url = services["worker"]["environment"]["HEADWAY_BROKER"]
-        url = url.replace("${REDIS_PASSWORD:?the password of Redis}", PASSWORD).replace(
-            "redis:6379", f"127.0.0.1:{port}"
-        )
+        url = services["worker"]["environment"]["HEADWAY_BROKER"].replace("redis:6379", f"127.0.0.1:{port}")
         with launched(tmp_path, "--broker", url) as server:
             server.ready()
             server.ask("through it").output()

@@ -94,16 +94,17 @@ def make_ledger(url: str) -> Ledger:
     """Make the ledger in the database of a URL, not yet open."""
     if url.startswith("sqlite:"):
         return SqliteLedger(url)
-    with _postgres(url):
+    with postgres_needed(url):
         from headway.storage.postgres.ledger import PostgresLedger
     return PostgresLedger(url)
 
 
 def _postgres_keys(url: str) -> KeyStore:
-    with _postgres(url):
+    with postgres_needed(url):
         from headway.storage.postgres.keys import PostgresKeys
     return PostgresKeys(url)
 
 
-def _postgres(url: str) -> contextlib.AbstractContextManager[None]:
+def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:
+    """Block that imports what needs asyncpg. `url`: URL of the database. Raises SettingError."""
     return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not here")

@@ -30,6 +30,7 @@ from headway.app.backends import (
     worker_name,
 )
 from headway.app.brokers import BrokerBundle, make_broker_bundle, queue_limits
+from headway.app.bulk import build_runner, make_bulk_jobs
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.fallbacks import fallback_targets, make_fallback
 from headway.app.grpc_port import make_grpc_listener
@@ -337,11 +338,17 @@ class _Wiring:
         warn_of_strangers(settings)
         watcher = CapacityWatcher(gateway, bundle.fleet, clock, self.pace)
         gateway.woken = self._woken
-        learners: Sequence[Learner] = (gateway.served, gateway, self.ready, *zone_checks(settings, clock))
+        learners: list[Learner] = [gateway.served, gateway, self.ready, *zone_checks(settings, clock)]
+        bulk = None
+        if settings.bulk_dir:
+            runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
+            bulk = make_bulk_jobs(settings, gateway, runner, clock)
+            learners.append(runner)
+            self.resources.extend((runner, bulk))
         workers = self._workers_watcher(learners, watcher.every)
         self.ready.told = workers.learn
         self.resources.extend((watcher, workers))
-        public_listener = self.listener.public(admission, public.build(admission, self.ready), self.certificates)
+        public_listener = self.listener.public(admission, public.build(admission, self.ready, bulk), self.certificates)
         figures.ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
             grpc_listener = make_grpc_listener(admission, self.ready, self.certificates)

@@ -141,6 +141,9 @@ class SeatRunner:
         self._moved = asyncio.Event()
         self._timers: set[asyncio.TimerHandle] = set()
 
+    async def open(self) -> None:
+        """Open nothing; see `headway.app.lifecycle.Resource`."""
+
     def start(self, supervisor: Supervisor) -> None:
         """Start the session with the broker."""
         self._session.start(supervisor, "bulk lines")

@@ -66,6 +66,7 @@ _TIMEOUTS = "Deadlines"
 _TIERS = "Tiers"
 _IDENTITY = "Identity and rate limits"
 _LEDGER = "Ledger"
+_BULK = "Bulk jobs"
 _SHARING = "Tasks, cache and collapsing"
 _LIMITS = "Limits at the door"
 _REMOTE = "Remote API"
@@ -527,6 +528,47 @@ class Settings:
     )
     ledger_content: bool = setting(
         False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.", needs="ledger"
+    )
+
+    bulk_dir: str = setting(
+        "",
+        _BULK,
+        "Folder of the files of bulk jobs (see docs/bulk.md), which all gateways share; left out: there are none.",
+        parts=RolePart.GATEWAY,
+        common=True,
+    )
+    bulk_max_bytes: int = setting(
+        10 << 30,
+        _BULK,
+        "Most bytes of files that a tenant may store.",
+        within=(1, 1 << 50),
+        parts=RolePart.GATEWAY,
+        needs="bulk_dir",
+    )
+    bulk_max_lines: int = setting(
+        10_000_000,
+        _BULK,
+        "Most lines of one job.",
+        within=(1, 1_000_000_000),
+        parts=RolePart.GATEWAY,
+        needs="bulk_dir",
+    )
+    bulk_max_jobs: int = setting(
+        100,
+        _BULK,
+        "Most jobs of a tenant that have not ended.",
+        within=(1, 1_000_000),
+        parts=RolePart.GATEWAY,
+        needs="bulk_dir",
+    )
+    bulk_keep_days: float = setting(
+        30.0,
+        _BULK,
+        "Age at which files, and jobs that have ended, are removed; 0: never.",
+        "days",
+        within=(0, 36_500),
+        parts=RolePart.GATEWAY,
+        needs="bulk_dir",
     )
 
     cache: bool = setting(

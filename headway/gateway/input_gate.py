@@ -149,6 +149,10 @@ class InputGate:
         """Names of the rules in force."""
         return self._policy.names
 
+    def plan(self, tier: int, model: str) -> Plan | None:
+        """Screen and judges in force for a tier and a model; None where no rule applies."""
+        return self._policy.plan(tier, model)
+
     def bind(self, decided: Decided) -> None:
         """Have verdicts told to a gateway."""
         self._decided = decided

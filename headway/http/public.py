@@ -14,6 +14,7 @@ from importlib import resources
 
 import msgspec
 
+from headway.bulk.jobs import BulkJobs
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, readiness, tasks
@@ -22,19 +23,21 @@ from headway.http.authentication import Authentication
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.oip.models import ShownModels
-from headway.http.openai import models
+from headway.http.openai import batches, files, models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import NoRoute, Route, Router
+from headway.runtime.request_id import new_id
 
 
-def build(admission: Admission, ready: Readiness) -> Router:
+def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
     """Build the routes of the public port.
 
     Arguments:
         admission: admission to the gateway whose settings are published, and whose tasks are served.
         ready: whether this process should get traffic.
+        bulk: bulk jobs; None where there are none.
     """
     gateway, known = admission.gateway, Authentication(admission)
     on, glance = _Routes(gateway), CachedReadiness(ready)
@@ -43,6 +46,7 @@ def build(admission: Admission, ready: Readiness) -> Router:
             *readiness.routes(glance, for_clients=True),
             *tasks.routes(gateway, known),
             *models.routes(gateway, known),
+            *(() if bulk is None else (*files.routes(bulk, known, new_id), *batches.routes(bulk, known, new_id))),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),

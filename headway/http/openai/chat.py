@@ -12,7 +12,7 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange
+from headway.http.inference.exchange import Exchange, ReadRequest
 from headway.http.openai.chat_template import Message, Render, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
@@ -58,6 +58,15 @@ def chat(settings: Settings) -> Codec:
     Raises:
         SettingError: the template cannot be used.
     """
+    return openai_codec(chat_reader(settings))
+
+
+def chat_reader(settings: Settings) -> ReadRequest:
+    """Make the reader of bodies.
+
+    Raises:
+        SettingError: the template cannot be used.
+    """
     most = min(MOST_INPUTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
     render_for = templates(settings)
@@ -76,7 +85,7 @@ def chat(settings: Settings) -> Codec:
             refuse(members, _UNSERVED)
         return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
 
-    return openai_codec(make)
+    return make
 
 
 def templates(settings: Settings) -> Callable[[str], Render]:

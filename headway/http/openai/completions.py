@@ -9,7 +9,7 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange
+from headway.http.inference.exchange import Exchange, ReadRequest
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
@@ -48,6 +48,11 @@ _FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
 
 def completions(settings: Settings) -> Codec:
     """Make the codec."""
+    return openai_codec(completions_reader(settings))
+
+
+def completions_reader(settings: Settings) -> ReadRequest:
+    """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
@@ -75,7 +80,7 @@ def completions(settings: Settings) -> Codec:
         asked = parameters(members) if members else b""
         return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)
 
-    return openai_codec(make)
+    return make
 
 
 def choices(members: Members, room: int) -> int:

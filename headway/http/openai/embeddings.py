@@ -17,7 +17,7 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
+from headway.http.inference.exchange import JSON, Exchange, Outcome, ReadRequest, Written
 from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
@@ -58,6 +58,11 @@ _told = msgspec.json.Decoder(_Told).decode
 
 def embeddings(settings: Settings) -> Codec:
     """Make the codec."""
+    return openai_codec(embeddings_reader(settings))
+
+
+def embeddings_reader(settings: Settings) -> ReadRequest:
+    """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
 
@@ -78,7 +83,7 @@ def embeddings(settings: Settings) -> Codec:
             return Exchange(model, inputs[0], parameters(members), options, write)
         return Exchange(model, [*inputs], parameters(members), options, write)
 
-    return openai_codec(make)
+    return make
 
 
 class _Writer(msgspec.Struct, frozen=True):

@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "ahead", "asked", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "missing",
-        "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "writable",
+        "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "upload", "writable",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -108,6 +108,8 @@ class Connection(asyncio.Protocol):
         self.held = False
         """Whether nothing more is read from the client for now."""
         self.streaming = False
+        self.upload = 0
+        """Most bytes of the body of the request in hand, where that may be larger than others; else 0."""
         self.writable: asyncio.Event | None = None
 
     # What the transport calls.
@@ -201,9 +203,11 @@ class Connection(asyncio.Protocol):
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request whose head is complete; `raw` is the head as it came."""
-        if head.length > self.context.most_body:
-            self.refuse(too_large(self.context.most_body), head)
+        most = self.context.most_body_of(head)
+        if head.length > most:
+            self.refuse(too_large(most), head)
             return
+        self.upload = most if most > self.context.most_body else 0
         try:
             url = httptools.parse_url(head.target)
         except httptools.HttpParserInvalidURLError:
@@ -224,7 +228,7 @@ class Connection(asyncio.Protocol):
         self.open = head.length != 0
         self.expects = head.expects
         if head.length < 0:
-            self.chunks = Chunks(self.context.most_body, self.context.most_header)
+            self.chunks = Chunks(self.upload or self.context.most_body, self.context.most_header)
         else:
             self.missing = head.length
         return self.open
@@ -239,7 +243,11 @@ class Connection(asyncio.Protocol):
 
     def take(self, content: bytes) -> None:
         """Take a piece of the body. Without a route that waits for it, the piece is dropped."""
-        if self.asked is not None and self.asked.feed(content) > MOST_BUFFERED:
+        if self.asked is None:
+            return
+        if self.upload:  # A large one may take its time, as long as it comes at a pace.
+            self.since = min(monotonic(), self.since + len(content) / SLOWEST)
+        if self.asked.feed(content) > MOST_BUFFERED:
             self._hold()
 
     def complete(self) -> None:
@@ -288,7 +296,8 @@ class Connection(asyncio.Protocol):
 
     async def _stream(self, request: Request, response: StreamedAnswer) -> None:
         """Write an answer piece by piece, each when its client has taken those before."""
-        chunked, empty = not self.last, request.method == "HEAD"
+        empty = request.method == "HEAD"
+        chunked = not self.last and "content-length" not in response.headers
         fields = {**response.headers, "transfer-encoding": "chunked"} if chunked and not empty else response.headers
         self.transport.write(self._frame(request, response.status, fields))
         self.streaming = True
@@ -452,7 +461,7 @@ class Connection(asyncio.Protocol):
             if waited > context.read_timeout:
                 self.linger()  # without a word: the answer has been given
         elif self.open:
-            if waited > context.read_timeout:
+            if waited > context.read_timeout and not (self.upload and self.held):
                 self._late("body")
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
@@ -476,6 +485,8 @@ class Connection(asyncio.Protocol):
     def _release(self) -> None:
         if self.held:
             self.held = False
+            if self.upload:
+                self.since = monotonic()
             self.transport.resume_reading()
 
     def _want_body(self) -> None:
@@ -510,7 +521,7 @@ class Connection(asyncio.Protocol):
         raw = buffer[:end]
         self.buffer = buffer[end:]
         self.reserve(0)
-        self.seen = 0
+        self.seen = self.upload = 0
         self.since = monotonic()
         self.id, self.encode_error = "", self.context.encode_error
         try:

@@ -33,8 +33,12 @@ GRACE = 1.0
 
 LARGE = 1 << 16
 """Bytes of a body from which it waits for its turn, as do those of an answer: to read one takes up to some tens of milliseconds."""
+UPLOADS = b"/v1/files"
+"""Target at which files are uploaded."""
+FORM = 1 << 16
+"""Bytes of an upload beside the file."""
 SLOWEST = 16_384
-"""Least bytes per second at which a client has to take its answer."""
+"""Least bytes per second at which a client has to take its answer, or send an upload."""
 
 
 class ConnectionContext:
@@ -90,6 +94,10 @@ class ConnectionContext:
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.refresh()
+
+    def most_body_of(self, head: Head) -> int:
+        """Bytes of the largest body that a request with this head to an ordinary route may have."""
+        return self.most_body
 
     def refresh(self) -> None:
         """Bring the Date header up to date. The listener calls it now and then."""
@@ -161,6 +169,11 @@ class InferenceContext(ConnectionContext):
         self.served = gateway.served
         self.version = settings.model_version
         self.tiers = admission.tiers
+
+    def most_body_of(self, head: Head) -> int:
+        """Bytes of the largest body that a request with this head may have: of an upload, as many as a tenant may store."""
+        upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
+        return self.settings.bulk_max_bytes + FORM if upload else self.most_body
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
         """Record the span of a request that is refused after its head."""

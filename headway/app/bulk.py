@@ -1,0 +1,62 @@
+"""Bulk jobs of a gateway: the store by the settings, the folder, the feeder, and the runner of their lines."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from headway.app.input_policy import PolicyResource
+from headway.app.stores import postgres_needed
+from headway.bulk.feeder import Feeder
+from headway.bulk.folder import BulkFolder
+from headway.bulk.job_run import JobContext
+from headway.bulk.jobs import BulkJobs
+from headway.bulk.seat_runner import SeatRunner
+from headway.bulk.turns import Turns
+from headway.config import Settings
+from headway.gateway.gateway import Gateway
+from headway.http.openai.bulk_lines import OpenAILines
+from headway.ports import Broker, BulkRunner, BulkStore
+from headway.runtime.request_id import new_id
+from headway.storage.sqlite.bulk import SqliteBulkStore
+
+
+def build_runner(
+    settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
+) -> SeatRunner:
+    """Make the runner of lines. To the input policy they are of the lowest tier."""
+    tiers = len(settings.tier_names)
+    plan_of = (lambda model: None) if policy is None else partial(policy.gate.plan, tiers - 1)
+    name = f"{settings.name}-bulk-{secrets.token_hex(4)}"
+    return SeatRunner(broker, gateway.served, name, tiers, plan_of, clock, random.random, new_id)
+
+
+def make_bulk_jobs(settings: Settings, gateway: Gateway, runner: BulkRunner, clock: Callable[[], float]) -> BulkJobs:
+    """Make the bulk jobs of a gateway, not yet open.
+
+    Raises:
+        SettingError: a template of chats cannot be used, or a package is missing.
+    """
+    store, folder, turns = make_store(settings), BulkFolder(settings.bulk_dir), Turns()
+    form = OpenAILines(settings, gateway.served, new_id)
+    context = JobContext(
+        store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
+        settings.bulk_max_lines,
+    )  # fmt: skip
+    feeder = Feeder(f"{settings.name}-{secrets.token_hex(4)}", context)
+    return BulkJobs(store, folder, feeder, settings, clock, time.time)
+
+
+def make_store(settings: Settings) -> BulkStore:
+    """Make the store of jobs: in the ledger's database; without one in a file in the folder of bulk jobs."""
+    if not settings.ledger:
+        return SqliteBulkStore(f"sqlite:///{Path(settings.bulk_dir).absolute()}/jobs.db")
+    if settings.ledger.startswith("sqlite:"):
+        return SqliteBulkStore(settings.ledger)
+    with postgres_needed(settings.ledger):
+        from headway.storage.postgres.bulk import PostgresBulkStore
+    return PostgresBulkStore(settings.ledger)

@@ -1,0 +1,184 @@
+"""Lines of batches in OpenAI's form: a request in, its answer out, as the route of the request would have answered.
+
+    {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {…}}
+    {"id": "batch_req_…", "custom_id": "1", "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
+
+Records of errors also have `line`, the number of the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from headway import errors
+from headway.bulk.forms import AskedLine
+from headway.config import Settings
+from headway.core import failures
+from headway.errors import BadRequest, PayloadTooLarge, RequestError
+from headway.gateway.served_models import ServedModels
+from headway.http.inference.bad_bodies import why_not
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest
+from headway.http.inference.inference_head import SHOWN
+from headway.http.openai.answers import ChoicesWriter
+from headway.http.openai.chat import chat_reader
+from headway.http.openai.completions import completions_reader
+from headway.http.openai.embeddings import embeddings_reader
+from headway.http.openai.errors import encode_error
+from headway.http.problem import AnyError
+from headway.model import Reply, RequestOptions
+from headway.model.bulk import BulkJob, BulkLine
+
+READERS: Mapping[str, Callable[[Settings], ReadRequest]] = {
+    "/v1/completions": completions_reader,
+    "/v1/chat/completions": chat_reader,
+    "/v1/embeddings": embeddings_reader,
+}
+"""Makers of the readers of bodies, by the endpoint of a batch."""
+
+_EXPIRED = {
+    "code": "batch_expired",
+    "message": "This request could not be executed before the completion window expired.",
+}
+_OPTIONS = RequestOptions(0.0)
+_MOST_CUSTOM_ID = 512
+
+
+class _Line(msgspec.Struct, gc=False):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class _Known(msgspec.Struct, gc=False):
+    custom_id: str | None = None
+
+
+class _Response(msgspec.Struct, gc=False):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Record(msgspec.Struct, gc=False, omit_defaults=True):
+    id: str
+    custom_id: str | None
+    response: _Response | None
+    error: dict[str, str] | None
+    line: int = 0
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+_decode_known = msgspec.json.Decoder(_Known).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAILines:
+    """Reader and writer of lines; see `headway.bulk.forms.LineForm`.
+
+    Arguments:
+        settings: bounds of bodies.
+        served: models that the process serves.
+        new_id: makes the text of a fresh UUIDv7.
+
+    Raises:
+        SettingError: a template of chats cannot be used.
+    """
+
+    def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
+        self._readers = {path: make(settings) for path, make in READERS.items()}
+        self._most, self._version = settings.max_body_bytes, settings.model_version
+        self._served, self._new_id = served, new_id
+
+    def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
+        """See LineForm."""
+        custom_id: str | None = None
+        try:
+            line = self._decoded(text)
+            custom_id = line.custom_id
+            exchange = self._exchange(job, line)
+        except RequestError as exc:
+            return self._failed(number, custom_id or _custom_id(text), exc)
+
+        def record(reply: Reply) -> tuple[bool, bytes]:
+            return self._answered(number, line.custom_id, exchange, reply)
+
+        asked = BulkLine(job.id, job.tenant, number, exchange.model or "", "", exchange.input, exchange.parameters)  # type: ignore[arg-type]
+        exchange.input = ""
+        return AskedLine(asked, len(text), record)
+
+    def expired(self, number: int, text: bytes) -> bytes:
+        """See LineForm."""
+        return _encode(_Record(self._record_id(), _custom_id(text), None, _EXPIRED, number))
+
+    def _decoded(self, text: bytes) -> _Line:
+        if len(text) > self._most:
+            raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
+        try:
+            line = _decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadRequest(why_not(exc, text).replace("the body", "the line")) from None
+        if not 0 < len(line.custom_id) <= _MOST_CUSTOM_ID:
+            raise BadRequest(f"expected a text of 1 to {_MOST_CUSTOM_ID} characters - at `$.custom_id`")
+        if line.method != "POST":
+            raise BadRequest("expected POST - at `$.method`")
+        return line
+
+    def _exchange(self, job: BulkJob, line: _Line) -> Exchange:
+        """Exchange of a line that may run. Raises RequestError."""
+        if line.url != job.endpoint:
+            raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
+        only = frozenset(job.models)
+        exchange = self._readers[job.endpoint](bytes(line.body), _OPTIONS, self._served.seen_by(only))
+        if isinstance(exchange.write, ChoicesWriter) and exchange.write.stream:
+            raise BadRequest("a batch has no streams; leave it out - at `$.stream`")
+        if isinstance(exchange.input, list):
+            raise BadRequest("a line of a batch has one input and one choice; write a line for each")
+        exchange.model = exchange.model or self._served.default_of(only)
+        failure = self._served.check(exchange.model, exchange.input, only)
+        if failure is None and only and exchange.model not in only:
+            failure = self._served.absence(exchange.model, only)
+        if failure is not None:
+            raise failures.error_of(failure)
+        return exchange
+
+    def _answered(self, number: int, custom_id: str, exchange: Exchange, reply: Reply) -> tuple[bool, bytes]:
+        """Whether a reply is an answer, and the record of it."""
+        if reply.output is None:
+            return False, self._failed(number, custom_id, failures.failure_of(reply))
+        shown = SHOWN + self._new_id()
+        ran = reply.ran
+        version = (ran.version if ran is not None else "") or self._version
+        try:
+            _, written = exchange.write(Outcome(shown, [reply.output], 0.0, version, [reply.tokens]))
+            body = written if isinstance(written, bytes) else b"".join(written)
+        except RequestError as exc:
+            return False, self._failed(number, custom_id, exc)
+        except UnicodeEncodeError:
+            return False, self._failed(number, custom_id, failures.no_text())
+        return True, _encode(_Record(self._record_id(), custom_id, _Response(200, shown, _one_line(body)), None))
+
+    def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
+        """Record of a line that has no output, with the error as its route would have told it."""
+        shown = SHOWN + self._new_id()
+        _, body = encode_error(error, shown)
+        response = _Response(errors.STATUS[error.code], shown, msgspec.Raw(body))
+        return _encode(_Record(self._record_id(), custom_id, response, None, number))
+
+    def _record_id(self) -> str:
+        return "batch_req_" + self._new_id().replace("-", "")
+
+
+def _custom_id(text: bytes) -> str | None:
+    """`custom_id` of a line of which nothing else may be right."""
+    try:
+        return _decode_known(text).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _one_line(body: bytes) -> msgspec.Raw:
+    """JSON without line breaks, which a model's output may have between its parts."""
+    return msgspec.Raw(msgspec.json.format(body, indent=-1) if b"\n" in body else body)

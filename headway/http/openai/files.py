@@ -1,0 +1,175 @@
+"""/v1/files: files of batches, sent and fetched piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from headway.bulk.folder import FileWriter
+from headway.bulk.jobs import BulkJobs
+from headway.errors import NOT_FOUND, BadRequest, NotFound, RequestError
+from headway.http.authentication import Authentication
+from headway.http.error_responses import refusal, without_reason
+from headway.http.form import FormPart, parts
+from headway.http.openai.errors import encode_error
+from headway.http.problem import AnyError, Encoded
+from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer
+from headway.http.routing import Route
+from headway.model.bulk import BulkFile
+
+PATH = "/v1/files"
+PURPOSE = "batch"
+MOST_LISTED = 10_000
+_MOST_FIELD = 1_024
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> list[Route]:
+    """Routes of files, for known principals."""
+    on = _Files(jobs, new_id)
+    return [
+        Route(PATH, known(told(on.collection)), ("GET", "POST")),
+        Route(f"{PATH}/{{id}}", known(told(on.one)), ("GET", "DELETE")),
+        Route(f"{PATH}/{{id}}/content", known(told(on.content))),
+    ]
+
+
+def told(handler: Handler) -> Handler:
+    """Handler whose errors are OpenAI's, of what is not found, too."""
+
+    async def answer(request: Request) -> RouteAnswer:
+        try:
+            return await handler(request)
+        except RequestError as exc:
+            return refusal(request.id, without_reason(exc), _encode_error)
+
+    return answer
+
+
+def _encode_error(error: AnyError, shown: str) -> Encoded:
+    return encode_error(error, shown, "not_found" if error.code == NOT_FOUND else "")
+
+
+def as_json(content: Any) -> RouteAnswer:
+    """Answer of an object."""
+    return RouteAnswer(msgspec.json.encode(content), media_type=JSON)
+
+
+def page(request: Request, usual: int, most: int) -> tuple[str, int]:
+    """Cursor and number of objects that a request for a list asks for. Raises BadRequest."""
+    if request.param("order") not in (None, "desc"):
+        raise BadRequest("lists are served newest first; leave it out - at `$.order`")
+    limit = request.param("limit") or str(usual)
+    if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= most:
+        raise BadRequest(f"expected a number from 1 to {most} - at `$.limit`")
+    return request.param("after") or "", int(limit)
+
+
+def listed(found: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
+    """Answer of a list, of which one more was asked for than is told."""
+    data = found[:limit]
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(found) > limit}
+    return as_json({"object": "list", "data": data, **more})
+
+
+class _Files:
+    def __init__(self, jobs: BulkJobs, new_id: Callable[[], str]) -> None:
+        self._jobs, self._new_id = jobs, new_id
+
+    async def collection(self, request: Request) -> RouteAnswer:
+        if request.method == "POST":
+            return await self._create(request)
+        after, limit = page(request, MOST_LISTED, MOST_LISTED)
+        found = await self._jobs.store.files(request.principal.tenant, after, limit + 1)
+        purpose = request.param("purpose")
+        return listed([_shown(one) for one in found if purpose in (None, one.purpose)], limit)
+
+    async def one(self, request: Request) -> RouteAnswer:
+        file = await self._file(request)
+        if request.method != "DELETE":
+            return as_json(_shown(file))
+        jobs = await self._jobs.store.jobs(file.tenant, "", 10_000)
+        if used := next((one.id for one in jobs if one.input_file == file.id and not one.status.ended), ""):
+            raise BadRequest(f"the file is read by {used}; cancel that first, or wait until it has ended")
+        await self._jobs.store.remove_file(file.tenant, file.id)
+        await self._jobs.folder.remove_file(file.id)
+        return as_json({"id": file.id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> RouteAnswer:
+        file = await self._file(request)
+        folder = self._jobs.folder
+        path = folder.file(file.id)
+        size = await folder.do(lambda: path.stat().st_size)
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            left = size
+            async with aclosing(folder.pieces(path, 1 << 18)) as found:
+                async for piece in found:
+                    left -= len(piece)
+                    yield piece
+            if left:
+                request.cut()
+
+        fields = {"content-length": str(size), "content-disposition": "attachment"}
+        return StreamedAnswer(pieces, fields, "application/octet-stream")
+
+    async def _file(self, request: Request) -> BulkFile:
+        id = request.params["id"]
+        file = await self._jobs.store.file(request.principal.tenant, id)
+        if file is None:
+            raise NotFound(f"no such file: {id[:80]}")
+        return file
+
+    async def _create(self, request: Request) -> RouteAnswer:
+        """Take a file in."""
+        tenant, writer = request.principal.tenant, self._jobs.folder.writer()
+        name: str | None = None
+        purpose = ""
+        try:
+            async with self._jobs.upload(tenant) as count:
+                async for part in parts(request.headers, request.pieces()):
+                    if part.name == "file" and name is None:
+                        name = part.filename or "file"
+                        await _write(part, writer, count)
+                    else:
+                        text = await part.text(_MOST_FIELD)
+                        purpose = text if part.name == "purpose" else purpose
+                if purpose != PURPOSE:
+                    raise BadRequest(f"expected `{PURPOSE}`, the only purpose that is served - at `$.purpose`")
+                if name is None or not writer.size:
+                    raise BadRequest("the form has no file, or an empty one - at `$.file`")
+                file = BulkFile(
+                    f"file-{self._new_id().replace('-', '')}", tenant, _UNSAFE.sub("", name)[:255], writer.size, purpose,
+                    self._jobs.wall(),
+                )  # fmt: skip
+                await writer.commit(file.id)
+                if not await self._jobs.store.add_file(file, self._jobs.settings.bulk_max_bytes):
+                    await self._jobs.folder.remove_file(file.id)
+                    raise self._jobs.too_much()
+        finally:
+            await writer.discard()
+        return as_json(_shown(file))
+
+
+async def _write(part: FormPart, writer: FileWriter, count: Callable[[int], None]) -> None:
+    async for piece in part.pieces():
+        count(len(piece))
+        await writer.write((piece,))
+
+
+def _shown(file: BulkFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": int(file.created_at),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+    }

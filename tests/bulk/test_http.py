@@ -1,0 +1,237 @@
+"""Files and batches over HTTP, of a running service: what clients see, and what hostile ones may not do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from headway.app.background import BackgroundService
+from headway.config import Settings
+from headway.http.server.listener import Listener
+from headway.model import Role
+from tests.identity.writing import entry, key_of
+
+pytestmark = pytest.mark.processes
+
+BOUNDARY = "xYzZY"
+
+
+def upper(inputs: list[str]) -> list[str]:
+    return [text.upper() for text in inputs]
+
+
+def form(content: bytes, purpose: str = "batch", boundary: str = BOUNDARY) -> bytes:
+    return (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n{purpose}\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="lines.jsonl"\r\n'
+        f"Content-Type: application/octet-stream\r\n\r\n"
+    ).encode() + content + f"\r\n--{boundary}--\r\n".encode()  # fmt: skip
+
+
+def line(number: int, prompt: str | list[str] = "a", **body: Any) -> str:
+    asked = {"model": "default", "prompt": prompt, **body}
+    return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": asked})
+
+
+class Client:
+    """Client of one tenant."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._address = urlsplit(url)
+        self._headers = {"authorization": f"Bearer {key_of(key)}"} if key else {}
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port, timeout=20)
+        try:
+            connection.request(method, path, body or None, {**self._headers, **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        found, content = self.ask(method, path, b"" if body is None else json.dumps(body).encode())
+        assert found == status, content
+        return json.loads(content)
+
+    def upload(self, content: bytes, status: int = 200, **known: str) -> Any:
+        kind = f"multipart/form-data; boundary={BOUNDARY}"
+        found, answer = self.ask("POST", "/v1/files", form(content, **known), **{"content-type": kind})
+        assert found == status, answer
+        return json.loads(answer)
+
+    def batch(self, *lines: str, **known: Any) -> Any:
+        file = self.upload("\n".join(lines).encode())
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h", **known}
+        return self.json("POST", "/v1/batches", asked)
+
+    def ended(self, batch: Any) -> Any:
+        until = time.monotonic() + 30
+        while (found := self.json("GET", f"/v1/batches/{batch['id']}"))["status"] not in (
+            "completed",
+            "failed",
+            "cancelled",
+        ):
+            assert time.monotonic() < until, found
+            time.sleep(0.1)
+        return found
+
+    def records(self, id: str | None) -> dict[str | None, Any]:
+        if id is None:
+            return {}
+        _, content = self.ask("GET", f"/v1/files/{id}/content")
+        return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
+
+
+Make = Callable[..., Client]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """Maker of clients of one service with bulk jobs."""
+    services: list[BackgroundService] = []
+
+    def made(key: str = "", **known: Any) -> Client:
+        if not services:
+            settings = Settings(**{"port": 0, "admin_port": 0, "bulk_dir": str(tmp_path / "bulk"), **known})
+            services.append(BackgroundService(settings, Role.SERVE, f"{__name__}:upper", Listener))
+        return Client(services[0].url, key)
+
+    yield made
+    for one in services:
+        one.stop(drain=False)
+
+
+def test_a_batch_is_answered_as_its_route_would(make: Make) -> None:
+    client = make()
+    wrong = [
+        line(2, model="elsewhere"),
+        line(3, stream=True),
+        line(4, n=2),
+        json.dumps({"custom_id": "5", "method": "POST", "url": "/v1/embeddings", "body": {}}),
+        "no JSON",
+        line(7, prompt=["a", "b"]),
+        json.dumps({"custom_id": "8", "method": "GET", "url": "/v1/completions", "body": {}}),
+    ]
+    batch = client.batch(line(1, "hello"), *wrong, metadata={"k": "v"})
+    assert (batch["object"], batch["status"], batch["endpoint"]) == ("batch", "validating", "/v1/completions")
+    found = client.ended(batch)
+    assert found["request_counts"] == {"total": 8, "completed": 1, "failed": 7}
+    assert found["metadata"] == {"k": "v"} and found["errors"] is None
+    [answer] = client.records(found["output_file_id"]).values()
+    assert answer["error"] is None and answer["response"]["status_code"] == 200
+    told = answer["response"]["body"]
+    sync = client.json("POST", "/v1/completions", {"model": "default", "prompt": "hello"})
+    assert told["choices"] == sync["choices"] and told.keys() == sync.keys()
+    assert told["id"] == f"cmpl-{answer['response']['request_id'][4:]}"
+    errors = client.records(found["error_file_id"])
+    statuses = {id: (one["response"]["status_code"], one["line"]) for id, one in errors.items()}
+    assert statuses == {
+        "2": (404, 2), "3": (400, 3), "4": (400, 4), "5": (400, 5), None: (400, 6), "7": (400, 7), "8": (400, 8),
+    }  # fmt: skip
+    refused = client.json("POST", "/v1/completions", {"model": "elsewhere", "prompt": "a"}, 404)
+    assert errors["2"]["response"]["body"] == refused
+
+
+def test_files_are_listed_fetched_and_deleted(make: Make) -> None:
+    client = make()
+    content = bytes(range(256)) * 3000
+    files = [client.upload(content + bytes([n])) for n in range(3)]
+    assert files[0]["bytes"] == len(content) + 1 and files[0]["filename"] == "lines.jsonl"
+    assert client.ask("GET", f"/v1/files/{files[1]['id']}/content") == (200, content + b"\1")
+    assert client.json("GET", f"/v1/files/{files[1]['id']}") == files[1]
+    page = client.json("GET", "/v1/files?limit=2")
+    assert ([one["id"] for one in page["data"]], page["has_more"]) == ([files[2]["id"], files[1]["id"]], True)
+    page = client.json("GET", f"/v1/files?limit=2&after={files[1]['id']}")
+    assert ([one["id"] for one in page["data"]], page["has_more"]) == ([files[0]["id"]], False)
+    assert client.json("DELETE", f"/v1/files/{files[0]['id']}")["deleted"] is True
+    assert client.json("GET", f"/v1/files/{files[0]['id']}", status=404)["error"]["code"] == "not_found"
+    assert client.json("GET", "/v1/batches?limit=0", status=400)["error"]["param"] == "limit"
+
+
+def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(entry("mine") + entry("yours", tenant="globex"))
+    mine = make("mine", keys=str(tmp_path / "keys.toml"), bulk_max_bytes=1000, bulk_max_jobs=1)
+    yours, nobody = make("yours"), make()
+    assert nobody.json("GET", "/v1/files", status=401)["error"]["code"] == "invalid_api_key"
+    batch = mine.batch("x" * 600)
+    for path in (f"/v1/files/{batch['input_file_id']}", f"/v1/batches/{batch['id']}"):
+        assert mine.json("GET", path)["id"]
+        assert yours.json("GET", path, status=404)["error"]["code"] == "not_found"
+    assert yours.json("POST", f"/v1/batches/{batch['id']}/cancel", status=404)
+    stolen = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    assert yours.json("POST", "/v1/batches", stolen, 404)["error"]["code"] == "not_found"
+    assert yours.json("GET", "/v1/batches")["data"] == []
+    assert "bulk_max_bytes" in mine.upload(b"y" * 600, 413)["error"]["message"]
+    yours.upload(b"y" * 600)
+    mine.ended(batch)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (b"{}", "application/json", "multipart/form-data"),
+        (form(b"a"), "multipart/form-data", "boundary"),
+        (b"x" * 100_000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
+        (form(b"a")[:-10], f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
+        (form(b"a", "fine-tune"), f"multipart/form-data; boundary={BOUNDARY}", "purpose"),
+        (form(b""), f"multipart/form-data; boundary={BOUNDARY}", "file"),
+        (form(b"a", "batch" * 1000), f"multipart/form-data; boundary={BOUNDARY}", "more than"),
+        (b"--" + BOUNDARY.encode() + b"\r\n" + b"A: b\r\n" * 5000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
+    ],
+    ids=["json", "no-boundary", "endless", "torn", "purpose", "empty", "long-field", "headers"],
+)  # fmt: skip
+def test_what_is_no_form_is_refused(make: Make, tmp_path: Path, body: bytes, kind: str, words: str) -> None:
+    client = make()
+    status, answer = client.ask("POST", "/v1/files", body, **{"content-type": kind})
+    assert status == 400 and words in json.loads(answer)["error"]["message"]
+    assert [*(tmp_path / "bulk" / "incoming").iterdir()] == [*(tmp_path / "bulk" / "files").iterdir()] == []
+
+
+def test_a_batch_that_is_none_is_refused(make: Make) -> None:
+    client = make()
+    good = {"input_file_id": client.upload(b"a")["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    for change, param in (
+        ({"endpoint": "/v1/responses"}, "endpoint"),
+        ({"completion_window": "1y"}, "completion_window"),
+        ({"metadata": {"k": "v" * 600}}, "metadata"),
+        ({"metadata": {"k": 3}}, "metadata"),
+    ):
+        assert client.json("POST", "/v1/batches", {**good, **change}, 400)["error"]["param"] == param
+
+
+def test_a_client_that_leaves_its_upload_leaves_nothing(make: Make, tmp_path: Path) -> None:
+    client = make(bulk_max_bytes=1 << 20)
+    for _ in range(3):
+        connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
+        connection.putrequest("POST", "/v1/files")
+        connection.putheader("content-type", f"multipart/form-data; boundary={BOUNDARY}")
+        connection.putheader("content-length", str(900_000))
+        connection.endheaders(form(b"x" * 600_000)[:600_000])
+        connection.close()
+    kind, until = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}, time.monotonic() + 20
+    while client.ask("POST", "/v1/files", form(b"y" * 900_000), **kind)[0] != 200:
+        assert time.monotonic() < until
+    while [*(tmp_path / "bulk" / "incoming").iterdir()]:
+        assert time.monotonic() < until
+
+
+def test_an_upload_may_be_larger_than_other_bodies_and_no_larger_than_its_quota(make: Make) -> None:
+    client = make(bulk_max_bytes=3 << 20, max_body_bytes=1 << 16)
+    client.upload(b"x" * (2 << 20))
+    head = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", "content-length": str(4 << 20)}
+    status, answer = client.ask("POST", "/v1/files", b"x", **head)
+    assert status == 413, answer
+    client.json("POST", "/v1/completions", {"model": "default", "prompt": "a" * (1 << 17)}, 413)
+
+
+def test_without_a_folder_there_are_no_files(make: Make) -> None:
+    client = make(bulk_dir="")
+    assert client.json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"

@@ -19,6 +19,7 @@ from headway.core.retention import KeptLimits
 from headway.model import (
     ApiKey,
     BatchFailure,
+    BulkDepth,
     Capacity,
     Completion,
     DeadLetter,
@@ -244,6 +245,10 @@ class Registry(Protocol):
 
     async def depths(self) -> Sequence[TierDepth]:
         """Queue depth by model and tier."""
+        ...
+
+    async def bulk_queues(self) -> Sequence[BulkDepth]:
+        """Bulk entries of each queue that has had any."""
         ...
 
     async def loads(self) -> Mapping[QueueName, Load]:

@@ -29,6 +29,8 @@ NAMES = {
     "headway_queue_seconds": ("histogram", {"model", "tier"}),
     "headway_queue_depth": ("gauge", {"model", "tier"}),
     "headway_queue_oldest_seconds": ("gauge", {"model", "tier"}),
+    "headway_bulk_waiting": ("gauge", {"model"}),
+    "headway_bulk_delayed_requests": ("counter", {"model"}),
     "headway_batch_size": ("histogram", {"model"}),
     "headway_batches": ("counter", {"model", "reason"}),
     "headway_inputs": ("counter", {"model", "version", "outcome"}),

@@ -74,13 +74,14 @@ class BulkClass:
     Attributes:
         busy: whole batches that run.
         credit: entries that may yet be delayed, less those that were.
+        delayed: entries of others that have waited for a GPU that had a whole batch.
         ended: instant at which a whole batch came back last.
     """
 
     def __init__(self, delayed: float, most_credit: float) -> None:
         self._delayed, self._most_credit = delayed, most_credit
         self._seats, self._apart, self._again = TierQueue(), list[QueuedEntry](), list[QueuedEntry]()
-        self.busy, self.credit = 0, 0.0
+        self.busy, self.credit, self.delayed = 0, 0.0, 0
         self._left = self._excused = self.ended = -math.inf
 
     @property
@@ -168,7 +169,8 @@ class BulkClass:
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Note that entries of others have waited for a GPU that had a whole batch. The first after a silence are not counted."""
+        """Note that entries of others have waited for a GPU that had a whole batch. The first after a silence cost no credit."""
+        self.delayed += entries
         if now <= self._excused:
             return
         self.credit = max(self.credit - entries, -self._most_credit)

@@ -18,6 +18,7 @@ from headway.model.batch import (
 )
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
 from headway.model.fleet import (
+    BulkDepth,
     Capacity,
     Departed,
     Drain,
@@ -83,6 +84,7 @@ __all__ = [
     "ProcessInfo",
     "QueueName",
     "BatchRun",
+    "BulkDepth",
     "LedgerRecord",
     "Reply",
     "Role",

@@ -280,6 +280,19 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     drained: int = 0
 
 
+class BulkDepth(msgspec.Struct, frozen=True):
+    """Bulk entries of one queue of a model: how many wait, and how many entries of others have had to wait for them so far.
+
+    `version` and `zone` are as in TierDepth.
+    """
+
+    model: str
+    waiting: int
+    delayed: int
+    version: str = ""
+    zone: str = ""
+
+
 class TierDepth(msgspec.Struct, frozen=True):
     """Depth of one tier of one queue of a model, and how long its oldest entry has waited, in seconds.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 
 from headway import __version__
-from headway.model import Capacity, GpuFigures, ProcessInfo, TierDepth, WorkerInfo
+from headway.model import BulkDepth, Capacity, GpuFigures, ProcessInfo, TierDepth, WorkerInfo
 from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
 
@@ -67,6 +67,7 @@ class FleetState(msgspec.Struct, frozen=True):
         members: processes of the fleet.
         expected: healthy workers that there should be; 0: nobody has said.
         memory: bytes that the broker's servers use, and most that they may (0: no limit); None: it is in this process.
+        bulk: bulk entries of the queues that have had any.
     """
 
     depths: Sequence[TierDepth] = ()
@@ -77,6 +78,7 @@ class FleetState(msgspec.Struct, frozen=True):
     members: Sequence[ProcessInfo] = ()
     expected: int = 0
     memory: tuple[int, int] | None = None
+    bulk: Sequence[BulkDepth] = ()
 
 
 class State(msgspec.Struct, frozen=True):
@@ -107,10 +109,11 @@ async def collect(
     Raises:
         BrokerUnavailable: one of them does not answer.
     """
-    depths, workers, kept, ever, capacities, members = await asyncio.gather(
-        broker.depths(), broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()
+    (depths, bulk), (workers, kept, ever, capacities, members) = await asyncio.gather(
+        asyncio.gather(broker.depths(), broker.bulk_queues()),
+        asyncio.gather(broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()),
     )
-    return FleetState(depths, workers, kept, ever, capacities, members, expected, memory)
+    return FleetState(depths, workers, kept, ever, capacities, members, expected, memory, bulk)
 
 
 async def reach(fleet: Fleet) -> None:

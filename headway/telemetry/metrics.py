@@ -31,7 +31,18 @@ from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY,
 from headway.core.health import heard
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
 from headway.core.scaling.scaler import DIRECTIONS
-from headway.model import MODEL_XIDS, Capacity, Cause, DedupKind, GpuFigures, Role, Rollout, RolloutState, WorkerStatus
+from headway.model import (
+    MODEL_XIDS,
+    BulkDepth,
+    Capacity,
+    Cause,
+    DedupKind,
+    GpuFigures,
+    Role,
+    Rollout,
+    RolloutState,
+    WorkerStatus,
+)
 from headway.runtime.counters import ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -126,6 +137,14 @@ class Scrape:
                 key = model, names.get(tier, str(tier))
                 found[key] = join(found.get(key, 0.0), value)
         return found
+
+    def of_bulk(self, read: Callable[[BulkDepth], int]) -> dict[str, float]:
+        """Figure of the bulk entries of each model, as `read` finds it of each queue."""
+        found = Counter[str]()
+        for one in self.fleet.bulk:
+            if one.model in self.models:
+                found[one.model] += read(one)
+        return self.of_models(found)
 
     def of_gpus(self, read: Callable[[GpuFigures], float | None]) -> Values:
         """Figure of each GPU, as `read` finds it; none where its driver does not tell."""
@@ -352,6 +371,10 @@ ROWS = (
         lambda of: of.of_queues(((one.model, one.tier, one.depth) for one in of.fleet.depths), add)),
     Row(GAUGE, "queue_oldest_seconds", "model tier", "How long the oldest entry has waited.",
         lambda of: of.of_queues(((one.model, one.tier, one.oldest_seconds) for one in of.fleet.depths), max)),
+    Row(GAUGE, "bulk_waiting", "model", "Lines of bulk jobs that wait in the queue for empty seats.",
+        lambda of: of.of_bulk(lambda one: one.waiting)),
+    Row(COUNTER, "bulk_delayed_requests", "model", "Requests that have waited for a GPU that ran lines of bulk jobs alone.",
+        lambda of: of.of_bulk(lambda one: one.delayed)),
     Row(GAUGE, "workers", "model status", "Workers of the fleet by status.", lambda of: of.census),
     Row(GAUGE, "expected_workers", "", "Healthy workers that the fleet should have; 0: nobody has said.",
         lambda of: of.fleet.expected if of.exports_fleet else None),

@@ -254,6 +254,7 @@ class Pair:
             assert there["bulk"] + there["bulk_apart"] == bulk.depth
             assert there["bulk_busy"] == bulk.busy
             assert there["bulk_credit"] == pytest.approx(bulk.credit)
+            assert look.bulk == (bulk.depth, bulk.delayed)
         assert [waited for _, waited in look.tiers] == pytest.approx([waited for _, waited in depths])
         assert (await self.there.contender("m")).waits == (self.queue.depth > 0)
         if len(self.weights) == 1:

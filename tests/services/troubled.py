@@ -27,6 +27,7 @@ from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
+    BulkDepth,
     Completion,
     Entry,
     EntryState,
@@ -256,6 +257,9 @@ class Connection:
 
     async def workers(self) -> Sequence[WorkerInfo]:
         return await self._call("workers", None, lambda inner: inner.workers())
+
+    async def bulk_queues(self) -> Sequence[BulkDepth]:
+        return await self._call("bulk_queues", None, lambda inner: inner.bulk_queues())
 
     async def depths(self) -> Sequence[TierDepth]:
         return await self._call("depths", None, lambda inner: inner.depths())

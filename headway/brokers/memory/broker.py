@@ -35,6 +35,7 @@ from headway.core.retention import KEPT, KeptLimits
 from headway.model import (
     BatchFailure,
     BatchRun,
+    BulkDepth,
     Cause,
     Completion,
     Entry,
@@ -468,6 +469,14 @@ class MemoryBroker:
             TierDepth(name.model, tier, depth, oldest, name.version)
             for name, queue in self._queues.items()
             for tier, (depth, oldest) in enumerate(queue.depths(now))
+        ]
+
+    async def bulk_queues(self) -> Sequence[BulkDepth]:
+        """See Broker."""
+        return [
+            BulkDepth(name.model, bulk.depth, bulk.delayed, name.version)
+            for name, queue in self._queues.items()
+            if (bulk := queue.bulk) is not None
         ]
 
     async def loads(self) -> Mapping[QueueName, Load]:

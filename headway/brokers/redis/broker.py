@@ -45,6 +45,7 @@ from headway.core.retention import KEPT, KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import (
     BatchFailure,
+    BulkDepth,
     Cause,
     Completion,
     Entry,
@@ -425,6 +426,15 @@ class RedisBroker:
             TierDepth(name.model, tier, depth, oldest, name.version, name.zone)
             for (name, tier), (depth, oldest) in sums.items()
         ]
+
+    async def bulk_queues(self) -> Sequence[BulkDepth]:
+        """See Broker."""
+        sums: dict[QueueName, tuple[int, int]] = {}
+        for queue, look in await self._look():
+            if look.bulk is not None:
+                waiting, delayed = sums.get(queue.name, (0, 0))
+                sums[queue.name] = waiting + look.bulk[0], delayed + look.bulk[1]
+        return [BulkDepth(name.model, *told, name.version, name.zone) for name, told in sums.items()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
         """See Broker. Of several shards and zones: their sums, and the costs of the shards that have seen most batches."""

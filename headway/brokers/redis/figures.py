@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         "credit": 0.0, "lean": 0.0, "apart": 0.0, "known_until": -math.inf, "counted": 0.0,
     },
     "BULK": {
-        "bulk": 0.0, "bulk_apart": 0.0, "bulk_used": 0.0, "bulk_next": 1.0, "bulk_back": 0.0, "bulk_busy": 0.0, "bulk_credit": 0.0, "bulk_left": -math.inf,
+        "bulk": 0.0, "bulk_apart": 0.0, "bulk_used": 0.0, "bulk_next": 1.0, "bulk_back": 0.0, "bulk_busy": 0.0, "bulk_credit": 0.0, "bulk_delayed": 0.0, "bulk_left": -math.inf,
         "bulk_ended": -math.inf, "bulk_excused": -math.inf,
     },
 }  # fmt: skip

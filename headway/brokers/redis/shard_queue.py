@@ -103,10 +103,13 @@ class QueueGlance(NamedTuple):
 
 
 class Look(msgspec.Struct):
-    """Load of a queue, and by tier its depth and the seconds that its oldest entry has waited."""
+    """Load of a queue, by tier its depth and the seconds that its oldest entry has waited, and of bulk entries, once there were any, how
+    many wait and how many others they have delayed.
+    """
 
     load: Load
     tiers: list[tuple[int, float]]
+    bulk: tuple[int, int] | None = None
 
 
 class Queue:
@@ -351,10 +354,10 @@ class Queue:
 
     async def look(self) -> Look:
         """Load and depths of the queue."""
-        instants, load, tiers = await self._steps.share("look")
+        instants, load, tiers, *bulk = await self._steps.share("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
-        return Look(wire.read_load(load)[2], waits)
+        return Look(wire.read_load(load)[2], waits, (int(bulk[0]), int(bulk[1])) if bulk else None)
 
     async def glance(self) -> QueueGlance:
         """Look at the queue from elsewhere."""

@@ -65,7 +65,8 @@ step('forget', function(s, args)
   end
 end)
 
--- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits.
+-- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits; of bulk
+-- entries, once there were any, how many wait, and how many others they have delayed.
 step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -84,7 +85,11 @@ step('look', function(s)
   for tier = 1, s.tiers do
     tiers[#tiers + 1], tiers[#tiers + 2] = depths[tier], exact(oldest[tier])
   end
-  return {instants(s), load_of(s), tiers}, not s.unknown  -- Else it would be born anew at each look.
+  local told = {instants(s), load_of(s), tiers}
+  if s.q.bulk_used > 0 then
+    told[4], told[5] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed
+  end
+  return told, not s.unknown  -- Else it would be born anew at each look.
 end)
 
 -- glance: what others ask of a queue, packed: the size of what waits, the slots at home, the seconds for which the oldest fresh

@@ -202,12 +202,16 @@ end
 -- Count those that leave now and would have left before, had no GPU had a whole batch: as `ModelQueue._charge_delay`.
 function bulk.charge(s, slot, limit)
   local q, now, before = s.q, s.now, s.now - 2 * LEEWAY
-  if now > q.bulk_excused and (q.bulk_busy > 0 or now - q.bulk_ended <= LEEWAY) and q.busy >= q.slots - 1 and q.oldest <= before then
+  if (q.bulk_busy > 0 or now - q.bulk_ended <= LEEWAY) and q.busy >= q.slots - 1 and q.oldest <= before then
     s.now = before
     local reason = decide(s, slot)
     s.now = now
     if reason then
-      q.bulk_credit, s.touched[BULK] = math.max(q.bulk_credit - math.min(q.fresh, limit), -s.max_batch), true
+      local count = math.min(q.fresh, limit)
+      q.bulk_delayed, s.touched[BULK] = q.bulk_delayed + count, true
+      if now > q.bulk_excused then
+        q.bulk_credit = math.max(q.bulk_credit - count, -s.max_batch)
+      end
     end
   end
 end

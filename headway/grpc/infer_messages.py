@@ -68,12 +68,12 @@ def infer_reader(settings: Settings) -> ReadRequest:
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         form = forms.get(len(body))
-        if form is not None and body.startswith(form.front):
+        if form is not None and body[: len(form.front)] == form.front:
             model = form.model or known.default
             served = known[model]
             if form.judged_by(served):
                 data = memoryview(body)[len(form.front) :]
-                value = packed_in_place(body, data, form.opening)
+                value = packed_in_place(data, form.opening)
                 write = _Answerer(model, form.id, (), form.wanted, known).write
                 return TensorsRequest(form.id, value, form.wishes, form.text).exchange(
                     model, options, _TENSORS, None, write
@@ -199,7 +199,7 @@ def _form_of(
         return None
     rest, [data] = found
     front = rest + bytes((_RAW,)) + messages.varint(len(data))
-    if len(front) > _LONGEST_FRONT or len(front) + len(data) != len(body) or not body.startswith(front):
+    if len(front) > _LONGEST_FRONT or len(front) + len(data) != len(body) or body[: len(front)] != front:
         return None
     judged_by = served.inputs, served.outputs, served.settings
     return _Form(front, model, request.id or "", request.wishes, request.parameters, wanted, opening, *judged_by)

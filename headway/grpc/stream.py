@@ -32,6 +32,9 @@ PREFIX = 5
 _LARGE = 1 << 14
 """Bytes of a message from which it is put together once, in room of its own."""
 
+AHEAD = 128
+"""Bytes of room before the content of a large message, for the header of a packed value whose data end it."""
+
 _KIND = ((":status", "200"), ("content-type", "application/grpc"))
 _TRAILERS_ONLY = block_of(_KIND)
 _HEAD = block_of((*_KIND, ("grpc-accept-encoding", "identity, deflate, gzip")))
@@ -168,8 +171,8 @@ class CallStream:
 
     async def _read_large(self, length: int, leaves: bool) -> bytes:
         """Content of a large message, whose prefix is there; see `read`."""
-        content, begun = unfilled(length), self._received
-        self._room, self._received = memoryview(content), bytearray()
+        content, begun = memoryview(unfilled(AHEAD + length))[AHEAD:], self._received
+        self._room, self._received = content, bytearray()
         self._fill(self._room, memoryview(begun)[PREFIX:])
         try:
             while self._room:

@@ -138,7 +138,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
         often = length is not None and length <= _SHORT
         said = (often_said if often else said_of)(text, specs, served.outputs, most)
         if binary is not None and len(binary) == said.size:
-            value = packed_in_place(body, binary, said.opening)
+            value = packed_in_place(binary, said.opening)
         else:
             value = value_of(said.heads, _data(said.inputs, said.heads, binary))
         return TensorsRequest(said.id, value, said.wishes, said.parameters, said.wanted)
@@ -162,18 +162,17 @@ def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple
     return total, opening(heads)
 
 
-def packed_in_place(body: bytes, data: memoryview, opening: bytes) -> Tensors:
-    """Packed value of the data at the end of a body, or of a message.
+def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
+    """Packed value of data at the end of a body or of a message, which are copied unless they are in memory that may be written to.
 
-    A large one is its request's own: there it is packed where it lies, and not copied.
+    That is its request's own, as it is of a large one; the header is put before the data there.
 
     Arguments:
-        body: the body.
         data: the data.
         opening: bytes of the value before the data.
     """
-    padding, begin = -len(data) % ALIGNED, len(body) - len(data) - len(opening)
-    room = memoryview(body)
+    padding, room = -len(data) % ALIGNED, memoryview(data.obj)
+    begin = len(room) - len(data) - len(opening)
     if padding or begin < 0 or room.readonly:
         return Tensors(b"".join((opening, data, bytes(padding))))
     room[begin : begin + len(opening)] = opening

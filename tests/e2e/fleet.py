@@ -52,7 +52,7 @@ AWAY = CUT_OFF | {"requests are refused until the broker is back"}
 SPARE = 16
 """Descriptors that a process may hold beyond those at its start: connections to the server are kept for the next call."""
 
-_ENTRIES = ("e", "p", "x", "y", "s", "d", "l1", "l2", "l3", "a1", "a2", "a3", "o")
+_ENTRIES = ("e", "p", "x", "y", "s", "d", "l1", "l2", "l3", "a1", "a2", "a3", "o", "u", "ua")
 """Keys of a queue that hold entries, leases, suspects or dead letters; see the adapter's `1_state.lua`."""
 _SIZES = {b"hash": "HLEN", b"zset": "ZCARD", b"list": "LLEN", b"none": "EXISTS"}
 

@@ -1,0 +1,85 @@
+"""Bulk jobs over a fleet whose processes are killed: each line is answered once, and what clients ask meanwhile, too."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.e2e.client import wait_until
+from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
+from tests.e2e.server import Server
+from tests.servers.redis import RedisServer
+
+LINES = 1500
+TARGET = "tests.targets.journal:Slow"
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer("valkey", tmp_path / "redis") as server:
+        yield server
+
+
+def submit(server: Server, texts: list[str]) -> str:
+    """Upload lines and begin a job. Returns its id."""
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": {"model": "default", "prompt": text}}
+        for at, text in enumerate(texts)
+    ]
+    content = "\n".join(map(json.dumps, lines))
+    head = "Content-Disposition: form-data; name="
+    form = f'--b\r\n{head}"purpose"\r\n\r\nbatch\r\n--b\r\n{head}"file"; filename="l"\r\n\r\n{content}\r\n--b--\r\n'
+    file = json.loads(call(server, "/v1/files", form, "multipart/form-data; boundary=b"))["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+    return str(json.loads(call(server, "/v1/batches", json.dumps(asked)))["id"])
+
+
+def call(server: Server, path: str, body: str | None = None, kind: str = "application/json") -> str:
+    data = None if body is None else body.encode()
+    sent = Request(f"http://127.0.0.1:{server.port}{path}", data, {"Content-Type": kind})
+    with urlopen(sent, timeout=30.0) as answer:
+        return str(answer.read().decode())
+
+
+def job(server: Server, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call(server, f"/v1/batches/{id}"))
+    return found
+
+
+def done(server: Server, id: str) -> int:
+    """Lines that have an answer."""
+    return int(job(server, id)["request_counts"]["completed"])
+
+
+def answers(server: Server, id: str) -> Counter[str]:
+    """How often each line is in the output."""
+    content = call(server, f"/v1/files/{job(server, id)['output_file_id']}/content")
+    return Counter(json.loads(line)["custom_id"] for line in content.splitlines())
+
+
+def test_each_line_is_answered_once_whoever_is_killed(tmp_path: Path, redis: RedisServer) -> None:
+    flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"))
+    with fleet(
+        tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "20"),
+        target=TARGET, lawful=False,
+    ) as it:  # fmt: skip
+        first, second = it.gateways
+        id = submit(first, [f"line {number}" for number in range(LINES)])
+        wait_until(lambda: done(first, id) > LINES / 10)
+        it.kill(it.workers[0])
+        it.start("worker")
+        wait_until(lambda: done(first, id) > LINES / 5)
+        before = done(first, id)
+        it.kill(first)
+        asked = [second.ask(f"beside {number}") for number in range(20)]
+        wait_until(lambda: job(second, id)["status"] == "completed", seconds=90.0)
+        assert before < LINES
+        assert answers(second, id) == Counter(map(str, range(LINES)))
+        for one in asked:
+            one.output()

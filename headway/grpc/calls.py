@@ -92,7 +92,7 @@ class Call:
 
     def __init__(self, port: PortContext, stream: CallStream, way: str = "") -> None:
         self.port, self.stream = port, stream
-        self.headers = stream.headers
+        self.headers = stream.head.headers
         self._way = way
         self.begun = monotonic()
         self.submitted = False
@@ -122,7 +122,8 @@ class Call:
     async def talk(self) -> Metadata:
         """Read the request, and write the answer. Returns the trailing metadata. Raises RequestError or Ended."""
         message, trailers = await self.answer()
-        await self.send(message)
+        if not self.stream.answer(message, trailers):
+            await self.send(message)
         return trailers
 
     async def answer(self) -> tuple[bytes, Metadata]:

@@ -21,7 +21,7 @@ from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.grpc.header_blocks import RequestFields
 from headway.grpc.http2 import DEFAULT_WINDOW, Broken, ErrorCode, Http2
 from headway.grpc.statuses import StatusCode
-from headway.grpc.stream import WINDOW, CallStream, Ended
+from headway.grpc.stream import PREFIX, WINDOW, CallStream, Ended
 from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
 
@@ -70,6 +70,7 @@ _ENDED = 20
 _FLUSH = 1 << 17
 """Bytes of answers that are made into frames before they are handed to the socket."""
 
+_NO_FIELDS = RequestFields(())
 _DRIBBLE = 1024
 """Bytes of a message below which a frame that does not end it explains nothing that its client sends."""
 BURDEN = 10_000
@@ -238,6 +239,26 @@ class CallConnection(asyncio.Protocol):
         else:
             self._note_sent()
         return len(data)
+
+    def send_answer(self, stream: CallStream, head: bytes, body: bytes, trailers: bytes, *, whole: bool) -> bool:
+        """Send header fields, a message and those behind it, and close the stream; False, and nothing is sent: the client does not take all.
+
+        Arguments:
+            stream: the stream.
+            head: block of header fields.
+            body: content of the message.
+            trailers: block of those behind it.
+            whole: whether the client has sent all.
+        """
+        http2, size = self._http2, PREFIX + len(body)
+        if http2 is None or self._blocked or self._unflushed >= _FLUSH or size > http2.room(stream.number):
+            return False
+        http2.answer(stream.number, head, b"\0%b%b" % (len(body).to_bytes(4, "big"), body), trailers)
+        self._unflushed += size
+        self._burden -= min(self._burden, 2 * _RESET_BURDEN)  # The last frame makes up for another.
+        self._note_sent()
+        self.finish(stream, whole=whole)
+        return True
 
     async def in_turn(self, work: Callable[[float], T]) -> T:
         """Do work of a stream in its turn; see `MessageTurns.take`."""
@@ -418,7 +439,7 @@ class CallConnection(asyncio.Protocol):
     def requested(self, number: int, head: RequestFields, ended: bool) -> None:
         """Begin a call."""
         window = WINDOW if self._settled else DEFAULT_WINDOW
-        stream = self.streams[number] = CallStream(self, number, head.headers, window, ended)
+        stream = self.streams[number] = CallStream(self, number, head, window, ended)
         fields, port = head.fields, self._port
         if fields[b":method"] != b"POST" or not fields.get(b"content-type", b"").startswith(b"application/grpc"):
             stream.refuse(b"415")
@@ -437,7 +458,7 @@ class CallConnection(asyncio.Protocol):
 
     def oversized(self, number: int, ended: bool) -> None:
         """Refuse a call with too many metadata."""
-        stream = self.streams[number] = CallStream(self, number, (), WINDOW, ended)
+        stream = self.streams[number] = CallStream(self, number, _NO_FIELDS, WINDOW, ended)
         stream.end(StatusCode.RESOURCE_EXHAUSTED, self._port.too_many_metadata)
 
     def lost(self) -> None:
@@ -523,6 +544,8 @@ class CallConnection(asyncio.Protocol):
     def windows_changed(self, number: int) -> None:
         """Send on."""
         self._burden += 1
+        if not self.stuck:
+            return
         if not number:
             self._pump_soon()
         else:

@@ -53,12 +53,14 @@ class RequestFields:
         misnamed: whether a name is one that no field of HTTP/2 may have (RFC 9113, section 8.2).
         malformed: whether they break a rule for requests, or are misnamed (section 8.3).
         illegal: whether a value has an octet that none may have.
+        usual: what the calls of one connection with these fields have in common, as they read it; None while none has.
     """
 
-    __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size")
+    __slots__ = ("fields", "headers", "illegal", "malformed", "misnamed", "pseudo", "size", "usual")
 
     def __init__(self, headers: Headers) -> None:
         self.headers = headers
+        self.usual: object = None
         names = [name for name, _ in headers]
         joined, values = b",".join(names), b"\t".join([value for _, value in headers])
         self.fields = fields = dict(headers)

@@ -29,8 +29,9 @@ _NO_TABLE = b"\x20"
 DEFAULT_WINDOW = 65_535
 """Bytes that a client may send ahead on each stream until it has read what it is told."""
 _LARGEST = (1 << 31) - 1
-_read_head = struct.Struct(">HBBBI").unpack_from
-"""Reader of a frame's header: the length in two parts, type, flags, and stream."""
+_FRAME_HEAD = struct.Struct(">HBBBI")
+"""Header of a frame: the length in two parts, type, flags, and stream."""
+_read_head, _write_head = _FRAME_HEAD.unpack_from, _FRAME_HEAD.pack
 _LARGEST_FRAME = 1 << 14
 """Most bytes of a frame's payload, but for data that come; clients may allow more, which nobody needs."""
 LARGEST_DATA = 1 << 20
@@ -178,6 +179,19 @@ class Http2:
         self._out.append(_frame(HEADERS, flags, number, block))
         if end:
             self.windows.pop(number, None)
+
+    def answer(self, number: int, block: bytes, data: bytes, trailers: bytes) -> None:
+        """Send a block of header fields, data for which there is room, and a block that ends the stream."""
+        if self._no_table:
+            self._no_table, block = False, _NO_TABLE + block
+        size = len(data)
+        self._window -= size
+        del self.windows[number]
+        self._out += (
+            _write_head(len(block) >> 8, len(block) & 0xFF, HEADERS, _END_HEADERS, number), block,
+            _write_head(size >> 8, size & 0xFF, DATA, 0, number), data,
+            _write_head(len(trailers) >> 8, len(trailers) & 0xFF, HEADERS, _END_HEADERS | _END_STREAM, number), trailers,
+        )  # fmt: skip
 
     def room(self, number: int) -> int:
         """Bytes that may be sent on a stream in one frame now."""
@@ -464,7 +478,8 @@ class Http2:
         self._sink.was_reset(number)
 
     def _window_update(self, number: int, payload: bytes) -> None:
-        _check_size(len(payload) == 4)
+        if len(payload) != 4:
+            raise Broken(ErrorCode.FRAME_SIZE_ERROR)
         amount = int.from_bytes(payload, "big") & _LARGEST
         if not number:
             _check(amount > 0)
@@ -472,7 +487,8 @@ class Http2:
             if self._window > _LARGEST:
                 raise Broken(ErrorCode.FLOW_CONTROL_ERROR)
         else:
-            _check(number & 1 == 1 and (self._lost or number <= self.last))
+            if not number & 1 or (number > self.last and not self._lost):
+                raise Broken(ErrorCode.PROTOCOL_ERROR)
             if number in self.windows:
                 self.windows[number] += amount
                 if not amount or self._initial + self.windows[number] > _LARGEST:

@@ -89,7 +89,7 @@ class InferStreamCall(StreamCall):
     def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
         super().__init__(port, stream, way)
         # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
-        self.headers = [field for field in stream.headers if field[0] != b"x-request-id"]
+        self.headers = [field for field in stream.head.headers if field[0] != b"x-request-id"]
         self._read = read
 
     async def talk(self) -> Metadata:

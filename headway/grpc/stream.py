@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import quote_from_bytes
 
 from headway.errors import DRAINING, RequestError
-from headway.grpc.header_blocks import Headers, block_of
+from headway.grpc.header_blocks import RequestFields, block_of
 from headway.grpc.http2 import ErrorCode
 from headway.grpc.statuses import Metadata, StatusCode
 from headway.runtime.memory_reuse import unfilled
@@ -72,7 +72,7 @@ class CallStream:
     Arguments:
         connection: connection that it is on.
         number: its number.
-        headers: all header fields that it began with.
+        head: header fields that it began with.
         window: bytes that the client may send before the call reads.
         whole: whether the client has sent all.
 
@@ -84,11 +84,11 @@ class CallStream:
 
     __slots__ = (
         "_begun", "_deadline", "_encoding", "_missing", "_received", "_room", "_timer", "_unsent", "_waiting", "_whole", "_window", "closed", "connection",
-        "headers", "number", "sent", "task",
+        "head", "number", "sent", "task",
     )  # fmt: skip
 
-    def __init__(self, connection: CallConnection, number: int, headers: Headers, window: int, whole: bool) -> None:
-        self.connection, self.number, self.headers = connection, number, headers
+    def __init__(self, connection: CallConnection, number: int, head: RequestFields, window: int, whole: bool) -> None:
+        self.connection, self.number, self.head = connection, number, head
         self.task: asyncio.Task[None] | None = None
         self.closed = False
         self._encoding = b""
@@ -203,6 +203,12 @@ class CallStream:
         if not self.pump():
             self.connection.stuck[self] = None
             self.sent = asyncio.get_running_loop().create_future()
+
+    def answer(self, body: bytes, trailers: Metadata) -> bool:
+        """End a call without an error whose only message is this, all at once; False, and nothing is sent, where it cannot be."""
+        if self._begun or self.closed:
+            return False
+        return self.connection.send_answer(self, _HEAD, body, _OK + block_of(trailers), whole=self._whole)
 
     def end(self, status: StatusCode, details: str = "", trailers: Metadata = ()) -> None:
         """End the call with a status, unless it has ended."""

@@ -17,6 +17,7 @@ from headway.gateway.client_quotas import HeldBytes
 from headway.grpc import statuses
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PlainCall
+from headway.grpc.header_blocks import RequestFields
 from headway.model import DedupKind, Failure, Octets, TokenCount, WorkerInfo, WorkerStatus
 from tests.grpc.stand import ID, PREDICT, Client, Port, failed, on_port, predict, predicted
 from tests.http.stand import PATIENCE
@@ -432,7 +433,7 @@ async def test_clients_share_batches_of_the_whole_service(port: Port) -> None:
 def test_calls_without_a_credential_count_for_their_address() -> None:
     owners: list[str] = []
     for address in ("10.0.0.1", "10.0.0.2"):
-        stream = SimpleNamespace(headers=(), connection=SimpleNamespace(address=address))
+        stream = SimpleNamespace(head=RequestFields(()), connection=SimpleNamespace(address=address))
         port = SimpleNamespace(quotas=SimpleNamespace(begin=owners.append))
         call = PlainCall(cast(Any, port), cast(Any, stream), cast(Any, None))
         call.belong_to_address()

@@ -215,8 +215,6 @@ class Gateway:
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
         entry = self.served[model].entry(request, limits, self.name, self._next_nonce(), several, alone)
-        if self.served.at_zero and not alone:
-            entry = self.served.held(entry)
         failure = self._check(principal, entry, options, session)
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
@@ -498,25 +496,30 @@ class Gateway:
                 return wrong
         if (wrong := self._check_here(model, options)) is not None:
             return wrong
-        if self.served.failed and session is self._shared and (wrong := self.served.not_loaded(entry)):
+        if self.served.unready and session is self._shared and (wrong := self._unready(entry, options)):
             return wrong
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
         if session.full(options.count or 1):
             return session.no_room()
-        over = self.limiter.check(entry, session is self._direct, options.count)
-        if over is None and self.served.at_zero and session is self._shared and model in self.served.at_zero:
-            self._wake(model)
-            return self.served.not_started(entry)
-        return over
+        return self.limiter.check(entry, session is self._direct, options.count)
 
-    def _wake(self, model: str) -> None:
-        """Have the controller hear at once that a model at zero is asked for, whether the request is held or refused."""
-        now = self._clock()
+    def _unready(self, entry: Entry, options: RequestOptions) -> Failure | None:
+        """Failure of a request where some models are not loaded, or at zero, if its own is one and is not there in time.
+
+        The controller hears at once that a model at zero is asked for, whether the request is held or refused.
+        """
+        model, now = entry.model, self._clock()
+        if model not in self.served.at_zero:
+            return self.served.not_loaded(entry)
+        wrong = self.served.not_started(entry)
+        if wrong is not None:  # It is counted as what was asked for; what is held, further on.
+            wrong = self.limiter.check(entry, alone=False, count=options.count) or wrong
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
             self._woken_at = now
             self.woken()
+        return wrong
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
         """Failure of a request for a model that is not served, or that is not the principal's; None where it may be asked."""
@@ -724,7 +727,7 @@ class Gateway:
 
     def _expire(self, pending: PendingRequest) -> None:
         message = f"the total deadline of {pending.entry.timeout * 1000:.0f} ms passed"
-        failure = Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
+        failure = self.served.still_at_zero(pending.entry) or Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
         told_later = pending.task and not pending.unadmitted  # By the broker, to whoever asks.
         if told_later and pending.sink is NOBODY:
             del self._pending[pending.entry.tenant, pending.entry.id]

@@ -62,7 +62,7 @@ class ServedModel:
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
         sharing: whether identical requests share answers.
-        queue_timeout: seconds that a request may wait in the queue.
+        queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
         longest: most seconds of a request in all; infinite where its connection sees to that.
         longest_task: most seconds of a task.
         weigh: returns the weight of an input. An empty one weighs 1.

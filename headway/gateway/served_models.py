@@ -36,7 +36,7 @@ _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
 """Kinds of inputs that not any text is one of."""
 
 HELD_SHARE = 0.95
-"""Share of its whole time for which a request waits for a model at zero, so that it hears of what becomes of the start."""
+"""Share of its whole time in which a worker must be up for a request to be held for it; the rest is for the run."""
 
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
@@ -58,6 +58,7 @@ class ServedModels(dict[str, ServedModel]):
         default: name of the model of requests that name none; empty: there is none.
         unchecked: models of which any text will do, so that a request with one needs no further look.
         at_zero: models without a worker, as nobody asked for them, with the seconds until one serves that is started now.
+        unready: models of either kind, at zero or failed.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
         in_doubt: whether other models and versions may be served, too, of which this process has not heard.
         traces: traces of the requests; None where none are recorded.
@@ -84,6 +85,7 @@ class ServedModels(dict[str, ServedModel]):
         """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
         self.failed: dict[str, float] = {}
         self.at_zero: Mapping[str, float] = {}
+        self.unready: Collection[str] = ()
         self._starts: Mapping[str, float] = {}
         """Seconds until a worker serves where none does, of each model that has none while nobody asks for it."""
         self._there: Collection[str] = ()
@@ -135,7 +137,14 @@ class ServedModels(dict[str, ServedModel]):
     def note_starts(self, starts: Mapping[str, float]) -> bool:
         """Note in how many seconds a worker serves, of each model that has none while nobody asks for it; whether others are at zero now."""
         before, self._starts = self.at_zero.keys(), starts
-        self.at_zero = {model: rest for model, rest in starts.items() if model not in self._there}
+        self.at_zero = {model: rest for model, rest in starts.items() if model not in self._there and model in self}
+        self.unready = self.at_zero.keys() | self.failed.keys()
+        for model in (
+            before | self.at_zero.keys()
+        ):  # At zero a request's whole time is for the start, not only that in the queue.
+            settings = self[model].settings
+            wait = settings.request_timeout_ms if model in self.at_zero else settings.queue_timeout_ms
+            self[model].queue_timeout = wait / 1000
         return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
@@ -154,16 +163,15 @@ class ServedModels(dict[str, ServedModel]):
         waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, rest)
 
-    def held(self, entry: Entry) -> Entry:
-        """Entry as it waits while its model is at zero: its whole time is for the start, not only that in the queue."""
-        if entry.model not in self.at_zero:
-            return entry
-        return msgspec.structs.replace(entry, queue_timeout=HELD_SHARE * entry.timeout)
-
     def not_started(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose model is at zero, if no worker is up in the time that the entry may wait; see `not_loaded`."""
         rest = self.at_zero.get(entry.model, 0.0)
-        return None if entry.dedup_keys or rest <= entry.queue_timeout else failures.at_zero(entry.model, rest)
+        return None if entry.dedup_keys or rest <= HELD_SHARE * entry.timeout else failures.at_zero(entry.model, rest)
+
+    def still_at_zero(self, entry: Entry) -> Failure | None:
+        """Failure of an entry whose time is over before its model has a worker; None where it has one."""
+        rest = self.at_zero.get(entry.model)
+        return None if rest is None else failures.at_zero(entry.model, max(rest, 1.0))
 
     def in_time(self, model: str, failure: Failure) -> Failure:
         """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""

@@ -152,7 +152,9 @@ async def test_a_lane_is_closed_only_while_its_own_model_is_at_zero(clock: Clock
         await zero.ask("a")
         await asyncio.sleep(1)
         assert zero.gateway.lane(ANYBODY, options, "m").open
-        assert zero.gateway.served.note_starts({"other": 1.0})
+        served = zero.gateway.served
+        served.serve({**{model: one.settings for model, one in served.items()}, "other": zero.settings})
+        assert served.note_starts({"other": 1.0})
         zero.gateway.learn()
         assert zero.gateway.lane(ANYBODY, options, "m").open
 

@@ -57,7 +57,7 @@ SILENT = Shows(r"\Ano answer\Z")
 AWAY = Shows(r"(?m)^broker away +\S", 1)
 GONE = Shows(r"worker-\d/cpu-0 is offline: no heartbeat", 1)
 SHOWN: dict[str, dict[str, Shows]] = {
-    "HeadwayProcessDown": {"headway status": Shows(r"(?ms)\A(?!.*^controller-)")},
+    "HeadwayProcessDown": {"headway status": Shows(r"(?m)^controller-\d +lost ")},
     "HeadwayNobodyLeads": {"headway status": Shows(r"(?s)\A(?!.* yes )")},
     "HeadwayNoHealthyWorker": {
         "headway status": GONE,

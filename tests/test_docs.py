@@ -139,6 +139,7 @@ def test_every_metric_is_in_the_operations_and_no_other() -> None:
 def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     commands = [[name] for name in COMMANDS] + [["dlq", name] for name in ("list", "show", "replay", "purge")]
     commands += [["keys", name] for name in ("create", "list", "revoke", "rotate")]
+    commands += [["bulk", name] for name in ("submit", "status", "list", "fetch", "cancel")]
     commands += [["rollout", name] for name in ("start", "status", "promote", "abort")]
     for command in commands:
         assert code_of([*command, "--help-all"]) == 0

@@ -44,6 +44,8 @@ _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
 """Schemas of values, of which the document has those that its models take or give."""
+_OF_BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
+"""Schemas of bulk jobs, which the document has where these are served."""
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
 """Error codes that an inference route can answer with."""
 _COMMON = (
@@ -111,8 +113,11 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
     facts["native_responses"] = _responses("{}", facts["problem"])
     facts["openai_responses"] = _responses("OpenAI_{}", facts["openai_problem"])
     found: dict[str, Any] = _filled(contract["document"], facts)
-    for name in _VALUES.difference(taken, given):
+    unserved = () if settings.bulk_dir else _OF_BULK
+    for name in (*_VALUES.difference(taken, given), *unserved):
         del found["components"]["schemas"][name]
+    for path in [path for path in found["paths"] if unserved and path.startswith(("/v1/files", "/v1/batches"))]:
+        del found["paths"][path]
     return found
 
 
@@ -167,6 +172,8 @@ def _settled(settings: Settings) -> dict[str, Any]:
         "longest_wait_s": f"{LONGEST_WAIT:g}",
         "longest_request_ms": f"{settings.longest_request_s * 1000:g}",
         "longest_task_ms": f"{settings.longest_task_s * 1000:g}",
+        "bulk_bytes": settings.bulk_max_bytes,
+        "bulk_jobs": settings.bulk_max_jobs,
         "kept_s": f"{settings.result_ttl_s:g}",
         "settled": {name: {"description": "As the request has it."} for name in SETTLED},
     }

@@ -1,0 +1,344 @@
+"""`headway bulk`: files of lines in, files of answers out, in seats that would stay empty."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+import click
+import msgspec
+
+from headway.cli.admin import as_json, pretty, table
+from headway.cli.commands import CommandGroup, combined, option
+from headway.cli.trust import make_context, trusting
+from headway.errors import HeadwayError, SettingError
+
+if TYPE_CHECKING:
+    from http.client import HTTPConnection, HTTPResponse
+
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
+PIECE = 1 << 16
+"""Bytes of a file that are sent or fetched at once."""
+WITHIN = 60.0
+"""Seconds to wait for an answer."""
+EVERY = 1.0
+"""Seconds between two looks at a job that is waited for."""
+
+_PUBLIC = combined((
+    option(
+        "--url",
+        default="http://127.0.0.1:8000",
+        metavar="URL",
+        envvar="HEADWAY_URL",
+        help="The service's public port.",
+        show_default=True,
+    ),
+    option(
+        "--key",
+        default="",
+        metavar="TEXT",
+        envvar="HEADWAY_API_KEY",
+        help="API key, if they are asked for; better set in the environment.",
+    ),
+    trusting,
+))  # fmt: skip
+_id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
+
+
+class BulkError(HeadwayError):
+    """The public port cannot be reached, or refuses."""
+
+
+class PublicPort:
+    """Client of one public port, for bulk jobs.
+
+    Arguments:
+        url: http or https, host and port, and a path before all routes if a proxy wants one.
+        key: API key, or empty.
+        ca, cert, cert_key: see `headway.cli.trust.make_context`.
+
+    Raises:
+        SettingError: `url` is no such URL, or a file cannot be used.
+    """
+
+    def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise SettingError("--url", url, "is not the URL of a public port", "For example http://127.0.0.1:8000.")
+        self._url, self._parts = url.rstrip("/"), parts
+        self._tls = make_context(ca, cert, cert_key) if parts.scheme == "https" else None
+        self._header = {"authorization": f"Bearer {key}"} if key else {}
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Answer in JSON. Raises BulkError, as the methods below do."""
+        content = None if body is None else msgspec.json.encode(body)
+        with closing(self._connection()) as connection:
+            return msgspec.json.decode(self._response(connection, method, path, content, {}).read())
+
+    def send(self, name: str, pieces: Iterator[bytes]) -> str:
+        """Send a file piece by piece. Returns its id."""
+        boundary = secrets.token_hex(16)
+        kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        with closing(self._connection()) as connection:
+            body = _form(boundary, name, pieces)
+            answer = self._response(connection, "POST", "/v1/files", body, kind)
+            return str(msgspec.json.decode(answer.read())["id"])
+
+    def fetch(self, id: str, file: IO[bytes]) -> None:
+        """Write a file's content piece by piece."""
+        with closing(self._connection()) as connection:
+            answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
+            while piece := answer.read(PIECE):
+                file.write(piece)
+
+    def _connection(self) -> HTTPConnection:
+        from http.client import HTTPConnection, HTTPSConnection
+
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._tls is None:
+            return HTTPConnection(host, port, timeout=WITHIN)
+        return HTTPSConnection(host, port, timeout=WITHIN, context=self._tls)
+
+    def _response(
+        self, connection: HTTPConnection, method: str, path: str, body: Any, fields: Mapping[str, str]
+    ) -> HTTPResponse:
+        from http.client import HTTPException
+
+        try:
+            connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._header, **fields})
+            answer = connection.getresponse()
+        except (OSError, HTTPException) as exc:
+            why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+            raise BulkError(f"{self._url} does not answer: {why}. Name the service's public port with --url.") from None
+        if answer.status < 400:
+            return answer
+        content = answer.read()
+        try:
+            said = msgspec.json.decode(content)["error"]["message"]
+        except (msgspec.MsgspecError, KeyError, TypeError):
+            said = answer.reason
+        hint = ". Set HEADWAY_API_KEY to yours" if answer.status == 401 else ""
+        if answer.status == 404 and "nothing is served" in str(said):
+            hint = ". Are there bulk jobs in this service (--bulk-dir)?"
+        from headway.runtime.log import escape
+
+        raise BulkError(f"{self._url}: {escape(str(said))}{hint} ({answer.status})")
+
+
+def with_public(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a public port, and what they name as its argument `port`."""
+
+    @functools.wraps(function)
+    def command(url: str, key: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
+        function(port=PublicPort(url, key, ca, cert, cert_key), **given)
+
+    return _PUBLIC(command)
+
+
+@click.group(cls=CommandGroup)
+def bulk() -> None:
+    """Bulk jobs: files of lines that run in seats which would stay empty. Submit, watch, fetch, cancel."""
+
+
+@bulk.command()
+@click.argument("file", metavar="FILE", type=Path, help="File of lines: texts, or requests in OpenAI's form (JSONL).")
+@option("--model", default="", metavar="NAME", help="Model to ask, for lines of text; left out: the default one.")
+@option(
+    "--endpoint",
+    type=click.Choice([COMPLETIONS, CHAT, EMBEDDINGS]),
+    default=COMPLETIONS,
+    show_default=True,
+    help="Route whose requests the lines are, or that they are made into.",
+)
+@option(
+    "--window", default="24h", metavar="DURATION", show_default=True, help="Time in which it is to be done: 2h, 7d."
+)
+@option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
+@with_public
+@as_json
+def submit(port: PublicPort, file: Path, model: str, endpoint: str, window: str, wait: bool, json: bool) -> None:
+    """Send a file, and begin a job of it. Prints the job's id.
+
+    Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end.
+    """
+    try:
+        with file.open("rb") as lines:
+            id = port.send(file.name, _requests(lines, model, endpoint))
+    except OSError as exc:
+        raise BulkError(f"{file}: {exc.strerror or exc}") from None
+    asked = {"input_file_id": id, "endpoint": endpoint, "completion_window": window}
+    job = port.ask("POST", "/v1/batches", asked)
+    if not wait:
+        click.echo(pretty(job) if json else job["id"])
+        return
+    click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
+    job = _wait(port, job)
+    click.echo(pretty(job) if json else job["id"])
+    click.echo(_line(job), err=True)
+    if job["status"] != "completed":
+        raise click.exceptions.Exit(1)
+
+
+@bulk.command()
+@_id
+@option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
+@with_public
+@as_json
+def status(port: PublicPort, id: str, wait: bool, json: bool) -> None:
+    """Show how far a job is."""
+    job = port.ask("GET", f"/v1/batches/{id}")
+    job = _wait(port, job) if wait else job
+    click.echo(pretty(job) if json else _line(job))
+
+
+@bulk.command("list")
+@option("--limit", type=click.IntRange(1, 100), default=20, metavar="N", show_default=True, help="At most so many.")
+@with_public
+@as_json
+def list_jobs(port: PublicPort, limit: int, json: bool) -> None:
+    """List jobs, newest first."""
+    found = port.ask("GET", f"/v1/batches?{urlencode({'limit': limit})}")["data"]
+    if json:
+        click.echo(pretty(found))
+    elif not found:
+        click.echo("no jobs")
+    else:
+        head = ("ID", "STATUS", "LINES", "DONE", "FAILED", "ENDPOINT", "EXPIRES AT")
+        click.echo(table(head, [_cells(job) for job in found]))
+
+
+@bulk.command()
+@_id
+@option("--out", type=Path, metavar="FILE", help="Write to FILE; left out: to standard output.")
+@option("--errors", is_flag=True, help="The errors instead of the answers.")
+@with_public
+def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:
+    """Fetch the answers of a job that has ended.
+
+    Exit codes: 0 done, 1 there are none.
+    """
+    job = port.ask("GET", f"/v1/batches/{id}")
+    name = "errors" if errors else "answers"
+    file = job["error_file_id" if errors else "output_file_id"]
+    if file is None:
+        raise BulkError(f"{id} has no {name}: {_line(job)}")
+    try:
+        with nullcontext(sys.stdout.buffer) if out is None else out.open("wb") as target:
+            port.fetch(file, target)
+    except OSError as exc:
+        raise BulkError(f"{out or 'standard output'}: {exc.strerror or exc}") from None
+
+
+@bulk.command()
+@_id
+@with_public
+@as_json
+def cancel(port: PublicPort, id: str, json: bool) -> None:
+    """Have a job end with what is done."""
+    job = port.ask("POST", f"/v1/batches/{id}/cancel")
+    click.echo(pretty(job) if json else _line(job))
+
+
+def _requests(lines: IO[bytes], model: str, endpoint: str) -> Iterator[bytes]:
+    """Lines of a file as requests, some at a time. What is one already stays as it is."""
+    first = next((line for line in lines if line.strip()), b"")
+    lines.seek(0)
+    if _is_request(first):
+        while piece := lines.read(PIECE):
+            yield piece
+        return
+    made: list[bytes] = []
+    size = 0
+    for number, raw in enumerate(lines, 1):
+        if not raw.strip():
+            continue
+        try:
+            text = raw.rstrip(b"\r\n").decode()
+        except UnicodeDecodeError:
+            raise BulkError(f"line {number} is not UTF-8") from None
+        body = {"model": model} if model else {}
+        asked = {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": endpoint,
+            "body": {**body, **_input(text, endpoint)},
+        }
+        made.append(msgspec.json.encode(asked) + b"\n")
+        size += len(made[-1])
+        if size >= PIECE:
+            yield b"".join(made)
+            made, size = [], 0
+    yield b"".join(made)
+
+
+def _input(text: str, endpoint: str) -> dict[str, Any]:
+    """Members of a body that hold a text."""
+    if endpoint == CHAT:
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"input" if endpoint == EMBEDDINGS else "prompt": text}
+
+
+def _is_request(line: bytes) -> bool:
+    try:
+        found = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(found, dict) and "custom_id" in found
+
+
+def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    quoted = name.replace("\\", "_").replace('"', "_").replace("\r", "_").replace("\n", "_")
+    yield (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{quoted}"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    ).encode()
+    yield from filter(None, pieces)
+    yield f"\r\n--{boundary}--\r\n".encode()
+
+
+def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
+    """Job at its end. Shows on standard error how far it is, and when it is expected to end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    told = TextColumn("{task.description}", markup=False)
+    with Progress(
+        told, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
+    ) as shown:
+        bar = shown.add_task(job["status"], total=None)
+        while job["status"] not in ENDED:
+            time.sleep(EVERY)
+            job = port.ask("GET", f"/v1/batches/{job['id']}")
+            counts = job["request_counts"]
+            done = counts["completed"] + counts["failed"]
+            shown.update(bar, description=_stands(job), total=counts["total"] or None, completed=done)
+    return job
+
+
+def _stands(job: dict[str, Any]) -> str:
+    paused = [one["message"] for one in (job["errors"] or {"data": []})["data"]]
+    return f"{job['status']}{': ' if paused else ''}{'; '.join(paused)}"
+
+
+def _line(job: dict[str, Any]) -> str:
+    from headway.runtime.log import escape
+
+    counts = job["request_counts"]
+    lines = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
+    return f"{job['id']} {escape(_stands(job))} ({lines})"
+
+
+def _cells(job: dict[str, Any]) -> tuple[str, ...]:
+    counts = job["request_counts"]
+    until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["expires_at"]))
+    numbers = (str(counts[name]) for name in ("total", "completed", "failed"))
+    return (job["id"], job["status"], *numbers, job["endpoint"], until)

@@ -73,6 +73,9 @@ NAMES = {
     "headway_open_connections": ("gauge", {"port"}),
     "headway_pending_requests": ("gauge", set()),
     "headway_promise_seconds": ("gauge", set()),
+    "headway_bulk_jobs": ("gauge", {"status"}),
+    "headway_bulk_paused": ("gauge", set()),
+    "headway_bulk_lines": ("counter", {"outcome"}),
     "headway_ledger_backlog": ("gauge", set()),
     "headway_expected_workers": ("gauge", set()),
     "headway_min_workers": ("gauge", {"model"}),
@@ -125,6 +128,7 @@ def full_state() -> State:
     counters.tokens["m", "acme", "run"] = 21
     counters.client_retries = 10
     counters.ledger_dropped = 8
+    counters.bulk_lines["answered"] = 6
     counters.direct["m"] = 3
     counters.throttle["m"] = 140.0
     counters.retries["crashed"] = 2
@@ -166,6 +170,8 @@ def full_state() -> State:
         pending=14,
         promise=0.2,
         ledger_backlog=15,
+        bulk_jobs={"in_progress": 4},
+        bulk_paused=1,
         slots={("m", "gpu-0"): 0.5},
         gpus={("m", "gpu-0"): GPU, ("m", "gpu-1"): GpuFigures()},
         leader=True,
@@ -242,6 +248,9 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("pending_requests", {}, 14),
         ("promise_seconds", {}, 0.2),
         ("ledger_backlog", {}, 15),
+        ("bulk_jobs", {"status": "in_progress"}, 4),
+        ("bulk_paused", {}, 1),
+        ("bulk_lines", {"outcome": "answered"}, 6),
         ("expected_workers", {}, 4),
         ("processes", {"process_role": "controller"}, 1),
         ("processes", {"process_role": "gateway"}, 0),
@@ -350,6 +359,8 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         fallbacks=["m"],
         rules=["words"],
         ledger_backlog=0,
+        bulk_jobs={"in_progress": 0},
+        bulk_paused=0,
         slots={("m", "gpu-0"): 0.0},
         gpus={("m", "gpu-0"): NEW_GPU},
         versions=[("m", "8")],

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 from headway.app.input_policy import PolicyResource
 from headway.app.stores import postgres_needed
@@ -19,8 +20,12 @@ from headway.bulk.seat_runner import SeatRunner
 from headway.bulk.turns import Turns
 from headway.config import Settings
 from headway.gateway.gateway import Gateway
+from headway.gateway.ledger_writer import LedgerWriter
 from headway.http.openai.bulk_lines import OpenAILines
+from headway.model import LedgerRecord
+from headway.model.bulk import BulkJob, JobStatus
 from headway.ports import Broker, BulkRunner, BulkStore
+from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.storage.sqlite.bulk import SqliteBulkStore
 
@@ -35,8 +40,15 @@ def build_runner(
     return SeatRunner(broker, gateway.served, name, tiers, plan_of, clock, random.random, new_id)
 
 
-def make_bulk_jobs(settings: Settings, gateway: Gateway, runner: BulkRunner, clock: Callable[[], float]) -> BulkJobs:
-    """Make the bulk jobs of a gateway, not yet open.
+def make_bulk_jobs(
+    settings: Settings,
+    gateway: Gateway,
+    runner: BulkRunner,
+    counters: Counters,
+    ledger: LedgerWriter | None,
+    clock: Callable[[], float],
+) -> BulkJobs:
+    """Make the bulk jobs of a gateway, not yet open. `ledger`: gets a record of each job that has ended.
 
     Raises:
         SettingError: a template of chats cannot be used, or a package is missing.
@@ -45,9 +57,14 @@ def make_bulk_jobs(settings: Settings, gateway: Gateway, runner: BulkRunner, clo
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
-        settings.bulk_max_lines,
+        settings.bulk_max_lines, counters.bulk_lines,
     )  # fmt: skip
-    feeder = Feeder(f"{settings.name}-{secrets.token_hex(4)}", context)
+
+    def ended(job: BulkJob) -> None:
+        if ledger is not None:
+            ledger.add(job_record(job, time.time()))
+
+    feeder = Feeder(f"{settings.name}-{secrets.token_hex(4)}", context, ended)
     return BulkJobs(store, folder, feeder, settings, clock, time.time)
 
 
@@ -60,3 +77,21 @@ def make_store(settings: Settings) -> BulkStore:
     with postgres_needed(settings.ledger):
         from headway.storage.postgres.bulk import PostgresBulkStore
     return PostgresBulkStore(settings.ledger)
+
+
+def job_record(job: BulkJob, at: float) -> LedgerRecord:
+    """Record of a bulk job that ended at Unix time `at`. It stands for all of its lines."""
+    done = job.status is JobStatus.COMPLETED
+    return LedgerRecord(
+        id=str(UUID(job.id.removeprefix("batch_"))),
+        user=job.user,
+        tenant=job.tenant,
+        tier="bulk",
+        model=job.model,
+        status="completed" if done else "failed",
+        created_at=job.created_at,
+        completed_at=at,
+        latency_ms=(at - job.created_at) * 1000.0,
+        error="" if done else job.status.value.upper(),
+        requests=max(job.total, 1),
+    )

@@ -9,6 +9,7 @@ import msgspec
 
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import Parts
+from headway.bulk.feeder import Feeder
 from headway.config import Settings, fallbacks_of
 from headway.config.checks import NONE
 from headway.controller.controller import Controller
@@ -36,7 +37,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
         settings: settings of the process.
         models: names of the models that it serves, runs or misses, at any time.
         leaving: whether the process is going down.
-        gateway, pool, controller, ledger_writer, gate: its parts; None where it has none.
+        gateway, pool, controller, ledger_writer, gate, bulk: its parts; None where it has none.
         process_name: name of the process that its workers' ids begin with, if nobody has chosen it; else empty.
         host: what stands for that in labels.
         ports: its ports by name.
@@ -50,6 +51,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
     controller: Controller | None = None
     ledger_writer: LedgerWriter | None = None
     gate: InputGate | None = None
+    bulk: Feeder | None = None
     process_name: str = ""
     host: str = ""
     ports: dict[str, OpenPort] = msgspec.field(default_factory=dict)
@@ -68,6 +70,8 @@ class FigureSource(msgspec.Struct, kw_only=True):
             fallbacks=() if gateway is None else tuple(fallbacks_of(settings)),
             rules=() if self.gate is None else self.gate.names,
             ledger_backlog=None if self.ledger_writer is None or gateway is None else self.ledger_writer.waiting,
+            bulk_jobs=None if self.bulk is None else self.bulk.statuses,
+            bulk_paused=None if self.bulk is None else self.bulk.paused,
             slots=None if pool is None else _shares(pool),
             gpus={} if pool is None else _gpus(pool),
             versions=() if pool is None else sorted({(one.slot.model, one.slot.runs.version) for one in pool.batchers}),

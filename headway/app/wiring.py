@@ -342,7 +342,8 @@ class _Wiring:
         bulk = None
         if settings.bulk_dir:
             runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
-            bulk = make_bulk_jobs(settings, gateway, runner, clock)
+            bulk = make_bulk_jobs(settings, gateway, runner, counters, self.ledger_writer, clock)
+            figures.bulk = bulk.feeder
             learners.append(runner)
             self.resources.extend((runner, bulk))
         workers = self._workers_watcher(learners, watcher.every)

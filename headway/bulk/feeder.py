@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 from headway.bulk.job_run import LEASE, Fenced, JobContext, JobRun
 from headway.errors import StoreUnavailable
 from headway.model import Reply
-from headway.model.bulk import BulkJob, BulkLine
+from headway.model.bulk import OPEN_STATUSES, BulkJob, BulkLine
 from headway.runtime.availability import Availability
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
@@ -56,6 +57,17 @@ class Feeder:
         self._pumps: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self._availability = Availability("bulk jobs", context.clock, "ledger")
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Number of the jobs that the process holds, by status."""
+        held = Counter(run.job.status.value for run in self.runs.values())
+        return {one.value: held[one.value] for one in OPEN_STATUSES}
+
+    @property
+    def paused(self) -> int:
+        """Number of those of which nothing runs at present."""
+        return sum(bool(run.job.paused) for run in self.runs.values())
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to look for jobs."""

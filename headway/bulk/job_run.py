@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -33,11 +34,11 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-LEASE = 30.0
+LEASE = 15.0
 """Seconds after which another process may take a job whose holder is silent."""
 TICK = 1.0
 """Seconds between two writes of a job's progress and of its records."""
-RENEW = 10.0
+RENEW = 5.0
 """Seconds between two writes of a job without progress, which only renew its lease."""
 AHEAD = 512
 """Lines of one job that are ready before the runner wants them."""
@@ -68,6 +69,7 @@ class JobContext(NamedTuple):
         new_id: makes the text of a fresh UUIDv7.
         most_line: bytes of the longest line.
         most_lines: most lines of a job.
+        lines: numbers of lines that got a record, `answered` or `failed`.
     """
 
     store: BulkStore
@@ -81,6 +83,7 @@ class JobContext(NamedTuple):
     new_id: Callable[[], str]
     most_line: int
     most_lines: int
+    lines: defaultdict[str, int]
 
 
 class JobRun:
@@ -152,7 +155,7 @@ class JobRun:
             return
         self._bytes -= asked.size
         answered, record = asked.record(reply)
-        self._answers.add(OUT if answered else ERR, line.number, record)
+        self._add(OUT if answered else ERR, line.number, record)
         self._moved.set()
 
     # Steps.
@@ -288,7 +291,7 @@ class JobRun:
         """Make a line ready, or record what is wrong with it."""
         asked = self._of.form.read(self.job, number, text)
         if isinstance(asked, bytes):
-            self._answers.add(ERR, number, asked)
+            self._add(ERR, number, asked)
             return
         if not self.job.model:
             self.job = replace(self.job, model=asked.line.model)
@@ -298,6 +301,10 @@ class JobRun:
         if not self._held_back:
             self._of.turns.add((asked.line,))
             self._of.wake(asked.line.model)
+
+    def _add(self, kind: str, number: int, record: bytes) -> None:
+        self._answers.add(kind, number, record)
+        self._of.lines["answered" if kind == OUT else "failed"] += 1
 
     async def _room(self) -> None:
         """Wait until another line may be read."""

@@ -137,6 +137,14 @@ class LedgerWriter:
         if self._noted >= BULK or self._noted + len(self._records) > self._bound:
             self._crowd()
 
+    def add(self, record: LedgerRecord) -> None:
+        """Have a record of something else than a request written; never waits."""
+        if len(self._records) >= self._bound:
+            self._counters.ledger_dropped += 1
+            return
+        self._records.append(record)
+        self._there_are_records.set()
+
     def follow(self, pending: PendingTable) -> None:
         """Look at the pending requests of a gateway, if their rows are wanted, too."""
         if self._accepted is not None:

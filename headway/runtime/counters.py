@@ -123,6 +123,8 @@ class Counters:
         """Monotonic instant of the last answer from a batch, by model."""
         self.ledger_dropped = 0
         """Records that never reached the ledger."""
+        self.bulk_lines: defaultdict[str, int] = defaultdict(int)
+        """Lines of bulk jobs that got a record here: `answered`, or `failed`."""
         self.keys_age: float | None = None
         """Age of the cached keys in seconds: since the store of API keys last answered; None without keys."""
         self.throttle: dict[str, float] = {}

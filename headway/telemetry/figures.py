@@ -27,6 +27,8 @@ class ProcessFigures(msgspec.Struct, frozen=True):
         fallbacks: models that its gateway has fallbacks for.
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
+        bulk_jobs: bulk jobs that it holds, by status; None: it has none ever.
+        bulk_paused: number of those that pause.
         slots: busy share of each of its slots, by model and worker; None: it has no batchers.
         gpus: figures of the GPU of each of its slots that has one, by model and worker.
         versions: models that it runs, each with its version.
@@ -46,6 +48,8 @@ class ProcessFigures(msgspec.Struct, frozen=True):
     fallbacks: Collection[str] = ()
     rules: Collection[str] = ()
     ledger_backlog: int | None = None
+    bulk_jobs: Mapping[str, int] | None = None
+    bulk_paused: int | None = None
     slots: Mapping[tuple[str, str], float] | None = None
     gpus: Mapping[tuple[str, str], GpuFigures] = msgspec.field(default_factory=dict)
     versions: Sequence[tuple[str, str]] = ()

@@ -303,6 +303,12 @@ ROWS = (
     Row(COUNTER, "ledger_dropped", "", "Records that the ledger never got.", lambda of: of.counters.ledger_dropped),
     Row(GAUGE, "ledger_backlog", "", "Records that wait for the ledger; only where there is one.",
         lambda of: of.own.ledger_backlog),
+    Row(COUNTER, "bulk_lines", "outcome", "Lines of bulk jobs that this process had answered: answered, or failed.",
+        lambda of: of.counters.bulk_lines, lambda own: () if own.bulk_jobs is None else ("answered", "failed")),
+    Row(GAUGE, "bulk_jobs", "status", "Bulk jobs that this process holds, by status; only where there are any.",
+        lambda of: of.own.bulk_jobs),
+    Row(GAUGE, "bulk_paused", "", "Those of which nothing runs at present; the log and the job say why.",
+        lambda of: of.own.bulk_paused),
     Row(GAUGE, "keys_age_seconds", "", "How old the API keys are that requests are checked by.",
         lambda of: of.counters.keys_age),
     # Of batchers and their workers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,7 +182,7 @@ class Stand:
         await self.folder.open()
         context = JobContext(
             self.store, self.folder, self.runner, PlainForm(), Turns(), lambda model: None, self.clock, self.wall,
-            new_id, 1000, 10_000,
+            new_id, 1000, 10_000, defaultdict(int),
         )  # fmt: skip
         self.supervisor = Supervisor()
         self.feeder = Feeder(f"life-{self._lives}", context, self.ended.append)

@@ -58,6 +58,14 @@ class _Log:
         """Keep what is told of a request."""
         self.heard.append((number, tuple(head.headers), head.size, head.illegal, ended))
 
+    def received(self, number: int, data: bytes | memoryview, amount: int, ended: bool) -> None:
+        """Keep data. Those of a large frame are told as they come, and mean the same as all of them together."""
+        name, *what = self.heard[-1] if self.heard else ("",)
+        if name == "received" and what[0] == number and not what[3]:
+            self.heard.pop()
+            data, amount = what[1] + bytes(data), what[2] + amount
+        self.heard.append(("received", number, bytes(data), amount, ended))
+
 
 def check_frames(data: bytes) -> None:
     """What a connection hears, and says, is the same however the bytes come in pieces."""

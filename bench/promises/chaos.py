@@ -12,6 +12,7 @@
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
     python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
+    python bench/promises/chaos.py --bulk                    bulk jobs run beside; with all of the above but tensors
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
 brought to disk at every write (`appendfsync always`): with less, a killed Redis may forget what it has acknowledged.
@@ -35,6 +36,9 @@ time, are put to trouble as the others are.
 With --zones the hosts of each version are in as many zones as there are hosts for.
 
 With --autoscale each host has one to three workers, whose number goes up and down all the time. That one of them leaves is no fault, and excuses nothing.
+
+With --bulk the tenants also send jobs of some thousand lines, some of which the model rejects, and end a few half-way. In the end
+each has ended, and each line of those that were completed has one answer or error, the right one.
 
 With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
 it, which is not held against it.
@@ -60,6 +64,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.promises.bulk_clients import BulkClients
 from bench.promises.changes import Growth, Rollout, flags_of_host, flags_of_scaler, report
 from bench.promises.collecting import LEDGERS, Ledger, collect, ledger_of, lines_of
 from bench.promises.crowd import loop_factory
@@ -110,7 +115,7 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, zones=options.zones, autoscale=options.autoscale, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, zones=options.zones, autoscale=options.autoscale, bulk=options.bulk, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -175,7 +180,7 @@ def _await_tensors(made: Fleet) -> None:
 def _fleet(
     folder: Path, options: argparse.Namespace, versions: Sequence[str], ledger: Ledger
 ) -> contextlib.AbstractContextManager[Fleet]:
-    flags = [*_flags(folder), *ledger.flags]
+    flags = [*_flags(folder, options), *ledger.flags]
     flags += ["--config", str(folder / "weights.toml")] if versions else []
     hosts = 2 * len(versions) or HOSTS
     scaler = flags_of_scaler(hosts, MOST_WORKERS * hosts) if options.autoscale else ()
@@ -191,7 +196,7 @@ def _fleet(
 def _service(
     folder: Path, options: argparse.Namespace, versions: Sequence[str], ledger: Ledger
 ) -> contextlib.AbstractContextManager[Fleet]:
-    flags = ["--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder), *ledger.flags]
+    flags = ["--max-batch-size", str(MAX_BATCH), "--workers", str(HOSTS), *_flags(folder, options), *ledger.flags]
     flags += flags_of_scaler(1, MOST_WORKERS * HOSTS) if options.autoscale else ()
     version, *_ = versions or [""]
     return fleet.lone_service(
@@ -204,12 +209,13 @@ def _target(options: argparse.Namespace) -> str:
     return NUMBERS[options.numbers - 1] if options.numbers else ROWS if options.rows else TARGET
 
 
-def _flags(folder: Path) -> list[str]:
+def _flags(folder: Path, options: argparse.Namespace) -> list[str]:
     """Flags of processes that take requests."""
     timeouts = ("--request-timeout-ms", "--queue-timeout-ms", "--task-timeout-ms")
     patience = [word for flag in timeouts for word in (flag, str(TIMEOUT_MS))]
     keys = str(folder / "keys.toml")
     patience += ["--max-body-bytes", str(BODY_BYTES)]
+    patience += ["--bulk-dir", str(folder / "jobs")] if options.bulk else []
     return [*patience, "--cache", "--collapse", "--keys", keys, "--user-rate", "0", "--result-ttl-s", "3600"]
 
 
@@ -251,10 +257,15 @@ async def _drive(
     if options.autoscale:
         beside.append(asyncio.create_task(growth.run()))
     load = asyncio.create_task(crowd.run(options.seconds))
+    clients = BulkClients(crowd.doors, tenants, history.jobs, options.seed, options.poison) if options.bulk else None
+    if clients is not None:
+        beside.append(asyncio.create_task(clients.run(options.seconds - QUIET_SECONDS)))
     try:
         await trouble.make(max(options.seconds - QUIET_SECONDS, options.seconds / 2))
         await load
         await crowd.audit()
+        if clients is not None:
+            await clients.audit()
     finally:
         for task in (load, *beside):
             task.cancel()
@@ -327,6 +338,8 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
         "Outcomes", [{"client": kind, "got": got, "times": times} for (kind, got), times in sorted(outcomes.items())]
     )
     findings.table("Outputs of requests, ms from the call", [lone.row("", [1000 * s for s in crowd.latencies])])
+    if history.jobs:
+        _tell_jobs(findings, history)
     findings.keep("faults", history.faults)
     violations = check(history)
     by_promise: dict[str, list[Violation]] = {}
@@ -354,6 +367,18 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     )
 
 
+def _tell_jobs(findings: Findings, history: History) -> None:
+    """Tell how much of bulk jobs there was to judge."""
+    ended = Counter(job.status for job in history.jobs)
+    codes = Counter(code for job in history.jobs for _, code in job.errors)
+    findings.table("Bulk jobs", [{"status": status, "jobs": times} for status, times in sorted(ended.items())])
+    findings.table("Errors of bulk lines", [{"code": code, "lines": times} for code, times in sorted(codes.items())])
+    lines = {text for job in history.jobs for text in job.lines.values()}
+    runs = Counter(text for run in history.runs for text in run.inputs if text in lines)
+    answers = sum(len(job.answers) for job in history.jobs)
+    findings.say(f"{len(lines):,} lines, {answers:,} answers, {sum(runs.values()) - len(runs):,} runs again.")
+
+
 def _outcome(status: int, code: str, lost: str) -> str:
     return lost or f"{status} {code.lower()}".strip()
 
@@ -368,7 +393,7 @@ def _at_rest(findings: Findings, made: Fleet, rest: Rest, trouble: Trouble) -> N
     findings.keep("rest", rest)
     findings.none("requests held in the end", rest.held)
     findings.none("entries queued in the end", rest.queued)
-    for kind in ("leased", "waiting", "suspect", "payloads") if made.store is not None else ():
+    for kind in ("leased", "waiting", "suspect", "payloads", "bulk") if made.store is not None else ():
         findings.none(f"{kind}: left in Redis in the end", rest.kept.get(kind, 0))
     findings.none("large values in Redis without an end", rest.endless)
     findings.none("gateways whose registry is wrong", len(rest.wrong))
@@ -413,9 +438,13 @@ def _options() -> argparse.Namespace:
         "--numbers", type=int, default=0, choices=(1, 2), help="tensors of numbers that the model takes"
     )
     parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
+    parser.add_argument("--bulk", action="store_true", help="bulk jobs run beside")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.bulk and (options.rows or options.numbers):
+        parser.error("--bulk is of texts; leave out --rows and --numbers")
+    return options
 
 
 if __name__ == "__main__":

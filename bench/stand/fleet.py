@@ -41,8 +41,11 @@ KINDS = {
     b"y": "leased",
     b"s": "suspect",
     b"p": "payloads",
+    b"u": "bulk",
+    b"ua": "bulk",
+    b"ut": "bulk",
 }
-"""Keys of a queue that are empty when it has nothing to do: lanes, departures, leases, suspects, payloads."""
+"""Keys of a queue that are empty when it has nothing to do: lanes, departures, leases, suspects, payloads, bulk entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class Redis:
             client.slowlog_reset()
 
     def remains(self) -> dict[str, int]:
-        """What it holds of entries by kind: `waiting`, `leased`, `suspect` and `payloads`; kinds it has none of are left
+        """What it holds of entries by kind: `waiting`, `leased`, `suspect`, `payloads` and `bulk`; kinds it has none of are left
         out. Answers that a gateway did not come back for are no matter: they end by themselves."""
         found: dict[str, int] = {}
         with self.client() as client:

@@ -1,7 +1,7 @@
 """Redis when all is answered: which kinds of keys may be left, with what in them, and for how long at most.
 
 A key is the fleet's, of the account of limits and kept outcomes, of the id of a task, or of a queue; `1_state.lua`, `11_limits.lua`, `16_members.lua`,
-`18_kept.lua`, `18_task_ids.lua`, `19_board.lua` and `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
+`18_kept.lua`, `18_task_ids.lua`, `19_board.lua` and `5_seats.lua`, `8_outputs.lua` say what each kind is. A kind that is not known here is found out, as is a key without an end.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ QUEUE = (
     Kind(r"q", 3000.0),
     Kind(r"[lat]\d|tw|d|x|y|ys|s|p|b", LIFE, 0),
     Kind(r"v|v:.*|vs|vd", LIFE, 0),
+    Kind(r"u|ua|ut", LIFE, 0),
     Kind(r"e", LIFE, 0),
     Kind(r"rb|ca|hf|hp|h|i|f|c|n|g|m", LIFE),
     Kind(r"b:.*", 60.0, 2),

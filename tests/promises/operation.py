@@ -223,6 +223,31 @@ class Telling:
 
 
 @dataclass(slots=True)
+class Job:
+    """One bulk job, as its client knows it in the end.
+
+    Attributes:
+        tenant, id: whose it is, and its id.
+        called: when its file was sent.
+        lines: text of each line by its `custom_id`.
+        cancelled: whether its client has wished that it ends.
+        status: its last status; empty: nobody knows it.
+        counts: `total`, `completed` and `failed`, as it tells them.
+        answers, errors: records of its two files: `custom_id`, and the output or the error's code.
+    """
+
+    tenant: str
+    id: str
+    called: float
+    lines: Mapping[str, str]
+    cancelled: bool = False
+    status: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    errors: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class History:
     """Notes of a whole history.
 
@@ -236,6 +261,7 @@ class History:
         weighings: weights of the versions, in the order of their beginnings; empty: nothing is known of versions.
         processes: gateways and worker hosts, where versions are known.
         tellings: what statuses tell of versions.
+        jobs: bulk jobs.
         evidence: what the service itself gives of it.
     """
 
@@ -248,6 +274,7 @@ class History:
     weighings: list[Weighing] = field(default_factory=list)
     processes: list[Presence] = field(default_factory=list)
     tellings: list[Telling] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
     evidence: Evidence = field(default_factory=Evidence)
 
 

@@ -60,6 +60,8 @@ RULES = (
     Rule("the last records do not get into the ledger", "", ("ledger",)),
     Rule("the ledger does not answer", "", ("ledger",)),
     Rule("the store", "", ("ledger",)),
+    Rule("a bulk job pauses", "", ("ledger",)),
+    Rule("another process holds a bulk job now", "", ("ledger", "gateway")),
     # asyncpg leaves it behind when a connection that it is opening is given up.
     Rule(
         r"Future exception was never retrieved\nfuture: <Future finished exception=ConnectionError('PostgreSQL",

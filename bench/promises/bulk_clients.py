@@ -1,0 +1,166 @@
+"""Clients of bulk jobs, beside a crowd: they send files of lines, begin jobs, end a few, and fetch what came of each.
+
+Their texts begin with `bulk`, or with what the model function rejects, and have `bulk` in them; no client of a crowd asks such.
+Nothing is sent twice whose answer did not come, but a job that was begun without an answer is found in the end, and is judged, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import aiohttp
+
+from tests.promises.client import Door
+from tests.promises.operation import BAD, Job
+from tests.promises.texts import LARGE_BYTES
+
+LINES = 1_000, 4_000
+"""Lines of a job: least and most."""
+EVERY = 6.0
+"""Mean seconds between two jobs."""
+REJECTED, LARGE, CANCELLED = 0.01, 0.002, 0.25
+"""Shares: of lines that the model rejects, of lines that are large, and of jobs that their client ends when they are half done."""
+ENDPOINT = "/v1/completions"
+LOOK_EVERY = 0.5
+"""Seconds between two looks at a job."""
+PATIENCE = 180.0
+"""Seconds after the end of the load in which each job ends. Who holds it next waits for the lease of 30 s of one that was killed."""
+ANSWERED = 40.0
+"""Seconds after which a client asks another gateway."""
+ENDED = ("completed", "cancelled", "failed", "expired")
+
+
+class BulkClients:
+    """Clients of bulk jobs. Build it in a running loop.
+
+    Arguments:
+        doors: gateways; follows what becomes of them.
+        tenants: values of `Authorization` by tenant.
+        jobs: where jobs are noted.
+        seed: of the dice.
+        poison: share of the lines that make their batch raise.
+    """
+
+    def __init__(
+        self, doors: list[Door], tenants: Mapping[str, str], jobs: list[Job], seed: int, poison: float
+    ) -> None:
+        self._doors, self._tenants, self._jobs = doors, tenants, jobs
+        self._seed, self._poison = seed, poison
+        self._rng = random.Random(f"bulk {seed}")
+        self._sent: dict[str, Job] = {}
+        """Jobs by the file of their lines, as far as it was taken."""
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(ANSWERED))
+
+    async def run(self, seconds: float) -> None:
+        """Begin jobs for so long."""
+        loop = asyncio.get_running_loop()
+        end, begun = loop.time() + seconds, set[asyncio.Task[None]]()
+        try:
+            while loop.time() < end:
+                begun.add(loop.create_task(self._begin(len(begun))))
+                await asyncio.sleep(self._rng.expovariate(1.0 / EVERY))
+            await asyncio.gather(*begun)
+        finally:
+            for task in begun:
+                task.cancel()
+
+    async def audit(self) -> None:
+        """Wait until each job has ended, and fetch its files."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                for tenant in self._tenants:
+                    for told in (await self._ask(tenant, "/v1/batches?limit=100"))["data"]:
+                        job = self._sent.get(told["input_file_id"])
+                        if job is not None and job.id not in ("", told["id"]):
+                            raise AssertionError(f"two jobs of one file: {job.id}, {told['id']}")
+                        if job is not None:
+                            job.id = told["id"]
+                self._jobs += [job for job in self._sent.values() if job.id]
+                await asyncio.gather(*map(self._fetch, self._jobs))
+        except TimeoutError:
+            pass  # The status of a job tells that it has not ended.
+        finally:
+            await self._session.close()
+
+    async def _begin(self, number: int) -> None:
+        """Send a job, and end it when it is half done, if its client is such a one."""
+        rng = self._rng
+        tenant, cancels = rng.choice(list(self._tenants)), rng.random() < CANCELLED
+        lines = {f"{number}-{at}": self._text(number, at) for at in range(rng.randint(*LINES))}
+        job = Job(tenant, "", time.monotonic(), lines)
+        form = aiohttp.FormData()
+        form.add_field("purpose", "batch")
+        form.add_field("file", "\n".join(map(json.dumps, _written(lines))), filename=f"{number}.jsonl")
+        file = await self._ask(tenant, "/v1/files", form, tries=1)
+        if not file:
+            return
+        self._sent[file["id"]] = job
+        asked = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+        told = await self._ask(tenant, "/v1/batches", json.dumps(asked), tries=1)
+        job.id = told.get("id", "")
+        while cancels and job.id and told["status"] not in ENDED:
+            await asyncio.sleep(LOOK_EVERY)
+            told = await self._ask(tenant, f"/v1/batches/{job.id}")
+            if told["request_counts"]["completed"] > len(lines) / 2:
+                job.cancelled = True
+                await self._ask(tenant, f"/v1/batches/{job.id}/cancel", "", tries=1)
+                return
+
+    def _text(self, number: int, at: int) -> str:
+        luck, large = self._rng.random(), self._rng.random() < LARGE
+        kind = BAD[1] if luck < self._poison else BAD[0] if luck < self._poison + REJECTED else "bulk"
+        tail = " x" * (self._rng.randint(*LARGE_BYTES) // 2) if large else ""
+        return f"{kind} bulk {self._seed:x}-{number}-{at}{tail}"
+
+    async def _fetch(self, job: Job) -> None:
+        """Wait for the end of a job, and fetch its files."""
+        path = f"/v1/batches/{job.id}"
+        while (told := await self._ask(job.tenant, path))["status"] not in ENDED:
+            job.status, job.counts = told["status"], told["request_counts"]
+            await asyncio.sleep(LOOK_EVERY)
+        job.counts = told["request_counts"]
+        for name, records in (("output_file_id", job.answers), ("error_file_id", job.errors)):
+            if told[name]:
+                content = await self._ask(job.tenant, f"/v1/files/{told[name]}/content", whole=True)
+                records += [_read(json.loads(line)) for line in content.splitlines()]
+        job.status = told["status"]
+
+    async def _ask(self, tenant: str, path: str, body: Any = None, *, tries: int = 1_000, whole: bool = False) -> Any:
+        """Answer of any gateway that gives one; after so many tries nothing."""
+        fields = {"Authorization": self._tenants[tenant]}
+        fields |= {"Content-Type": "application/json"} if isinstance(body, str) else {}
+        while tries:
+            doors = [door for door in self._doors if door.is_open()]
+            if doors:
+                tries -= 1
+                door = self._rng.choice(doors)
+                method, url = "GET" if body is None else "POST", f"http://{door.host}:{door.port}{path}"
+                try:
+                    async with self._session.request(method, url, data=body, headers=fields) as answer:
+                        if answer.status == 200:
+                            content = await answer.read()
+                            return content if whole else json.loads(content)
+                except (aiohttp.ClientError, TimeoutError, OSError):
+                    pass
+            if tries:
+                await asyncio.sleep(LOOK_EVERY)
+        return {}
+
+
+def _written(lines: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for custom_id, text in lines.items():
+        body = {"model": "default", "prompt": text}
+        yield {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
+
+
+def _read(record: dict[str, Any]) -> tuple[str, str]:
+    """`custom_id` of a record, and its output, or the code of its error."""
+    if record["response"] is None:
+        return record["custom_id"], record["error"]["code"]
+    body = record["response"]["body"]
+    return record["custom_id"], body["error"]["code"] if "error" in body else body["choices"][0]["text"]

@@ -1,0 +1,63 @@
+"""Bulk jobs: each ends, and each line of one that is completed has one record, in the file where it belongs.
+
+The texts of their lines are no client's of the crowd, so the runs of either explain no answer of the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.promises.operation import BAD, History, Job, Run, Violation, mark_of, text_of
+
+ENDS = ("completed", "cancelled")
+"""Statuses in which a job may end; the latter only if its client wished so."""
+
+
+def bulk(history: History) -> Iterator[Violation]:
+    """What is wrong with bulk jobs; nothing where there are none."""
+    runs = {mark: (run, text) for run in history.runs for mark, text in run.marks().items()} if history.jobs else {}
+    owners: dict[str, str] = {}
+    reruns = any(fault.cost.reruns for fault in history.faults)
+    for job in history.jobs:
+        story = f"{job.id} of {job.tenant}, {job.status or 'unknown'}"
+        if job.status not in ENDS or (job.status == "cancelled" and not job.cancelled):
+            yield Violation("a bulk job that is neither completed nor cancelled", story)
+        for promise, custom_id in (*_records(job), *_answers(job, runs, owners), *_errors(job, reruns=reruns)):
+            yield Violation(promise, f"{story}: line {custom_id} {job.lines.get(custom_id, '')[:80]!r}")
+        counted = {"total": len(job.lines), "completed": len(job.answers), "failed": len(job.errors)}
+        if job.status in ENDS and dict(job.counts) != counted:
+            yield Violation("a bulk job counts other lines than are in its files", f"{story}: {job.counts}, {counted}")
+
+
+def _records(job: Job) -> Iterator[tuple[str, str]]:
+    """Lines that have no record, or several, and records of no line."""
+    found = Counter(custom_id for custom_id, _ in (*job.answers, *job.errors))
+    for custom_id in found - Counter(job.lines.keys()):
+        yield "a record of no line, or the second one of a line", custom_id
+    for custom_id in job.lines.keys() - found.keys() if job.status == "completed" else ():
+        yield "a line of a completed job without a record", custom_id
+
+
+def _answers(job: Job, runs: dict[str, tuple[Run, str]], owners: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Answers that are not of a run of that very line, or that another line has, too."""
+    for custom_id, output in job.answers:
+        text, mark = job.lines.get(custom_id, ""), mark_of(output)
+        run, ran = runs.get(mark, (None, ""))
+        if text_of(output) != text.upper():
+            yield "answer to another line", custom_id
+        elif text.startswith(BAD):
+            yield "output of a line that the model rejects", custom_id
+        elif run is None or ran != text or run.began < job.called:
+            yield "output of a line of no run", custom_id
+        elif owners.setdefault(mark, f"{job.id} {custom_id}") != f"{job.id} {custom_id}":
+            yield "one output of two lines", custom_id
+
+
+def _errors(job: Job, *, reruns: bool) -> Iterator[tuple[str, str]]:
+    """Errors of lines that have nothing wrong, unless faults have ended each of their batches."""
+    for custom_id, code in job.errors:
+        if not job.lines.get(custom_id, "").startswith(BAD) and not (code == "backend_error" and reruns):
+            yield f"a good line failed ({code})", custom_id
+        elif code not in ("rejected_by_model", "backend_error"):
+            yield f"a line failed for another reason than its own ({code})", custom_id

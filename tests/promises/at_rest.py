@@ -38,6 +38,7 @@ FLEET = (
     Kind(r"w|k|j|capacity|born|recorder|watched|load:.*:j", LIFE),
     Kind(r"known", LETTERS),
     Kind(r"board|notice_size", 180.0),
+    Kind(r"departed|silent", 600.0),
     Kind(r"row:.*", LIFE / 2),
 )
 LIMITS = (

@@ -87,9 +87,10 @@ class _Routes:
 
     async def health(self, request: Request) -> RouteAnswer:
         process = self._process
-        asked = asyncio.gather(process.broker.workers(), process.broker.depths(), process.letters.count())
+        broker = process.broker
+        asked = asyncio.gather(broker.workers(), broker.depths(), broker.bulk_queues(), process.letters.count())
         try:
-            workers, depths, dead = await soon(asked)
+            workers, depths, bulk, dead = await soon(asked)
         except BrokerUnavailable as exc:
             status = await self._ready.alone()
             code = 200 if status in readiness.SERVING else 503
@@ -98,7 +99,7 @@ class _Routes:
         if status == "ok" and process.ledger_trouble():
             status = "degraded"
         return as_json({"status": status, **_load(workers, depths, process.settings.tier_names), **self._own(),
-                        "dead_letters": dead})  # fmt: skip
+                        "bulk": snapshot.bulk_lines(bulk), "dead_letters": dead})  # fmt: skip
 
     def _own(self) -> dict[str, Any]:
         """State of this process, as it knows it by itself."""

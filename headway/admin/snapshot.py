@@ -14,6 +14,7 @@ from headway.admin.process import ProcessView
 from headway.admin.rendering import instant, text, tier_name
 from headway.core.health import latest
 from headway.model import (
+    BulkDepth,
     Capacity,
     Departed,
     GpuFigures,
@@ -43,6 +44,16 @@ class QueueLine(msgspec.Struct, frozen=True):
     tier: str
     depth: int
     oldest_seconds: float
+    zone: str
+
+
+class BulkQueueLine(msgspec.Struct, frozen=True):
+    """Lines of bulk jobs in one queue: how many wait for empty seats, and how many requests have waited for a GPU that ran some."""
+
+    model: str
+    version: str
+    waiting: int
+    delayed: int
     zone: str
 
 
@@ -167,6 +178,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         queues, workers, members, capacities: lines of each.
         scaling: workers that each model should have, by its name.
         departed: lines of what ended in the last minutes and has not come back, newest first.
+        bulk: lines of the queues that have had bulk entries.
         dead_letters: number of dead letters.
         age_seconds: how long ago that was; 0: it is asked for now.
         away: why the broker does not answer now; empty when it does.
@@ -182,6 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     away: str = ""
     scaling: dict[str, ScalingLine] = {}
     departed: list[DepartedLine] = []
+    bulk: list[BulkQueueLine] = []
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
@@ -190,8 +203,8 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
     Raises:
         BrokerUnavailable: it does not answer.
     """
-    depths, workers, letters, (members, departed), capacities, now = await asyncio.gather(
-        process.broker.depths(),
+    (depths, bulk), workers, letters, (members, departed), capacities, now = await asyncio.gather(
+        asyncio.gather(process.broker.depths(), process.broker.bulk_queues()),
         process.broker.workers(),
         process.letters.count(),
         asyncio.gather(process.fleet.members(), process.fleet.departed()),
@@ -208,6 +221,7 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
         letters,
         scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
         departed=[departed_line(one, now) for one in latest(departed, members)],
+        bulk=bulk_lines(bulk),
     )
 
 
@@ -230,6 +244,11 @@ def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[Queue
         QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4), one.zone)
         for one in depths
     ]
+
+
+def bulk_lines(bulk: Sequence[BulkDepth]) -> list[BulkQueueLine]:
+    """Lines of the queues that have had bulk entries."""
+    return [_line(BulkQueueLine, one) for one in bulk]
 
 
 def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:

@@ -125,6 +125,9 @@ def _summary(found: dict[str, Any]) -> str:
         waiting = ", ".join(_depths(found["queues"]))
         lines["workers busy"] = f"{found['gpu_utilization']:.0%}"
         lines["waiting"] = f"{waiting or 'nothing'}, oldest {found['queue_oldest_seconds'] * 1000:.0f} ms"
+    if lines_waiting := sum(one["waiting"] for one in found.get("bulk", ())):
+        delayed = sum(one["delayed"] for one in found["bulk"])
+        lines["bulk"] = f"{lines_waiting} lines wait for empty seats; {delayed} requests have waited for them so far"
     if "dead_letters" in found:
         lines["dead letters"] = f"{found['dead_letters']}"
     if found["capacities"]:

@@ -47,9 +47,10 @@ export function tables(recent, snapshot, tiers, promise) {
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}${one.rollout ? `, ${one.rollout}` : ""}` : "–";
     return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
   }, (model) => model, "No model is known.");
-  rows(body("queue"), together(snapshot.queues), (one) => plain(
-    el("span", {}, swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.model, "name"],
-    [one.depth, "n"], [one.depth ? milliseconds(one.oldest_seconds) : "–", "n"],
+  const bulk = (snapshot.bulk ?? []).map((one) => ({ model: one.model, tier: "bulk", depth: one.waiting, oldest_seconds: 0 }));
+  rows(body("queue"), together([...snapshot.queues, ...bulk]), (one) => plain(
+    el("span", {}, one.tier === "bulk" ? "" : swatch(Math.max(tiers.indexOf(one.tier), 0)), one.tier), [one.model, "name"],
+    [one.depth, "n"], [one.depth && one.oldest_seconds ? milliseconds(one.oldest_seconds) : "–", "n"],
   ), (one) => JSON.stringify([one.model, one.tier]));
   const reasons = [["refused", recent.refused ?? {}], ["failed", recent.failed], ["retried", recent.retries]]
     .flatMap(([what, found]) => Object.entries(found).map(([reason, value]) => ({ what, reason, value })));
@@ -98,7 +99,7 @@ export function batches(board, tiers, wall) {
   if (!table.open) return;
   rows(table.querySelector("tbody"), board.latest(30), (one) => plain(
     clock(wall(one[LEFT])), [one[WORKER], "name"], one[MODEL], one[SIZE], share(one[FILL]),
-    one[TIERS].map((count, tier) => (count ? `${count} ${tiers[tier] ?? tier}` : "")).filter(Boolean).join(", "),
+    one[TIERS].map((count, tier) => (count ? `${count} ${tiers[tier] ?? "bulk"}` : "")).filter(Boolean).join(", "),
     one[REASON], one[SECONDS] ? milliseconds(one[SECONDS]) : "–", [cameBack(one), failed(one) ? "bad" : ""],
   ), (one) => `${one[WORKER]} ${one[LEFT]}`);
 }

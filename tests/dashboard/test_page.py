@@ -253,7 +253,7 @@ async def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> No
       const nothing = Object.fromEntries(Object.keys(gpu).map((key) => [key, null]));
       const see = (...figures) => {
         const workers = figures.map((gpu_figures, number) => ({ ...worker, worker_id: `w${number}`, gpu_figures }));
-        tables({ tiers: [], failed: {}, retries: {} }, { workers, capacities: [], queues: [], members: [], age_seconds: 0 }, [], 200);
+        tables({ tiers: [], failed: {}, retries: {} }, { workers, capacities: [], queues: [], members: [], departed: [], age_seconds: 0 }, [], 200);
         const cells = [...document.querySelectorAll('#workers .gpu')];
         return cells.filter((one) => getComputedStyle(one).display !== 'none').map((one) => one.textContent);
       };

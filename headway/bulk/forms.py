@@ -11,6 +11,10 @@ from headway.model import Reply
 from headway.model.bulk import BulkJob, BulkLine
 
 
+class NotYet(Exception):
+    """Error of a line of which nobody can tell yet whether it can run; its text says why."""
+
+
 class AskedLine(msgspec.Struct):
     """A line that asks for an output.
 
@@ -29,7 +33,7 @@ class LineForm(Protocol):
     """Reader and writer of lines."""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
-        """Read a line; the record of its error, in JSON, where it is not one that can run."""
+        """Read a line; the record of its error, in JSON, where it is not one that can run. Raises NotYet."""
         ...
 
     def expired(self, number: int, text: bytes) -> bytes:

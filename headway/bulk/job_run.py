@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from headway.bulk.answer_log import ERR, OUT, AnswerLog
 from headway.bulk.folder import BulkFolder, FileWriter
-from headway.bulk.forms import AskedLine, LineForm
+from headway.bulk.forms import AskedLine, LineForm, NotYet
 from headway.bulk.line_reader import pages
 from headway.bulk.line_set import LineSet
 from headway.bulk.turns import Turns
@@ -111,7 +111,7 @@ class JobRun:
         """Set when lines have gone or ended."""
         self._kept = self._written = context.clock()
         self._shown = job
-        self._disk = self._store_trouble = ""
+        self._disk = self._store_trouble = self._in_doubt = ""
         self._held_back = False
         self._fault: JobFault | None = None
 
@@ -282,17 +282,25 @@ class JobRun:
                     if number in answered or number in self._asked:
                         continue
                     await self._room()
-                    self._take(number, text)
+                    while True:
+                        if self._taken(number, text):
+                            break
+                        await asyncio.sleep(PAUSE)
                     done += 1
                     if done % YIELD == 0:
                         await asyncio.sleep(0)
 
-    def _take(self, number: int, text: bytes) -> None:
-        """Make a line ready, or record what is wrong with it."""
-        asked = self._of.form.read(self.job, number, text)
+    def _taken(self, number: int, text: bytes) -> bool:
+        """Make a line ready, or record what is wrong with it; False while nobody can tell which."""
+        try:
+            asked = self._of.form.read(self.job, number, text)
+            self._in_doubt = ""
+        except NotYet as exc:
+            self._in_doubt = str(exc)
+            return False
         if isinstance(asked, bytes):
             self._add(ERR, number, asked)
-            return
+            return True
         if not self.job.model:
             self.job = replace(self.job, model=asked.line.model)
         self._asked[number] = asked
@@ -301,6 +309,7 @@ class JobRun:
         if not self._held_back:
             self._of.turns.add((asked.line,))
             self._of.wake(asked.line.model)
+        return True
 
     def _add(self, kind: str, number: int, record: bytes) -> None:
         self._answers.add(kind, number, record)
@@ -360,7 +369,7 @@ class JobRun:
 
     def _as_it_stands(self) -> BulkJob:
         counts = self._answers.counts
-        paused = self._disk or self._store_trouble
+        paused = self._disk or self._store_trouble or self._in_doubt
         if not paused:
             models = dict.fromkeys(line.model for line in self._ready.values())
             paused = next(filter(None, map(self._of.runner.paused, models)), "")

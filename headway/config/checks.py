@@ -211,6 +211,12 @@ def _ledger(settings: Settings) -> None:
         refuse(settings, "ledger", *wrong)
 
 
+def _bulk(settings: Settings) -> None:
+    if settings.bulk_dir and settings.broker and not settings.ledger:
+        reason = "needs a database of jobs that all gateways share, and `ledger` is not set"
+        refuse(settings, "bulk_dir", reason, "Set `ledger`, for example postgresql://USER:PASSWORD@HOST:5432/DATABASE.")
+
+
 def _shed_depths(settings: Settings) -> None:
     found = re.fullmatch(r"auto|([0-9]{1,8}),([0-9]{1,8})", settings.shed_depths)
     if found is None:
@@ -316,6 +322,7 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _files,
     _tls,
     _ledger,
+    _bulk,
     _shed_depths,
     _room,
     _tier_rates,

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
-from headway.bulk.forms import AskedLine
+from headway.bulk.forms import AskedLine, NotYet
 from headway.bulk.job_run import JobContext
 from headway.bulk.turns import Turns
 from headway.errors import StoreUnavailable
@@ -109,9 +109,18 @@ class FakeRunner:
 
 
 class PlainForm:
-    """Lines of plain text; `BAD` is none."""
+    """Lines of plain text; `BAD` is none.
+
+    Attributes:
+        in_doubt: why nobody can tell yet what is one; empty when that is known.
+    """
+
+    in_doubt = ""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
+        if self.in_doubt:
+            raise NotYet(self.in_doubt)
+
         def record(reply: Reply) -> tuple[bool, bytes]:
             told = {"line": number, "output": reply.output, "error": reply.failure and reply.failure.code}
             return reply.failure is None, json.dumps(told).encode()
@@ -164,6 +173,7 @@ class Stand:
         self.path, self.clock = path, clock
         self.store = MemoryStore(clock)
         self.runner = runner or FakeRunner()
+        self.form = PlainForm()
         self.disk = Disk()
         self.folder = BulkFolder(str(path), self.disk.run)
         self.ended: list[BulkJob] = []
@@ -181,7 +191,7 @@ class Stand:
         self.folder = BulkFolder(str(self.path), self.disk.run)
         await self.folder.open()
         context = JobContext(
-            self.store, self.folder, self.runner, PlainForm(), Turns(), lambda model: None, self.clock, self.wall,
+            self.store, self.folder, self.runner, self.form, Turns(), lambda model: None, self.clock, self.wall,
             new_id, 1000, 10_000, defaultdict(int),
         )  # fmt: skip
         self.supervisor = Supervisor()

@@ -153,6 +153,18 @@ async def test_a_job_says_why_its_runner_has_no_room(stand: Stand) -> None:
 
 
 @on_stand
+async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -> None:
+    stand.form.in_doubt = "the models are not known yet"
+    job = await stand.submit(["a"] * 10)
+    await asyncio.sleep(20.0)
+    found = await stand.job(job)
+    assert (found.paused, found.completed + found.failed) == ("the models are not known yet", 0)
+    stand.form.in_doubt = ""
+    found = await stand.until_ended(job)
+    assert (found.completed, found.failed) == (10, 0)
+
+
+@on_stand
 async def test_who_ends_in_good_order_hands_over_at_once(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.5)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from headway import errors
-from headway.bulk.forms import AskedLine
+from headway.bulk.forms import AskedLine, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.errors import BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.served_models import ServedModels
+from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.bad_bodies import why_not
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest
 from headway.http.inference.inference_head import SHOWN
@@ -27,8 +28,11 @@ from headway.http.openai.completions import completions_reader
 from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_error
 from headway.http.problem import AnyError
-from headway.model import Reply, RequestOptions
+from headway.model import Failure, Reply, RequestOptions
 from headway.model.bulk import BulkJob, BulkLine
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
 
 READERS: Mapping[str, Callable[[Settings], ReadRequest]] = {
     "/v1/completions": completions_reader,
@@ -101,9 +105,16 @@ class OpenAILines:
             exchange = self._exchange(job, line)
         except RequestError as exc:
             return self._failed(number, custom_id or _custom_id(text), exc)
+        except NotYet:
+            raise
+        except Exception as exc:
+            return self._fault(job.id, number, custom_id, exc)
 
         def record(reply: Reply) -> tuple[bool, bytes]:
-            return self._answered(number, line.custom_id, exchange, reply)
+            try:
+                return self._answered(number, line.custom_id, exchange, reply)
+            except Exception as exc:
+                return False, self._fault(job.id, number, line.custom_id, exc)
 
         asked = BulkLine(job.id, job.tenant, number, exchange.model or "", "", exchange.input, exchange.parameters)  # type: ignore[arg-type]
         exchange.input = ""
@@ -140,6 +151,8 @@ class OpenAILines:
         failure = self._served.check(exchange.model, exchange.input, only)
         if failure is None and only and exchange.model not in only:
             failure = self._served.absence(exchange.model, only)
+        if failure is not None and (self._served.in_doubt() or not self._served.models):
+            raise NotYet(failure.message)
         if failure is not None:
             raise failures.error_of(failure)
         return exchange
@@ -159,6 +172,11 @@ class OpenAILines:
         except UnicodeEncodeError:
             return False, self._failed(number, custom_id, failures.no_text())
         return True, _encode(_Record(self._record_id(), custom_id, _Response(200, shown, _one_line(body)), None))
+
+    def _fault(self, job: str, number: int, custom_id: str | None, exc: Exception) -> bytes:
+        """Record of a line at which nobody foresaw what was raised, which is logged."""
+        log.error("a line of a bulk job failed", job=job, line=number, exc_info=exc)
+        return self._failed(number, custom_id, Failure(errors.INTERNAL, UNFORESEEN))
 
     def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
         """Record of a line that has no output, with the error as its route would have told it."""

@@ -185,6 +185,10 @@ class Call:
         """
         port = self.port
         quotas, deadlines = port.quotas, port.reading
+        there = self.stream.length_there(port.settings.max_body_bytes)
+        if there >= 0 and quotas.may_hold(self.owner, there):
+            self.kept += there
+            return self.stream.take_message(there)
         deadlines.begin(self)
         try:
             if not quotas.may_read(self.owner):

@@ -159,8 +159,7 @@ class CallStream:
                     packed, body = received[0], await self._read_large(length, leaves)
                     return await self._unpack(packed, body, most) if packed else body
                 if missing <= 0:
-                    packed, body = received[0], bytes(memoryview(received)[PREFIX : PREFIX + length])
-                    del received[: PREFIX + length]
+                    packed, body = received[0], self.take_message(length)
                     return await self._unpack(packed, body, most) if packed else body
             if self._whole:
                 if received:
@@ -168,6 +167,22 @@ class CallStream:
                 return None
             self._open(missing)
             await self.change()
+
+    def length_there(self, most: int) -> int:
+        """Bytes of the next message, if all of it is there as it was meant; -1: it is to be waited for, unpacked or refused, by `read`."""
+        received = self._received
+        there = len(received) - PREFIX
+        if there < 0 or received[0]:
+            return -1
+        length = int.from_bytes(received[1:PREFIX], "big")
+        return length if length <= there and length <= most else -1
+
+    def take_message(self, length: int) -> bytes:
+        """Take the next message, all of which is there."""
+        received = self._received
+        body = bytes(memoryview(received)[PREFIX : PREFIX + length])
+        del received[: PREFIX + length]
+        return body
 
     async def _read_large(self, length: int, leaves: bool) -> bytes:
         """Content of a large message, whose prefix is there; see `read`."""

@@ -1,20 +1,26 @@
-"""Forms with files (multipart/form-data), read as they come: no file is ever whole in memory."""
+"""Forms with files (multipart/form-data), read as they come: no file is ever whole in memory.
+
+What stands around the parts is bounded, so that no form keeps the event loop from others: `parts` never looks at a byte
+more than a few times.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import NamedTuple
+from urllib.parse import unquote
 
 from headway.errors import BadRequest
 
-if TYPE_CHECKING:
-    from aiohttp import BodyPartReader, StreamReader
-
-_MOST_LINE = 8_190
-"""Bytes of the longest line around the parts, as aiohttp has it."""
-_PIECE = 1 << 16
 MOST_PARTS = 32
 """Most parts of a form."""
+_MOST_HEAD = 8_190
+"""Bytes of the longest header of a part, and of what stands before the first part."""
+_KIND = re.compile(r'multipart/form-data\s*;.*?\bboundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
+_DISPOSITION = re.compile(r"(?:^|\r\n)content-disposition:\s*form-data([^\r\n]*)", re.IGNORECASE)
+_PARAMETER = re.compile(r';\s*([a-z]+\*?)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))', re.IGNORECASE)
+_ESCAPED = re.compile(r"\\(.)")
 
 
 class FormPart(NamedTuple):
@@ -23,29 +29,17 @@ class FormPart(NamedTuple):
     Attributes:
         name: name of the field.
         filename: name of the file; None where it is none.
-        reader: reads its content.
+        content: what stands in it, as it comes. Raises BadRequest.
     """
 
     name: str
     filename: str | None
-    reader: BodyPartReader
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Content of the part, as it comes. Raises BadRequest."""
-        while True:
-            try:
-                piece = await self.reader.read_chunk(_PIECE)
-            except (ValueError, AssertionError) as exc:
-                raise _malformed(exc) from None
-            if piece:
-                yield piece
-            if self.reader.at_eof():
-                return
+    content: AsyncIterator[bytes]
 
     async def text(self, most: int) -> str:
         """Whole content of the part, at most so many bytes. Raises BadRequest."""
         content = b""
-        async for piece in self.pieces():
+        async for piece in self.content:
             content += piece
             if len(content) > most:
                 raise BadRequest(f"the field {self.name[:60]!r} has more than {most} bytes")
@@ -62,69 +56,69 @@ async def parts(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> Asy
         headers: fields of the request's header, by names in lower case.
         pieces: the body, as it comes.
     """
-    from aiohttp import BodyPartReader, MultipartReader  # Imported with the first upload.
-
     kind = headers.get("content-type", "")
-    if not kind.lower().startswith("multipart/form-data"):
-        raise BadRequest(f"expected a form with a file, multipart/form-data; got {kind[:60]!r}")
-    count = 0
-    try:
-        reader = MultipartReader({"Content-Type": kind}, cast("StreamReader", _Body(pieces)))
-        while (part := await reader.next()) is not None:
-            count += 1
-            if not isinstance(part, BodyPartReader) or part.name is None or count > MOST_PARTS:
-                raise BadRequest("the form has a part without a name, a form within it, or too many parts")
-            yield FormPart(part.name, part.filename, part)
-    except BadRequest:
-        raise
-    except (ValueError, AssertionError, RuntimeError) as exc:
-        raise _malformed(exc) from None
-    except Exception as exc:
-        if type(exc).__module__.startswith("aiohttp"):
-            raise _malformed(exc) from None
-        raise
+    if (found := _KIND.match(kind)) is None:
+        raise BadRequest(f"expected a form with a file, multipart/form-data with a boundary; got {kind[:60]!r}")
+    delimiter = b"\r\n--" + (found[1] or found[2]).encode()
+    body = _Body(pieces)
+    await body.until(delimiter)
+    for _ in range(MOST_PARTS):
+        if (await body.until(b"\r\n", b"--")).startswith(b"--"):
+            return
+        name, filename = _named(b"\r\n" + await body.until(b"\r\n\r\n"))
+        part = FormPart(name, filename, body.before(delimiter))
+        yield part
+        async for _ in part.content:
+            pass
+    raise BadRequest(f"the form has more than {MOST_PARTS} parts")
 
 
-def _malformed(exc: Exception) -> BadRequest:
-    return BadRequest(f"the form is malformed: {str(exc)[:200] or type(exc).__name__}")
+def _named(head: bytes) -> tuple[str, str | None]:
+    """Names of a part's field and file, from its header."""
+    found = _DISPOSITION.search(head.decode("utf-8", "replace"))
+    told = {
+        one[1].lower(): _ESCAPED.sub(r"\1", one[2]) if one[2] is not None else one[3]
+        for one in _PARAMETER.finditer(found[1] if found else "")
+    }
+    if "name" not in told:
+        raise BadRequest("the form is malformed: a part has no name")
+    filename = told.get("filename")
+    if (encoded := told.get("filename*")) is not None:
+        filename = unquote(encoded.rpartition("'")[2])
+    return told["name"], filename
 
 
 class _Body:
-    """Body of a request, as aiohttp's reader of forms asks for it."""
+    """Body of a form, which begins as if a line had ended before it."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
-        self._pieces = pieces
-        self._buffer = b""
-        self._ended = False
+        self._pieces, self._buffer = pieces, b"\r\n"
 
     async def _more(self) -> None:
-        try:
-            self._buffer += await anext(self._pieces)
-        except StopAsyncIteration:
-            self._ended = True
+        piece = await anext(self._pieces, b"")
+        if not piece:
+            raise BadRequest("the form is malformed: it ends before its last boundary")
+        self._buffer += piece
 
-    async def read(self, size: int) -> bytes:
-        if not self._buffer and not self._ended:
+    async def until(self, end: bytes, other: bytes = b"") -> bytes:
+        """A few bytes, up to an end, which is dropped; or nothing but `other`, where that stands first."""
+        while (at := self._buffer.find(end, 0, _MOST_HEAD)) < 0:
+            if other and self._buffer.startswith(other):
+                return other
+            if len(self._buffer) >= _MOST_HEAD:
+                raise BadRequest("the form is malformed: its boundary is missing, or a part's header is too long")
             await self._more()
-        found, self._buffer = self._buffer[:size], self._buffer[size:]
+        found, self._buffer = self._buffer[:at], self._buffer[at + len(end) :]
         return found
 
-    async def readline(self, *, max_line_length: int | None = None) -> bytes:
-        while (end := self._buffer.find(b"\n")) < 0 and not self._ended:
-            if len(self._buffer) > _MOST_LINE:
-                raise ValueError("a line around its parts is too long, or its boundary is missing")
+    async def before(self, end: bytes) -> AsyncIterator[bytes]:
+        """Content before an end, which is dropped, as it comes."""
+        while (at := self._buffer.find(end)) < 0:
+            sure = max(0, len(self._buffer) - len(end) + 1)
+            piece, self._buffer = self._buffer[:sure], self._buffer[sure:]
+            if piece:
+                yield piece
             await self._more()
-        end = end + 1 if end >= 0 else len(self._buffer)
-        if end > _MOST_LINE:
-            raise ValueError("a line around its parts is too long")
-        found, self._buffer = self._buffer[:end], self._buffer[end:]
-        return found
-
-    def unread_data(self, data: bytes) -> None:
-        self._buffer = data + self._buffer
-
-    def at_eof(self) -> bool:
-        return self._ended and not self._buffer
-
-    def __getattr__(self, name: str) -> Any:
-        raise NotImplementedError(f"aiohttp's reader of forms asks for {name}")
+        piece, self._buffer = self._buffer[:at], self._buffer[at + len(end) :]
+        if piece:
+            yield piece

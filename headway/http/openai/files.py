@@ -158,7 +158,7 @@ class _Files:
 
 
 async def _write(part: FormPart, writer: FileWriter, count: Callable[[int], None]) -> None:
-    async for piece in part.pieces():
+    async for piece in part.content:
         count(len(piece))
         await writer.write((piece,))
 

@@ -64,7 +64,7 @@ def answers(server: Server, id: str) -> Counter[str]:
 
 
 def test_each_line_is_answered_once_whoever_is_killed(tmp_path: Path, redis: RedisServer) -> None:
-    flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"))
+    flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"), "--ledger", f"sqlite:///{tmp_path}/ledger.db")
     with fleet(
         tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "20"),
         target=TARGET, lawful=False,

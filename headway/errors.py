@@ -7,6 +7,7 @@
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     │   └── StoreCorrupted      the database is damaged
+    ├── FailoverAborted         a failover of the broker was not begun, or was given up; says why
     ├── ScalingRefused          the platform does not let the number of workers be set; says what to mend
     ├── ScalingUnavailable      the platform cannot be reached, or does not answer in time
     ├── BackendError            the black box failed on a whole batch
@@ -293,6 +294,10 @@ class ScalingRefused(HeadwayError):
 
     The text says which, and what to mend. A call later is refused likewise until somebody has mended it.
     """
+
+
+class FailoverAborted(HeadwayError):
+    """A failover of the broker's server was not begun, or was given up. Says why, and whether writes go on."""
 
 
 class ScalingUnavailable(HeadwayError):

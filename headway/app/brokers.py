@@ -46,6 +46,20 @@ def make_broker_bundle(settings: Settings, counters: Counters, clock: Callable[[
     return BROKERS[scheme](settings, counters, clock)
 
 
+async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
+    """Have replicas of the broker's servers take over; see `headway.brokers.redis.failover`.
+
+    Raises:
+        FailoverAborted: it was refused, or given up.
+        SettingError: a file that the URL names cannot be used.
+    """
+    with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
+        from headway.brokers.redis import failover
+        from headway.brokers.redis.clients import nodes
+
+    await failover.fail_over(nodes(settings.broker, settings.broker_timeout_ms / 1000), within, say, to, only)
+
+
 def make_memory_broker(
     settings: Settings,
     counters: Counters,

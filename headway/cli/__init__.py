@@ -44,6 +44,7 @@ COMMANDS = {
     "drain": Lazy("headway.cli.drain:drain", "Operate", "Have a worker or a host claim nothing more, to patch it."),
     "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker or host work again."),
     "bulk": Lazy("headway.cli.bulk:bulk", "Operate", "Run files of lines in seats that would stay empty."),
+    "failover": Lazy("headway.cli.failover:failover", "Operate", "Have a replica of the broker's Redis take over."),
     "dlq": Lazy("headway.cli.dlq:dlq", "Operate", "List, show, replay and purge dead letters."),
     "keys": Lazy("headway.cli.keys:keys", "Operate", "Create, list, revoke and rotate API keys."),
     "bench": Lazy("headway.cli.bench:bench", "Measure and plan", "Put open-loop load on a URL; latency and errors."),

@@ -20,18 +20,21 @@ class ClusterSetup:
         kind: one of `redis.KINDS`.
         folder: where the servers' files are.
         durable: see RedisServer.
+        replicas: whether each primary has a replica.
 
     Attributes:
         servers: the primaries; the first has the lowest slots.
+        replicas: their replicas, in the same order.
     """
 
-    def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False) -> None:
+    def __init__(self, kind: str, folder: Path, size: int = 3, durable: bool = False, replicas: bool = False) -> None:
         program(kind)
-        self._buses = [Port() for _ in range(size)]
-        self.servers = [
+        self._buses = [Port() for _ in range(size * (1 + replicas))]
+        made = [
             RedisServer(kind, folder / f"node-{number}", *_CLUSTER, f"cluster-port {bus.number}", durable=durable)
             for number, bus in enumerate(self._buses)
         ]
+        self.servers, self.replicas = made[:size], made[size:]
         self._running = ExitStack()
 
     @property
@@ -46,8 +49,9 @@ class ClusterSetup:
 
     def whole(self) -> bool:
         """Whether every node knows the others, and that all slots are served."""
-        known = f"cluster_known_nodes:{len(self.servers)}\r\n".encode()
-        found = [one.command("CLUSTER", "INFO") for one in self.servers]
+        everybody = [*self.servers, *self.replicas]
+        known = f"cluster_known_nodes:{len(everybody)}\r\n".encode()
+        found = [one.command("CLUSTER", "INFO") for one in everybody]
         return all(b"cluster_state:ok\r\n" in info and known in info for info in found)
 
     def give(self, slot: int, owner: RedisServer) -> None:
@@ -74,18 +78,22 @@ class ClusterSetup:
     def __enter__(self) -> Self:
         for bus in self._buses:
             self._running.enter_context(closing(bus))
-        for server in self.servers:
+        everybody = [*self.servers, *self.replicas]
+        for server in everybody:
             self._running.callback(server.close)
         try:
-            for server in self.servers:
+            for server in everybody:
                 server.start()
             for number, server in enumerate(self.servers):
                 slots = self._slots(number)
                 server.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 server.command("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
-            for server, bus in zip(self.servers[1:], self._buses[1:], strict=True):
+            for server, bus in zip(everybody[1:], self._buses[1:], strict=True):
                 self.servers[0].command("CLUSTER", "MEET", LOOPBACK, server.port, bus.number)
             wait_until(self.whole)
+            for primary, replica in zip(self.servers, self.replicas, strict=False):
+                replica.command("CLUSTER", "REPLICATE", primary.command("CLUSTER", "MYID"))
+            wait_until(lambda: all(_follows(one) for one in self.replicas))
         except BaseException:
             self._running.close()
             raise
@@ -97,6 +105,12 @@ class ClusterSetup:
     def _slots(self, number: int) -> range:
         size = len(self.servers)
         return range(SLOTS * number // size, SLOTS * (number + 1) // size)
+
+
+def _follows(replica: RedisServer) -> bool:
+    """Whether a replica has all that its primary has."""
+    told = replica.command("INFO", "replication")
+    return bool(told["role"] == "slave" and told["master_link_status"] == "up")
 
 
 def _epochs(server: RedisServer) -> dict[bytes, int]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.asyncio import Redis
@@ -163,6 +163,42 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
     if kind == "cluster":
         return [Cluster(hosts, partial(make, most), timeout) for most in bounds]
     return [Single(make(most, *hosts[0])) for most in bounds]
+
+
+class Nodes(NamedTuple):
+    """Servers behind a URL, for whoever asks each of them by itself.
+
+    Attributes:
+        kind: `cluster`, `sentinel`, or empty for one server.
+        hosts: hosts of the URL.
+        service: name of the primary in the Sentinels' configuration; else empty.
+        server, sentinel: make a client of a server, or of a Sentinel, with the credentials that the URL has for it.
+    """
+
+    kind: str
+    hosts: Sequence[Address]
+    service: str
+    server: Callable[[Address], Redis]
+    sentinel: Callable[[Address], Redis]
+
+
+def nodes(url: str, timeout: float) -> Nodes:
+    """Make the nodes of a URL. `timeout`: longest time in seconds for a command. For the error see `connect`."""
+    parts = urlsplit(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    given = dict(parse_qsl(parts.query))
+    secure = _secured(url, given) if scheme == "rediss" else {}
+    common: dict[str, Any] = {
+        "retry": Retry(NoBackoff(), 0), "socket_connect_timeout": timeout, "socket_timeout": timeout, "protocol": 2,
+        "ssl": bool(secure), **secure,
+    }  # fmt: skip
+
+    def make(login: dict[str, Any], address: Address) -> Redis:
+        return Redis(host=address[0], port=address[1], **common, **login)
+
+    hosts = _hosts(parts, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT)
+    service = parts.path.strip("/").partition("/")[0] if kind == "sentinel" else ""
+    return Nodes(kind, hosts, service, partial(make, _login(parts)), partial(make, _sentinel_login(given)))
 
 
 def _followers(

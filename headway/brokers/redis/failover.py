@@ -1,0 +1,330 @@
+"""Failover on purpose: a replica that has all that was written takes over from a primary that is well.
+
+    guards ──▶ pause of writes ──▶ replicas catch up ──▶ failover ──▶ old primary is a replica ──▶ pause lifted
+       │                                   │                │ not done in time, and the old one is still the primary
+       └── refused                         └────────────────┴──▶ pause lifted, given up
+
+The pause lasts PAUSE seconds and is renewed meanwhile, so that it ends by itself where this program does. It is not lifted
+while the old primary would take writes that nobody would find again: until it has been made a replica. One server
+alone (FAILOVER) and a cluster (CLUSTER FAILOVER) pause, wait and lift by themselves; here are their guards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from headway.brokers.redis.clients import Nodes
+from headway.brokers.redis.link import Address
+from headway.errors import FailoverAborted
+
+PAUSE = 5.0
+"""Seconds of a pause of writes, unless it is renewed."""
+RENEW_EVERY = 1.0
+LOOK_EVERY = 0.02
+"""Seconds between two looks at what is waited for."""
+MOST_LAG = 10
+"""Seconds since its last word from which on a replica is not in sync; it says one each second."""
+
+
+async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
+    """Have replicas take over.
+
+    Arguments:
+        nodes: the servers.
+        within: most seconds for the catch-up, and for each takeover.
+        say: hears of each step, in words.
+        to: HOST:PORT of the replica that takes over from one server; empty: the one that has most. Sentinels choose by themselves.
+        only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty: all of them.
+
+    Raises:
+        FailoverAborted: a guard has failed, or it was given up; says why, and that writes go on.
+    """
+    try:
+        async with _Servers(nodes) as servers:
+            if nodes.kind == "cluster":
+                await _of_cluster(servers, within, say, only)
+            elif nodes.kind == "sentinel":
+                await _of_sentinels(servers, within, say)
+            else:
+                await _of_one(servers, within, say, to)
+    except NoPermissionError as exc:
+        hint = "give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
+        raise FailoverAborted(f"the user of the URL may not do this: {exc}; {hint}") from None
+    except (RedisError, OSError) as exc:
+        raise FailoverAborted(f"a server does not answer as it should: {exc}") from exc
+
+
+class _Servers:
+    """Clients of the servers, made once they are asked for."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self._made: dict[tuple[Address, bool], Redis] = {}
+
+    async def __aenter__(self) -> _Servers:
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        for one in self._made.values():
+            await one.aclose()
+
+    async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
+        """Answer of a server, or of a Sentinel."""
+        make = self.nodes.sentinel if sentinel else self.nodes.server
+        if (address, sentinel) not in self._made:
+            self._made[address, sentinel] = make(address)
+        return await self._made[address, sentinel].execute_command(*command)  # type: ignore[no-untyped-call]
+
+    async def replication(self, address: Address) -> Mapping[str, Any]:
+        """Section of INFO on the replication of a server."""
+        found: Mapping[str, Any] = await self.ask(address, "INFO", "replication")
+        return found
+
+
+async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
+    primary = servers.nodes.hosts[0]
+    replicas = await _in_sync(servers, primary)
+    chosen = _chosen(replicas, to)
+    say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
+    begun = monotonic()
+    await servers.ask(primary, "FAILOVER", "TO", *chosen, "TIMEOUT", round(within * 1000))
+    say("writes are paused")
+
+    async def done() -> bool:
+        return (await _role(servers, chosen)) == "master" and (await _role(servers, primary)) == "slave"
+
+    if not await _until(done, within + RENEW_EVERY):
+        with contextlib.suppress(ResponseError):  # It has ended meanwhile.
+            await servers.ask(primary, "FAILOVER", "ABORT")
+        if not await _until(done, RENEW_EVERY):
+            raise FailoverAborted(
+                f"{_shown(chosen)} has not taken over within {within:g} s; writes go on at {_shown(primary)}"
+            )
+    say(
+        f"{_shown(chosen)} is the primary since {monotonic() - begun:.2f} s after the pause began, and has all that was written"
+    )
+    say(f"have the name or address that --broker gives lead to {_shown(chosen)} now: {_shown(primary)} is a replica")
+
+
+async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], None]) -> None:
+    service, sentinel = servers.nodes.service, await _a_sentinel(servers)
+    primary = await _primary_of(servers, sentinel)
+    await servers.ask(sentinel, "SENTINEL", "CKQUORUM", service, sentinel=True)  # It raises where too few are there.
+    replicas = await _in_sync(servers, primary)
+    say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    async with _paused(servers, primary) as pause:
+        begun = monotonic()
+        say("writes are paused")
+        await _caught_up(servers, primary, replicas, within)
+        say(f"the replicas have caught up after {monotonic() - begun:.2f} s")
+        await servers.ask(sentinel, "SENTINEL", "FAILOVER", service, sentinel=True)
+        pause.lifts = False
+        try:
+            taken = await _taken_over(servers, sentinel, primary, within)
+        except FailoverAborted:
+            pause.lifts = True
+            raise
+        say(f"{_shown(taken)} is the primary since {monotonic() - begun:.2f} s after the pause began")
+        # Until it is told, it would take writes that nobody finds again. Sentinels tell it, too, though not while the pause
+        # holds up what they publish there.
+        await servers.ask(primary, "REPLICAOF", *taken)
+        pause.lifts = True
+    say(f"{_shown(primary)} is its replica, and takes no writes")
+
+
+async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float) -> Address:
+    """Primary after a failover that Sentinels have begun. While they are at it, it is not given up."""
+
+    async def found() -> Address | None:
+        now = await _primary_of(servers, sentinel)
+        return now if now != primary and (await _role(servers, now)) == "master" else None
+
+    until = monotonic() + within
+    while True:
+        if (taken := await found()) is not None:
+            return taken
+        if monotonic() >= until and not await _under_way(servers, sentinel):
+            if (taken := await found()) is not None:
+                return taken
+            raise FailoverAborted(f"no replica has taken over within {within:g} s; writes go on at {_shown(primary)}")
+        await asyncio.sleep(LOOK_EVERY)
+
+
+async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], None], only: str) -> None:
+    seed = servers.nodes.hosts[0]
+    state = await servers.ask(seed, "CLUSTER", "INFO")
+    if "cluster_state:ok" not in _text(state):
+        raise FailoverAborted(f"the cluster is not whole, as {_shown(seed)} sees it; nothing was begun")
+    primaries = [one for one in await _primaries(servers, seed) if not only or only in (one[0], _shown(one))]
+    if not primaries:
+        raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
+    plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
+    for primary, replica in plan:
+        begun = monotonic()
+        await servers.ask(replica, "CLUSTER", "FAILOVER")
+
+        async def done(primary: Address = primary, replica: Address = replica) -> bool:
+            return (await _role(servers, replica)) == "master" and (await _role(servers, primary)) == "slave"
+
+        if not await _until(done, within):
+            raise FailoverAborted(
+                f"{_shown(replica)} has not taken over from {_shown(primary)} within {within:g} s; the cluster itself "
+                "ends the pause of writes there. Look at CLUSTER NODES before you go on"
+            )
+        say(
+            f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {monotonic() - begun:.2f} s after it was asked"
+        )
+
+
+async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
+    """Primaries that have slots, as a node of the cluster sees them."""
+    rows = await servers.ask(seed, "CLUSTER", "SLOTS")
+    if isinstance(rows, Mapping):  # redis-py has read it.
+        found = [(_text(row["primary"][0]), int(row["primary"][1])) for row in rows.values()]
+    else:
+        found = [(_text(row[2][0]), int(row[2][1])) for row in rows]
+    return sorted({(host or seed[0], port) for host, port in found})
+
+
+async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
+    """Replicas that a primary has, with what each has read. Raises FailoverAborted when it is none, or has none in sync."""
+    told = await servers.replication(primary)
+    if told["role"] != "master":
+        raise FailoverAborted(
+            f"{_shown(primary)} is a replica of {told.get('master_host')}:{told.get('master_port')}; nothing was begun"
+        )
+    lines = [line for name, line in told.items() if name.startswith("slave") and isinstance(line, Mapping)]
+    found = {
+        (str(one["ip"]), int(one["port"])): int(one["offset"])
+        for one in lines
+        if one["state"] == "online" and int(one.get("lag", 0)) <= MOST_LAG
+    }
+    if not found:
+        behind = ", ".join(f"{one['ip']}:{one['port']} is {one['state']}" for one in lines) or "it has none"
+        raise FailoverAborted(
+            f"{_shown(primary)} has no replica that is connected and in sync ({behind}); nothing was begun"
+        )
+    for replica in found:
+        link = (await servers.replication(replica)).get("master_link_status")
+        if link != "up":
+            raise FailoverAborted(f"the replica {_shown(replica)} says that its link is {link}; nothing was begun")
+    return found
+
+
+def _chosen(replicas: Mapping[Address, int], to: str) -> Address:
+    """Replica that is to take over."""
+    if not to:
+        return max(replicas, key=lambda one: replicas[one])
+    for one in replicas:
+        if to in (_shown(one), one[0]):
+            return one
+    raise FailoverAborted(
+        f"{to} is no replica that is in sync; {', '.join(map(_shown, replicas))} are; nothing was begun"
+    )
+
+
+class _Pause(msgspec.Struct):
+    """Pause of writes. `lifts`: whether it is lifted in the end; else it ends by itself."""
+
+    lifts: bool = True
+
+
+@asynccontextmanager
+async def _paused(servers: _Servers, primary: Address) -> AsyncIterator[_Pause]:
+    """Pause the writes of a primary, and lift that in the end. Where nobody knows who is the primary, it ends by itself."""
+
+    async def pause() -> None:
+        await servers.ask(primary, "CLIENT", "PAUSE", round(PAUSE * 1000), "WRITE")
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY)
+            with contextlib.suppress(RedisError, OSError):
+                await pause()
+
+    await pause()
+    renewing, made = asyncio.create_task(renew()), _Pause()
+    try:
+        yield made
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        if made.lifts:
+            with contextlib.suppress(RedisError, OSError):  # Then it ends by itself.
+                await servers.ask(primary, "CLIENT", "UNPAUSE")
+
+
+async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Address, int], within: float) -> None:
+    """Wait until replicas have read all that was written before the pause."""
+    written = int((await servers.replication(primary))["master_repl_offset"])
+
+    async def all_have() -> bool:
+        offsets = [int((await servers.replication(one))["slave_repl_offset"]) for one in replicas]
+        return min(offsets) >= written
+
+    if not await _until(all_have, within):
+        raise FailoverAborted(f"a replica has not caught up within {within:g} s; writes go on at {_shown(primary)}")
+
+
+async def _a_sentinel(servers: _Servers) -> Address:
+    """First Sentinel that answers."""
+    error: Exception | None = None
+    for one in servers.nodes.hosts:
+        try:
+            await servers.ask(one, "PING", sentinel=True)
+            return one
+        except (RedisError, OSError) as exc:
+            error = exc
+    raise FailoverAborted(f"no Sentinel answers: {error}; nothing was begun")
+
+
+async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
+    found = await servers.ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", servers.nodes.service, sentinel=True)
+    if not found:
+        raise FailoverAborted(
+            f"Sentinel {_shown(sentinel)} knows no primary {servers.nodes.service!r}; nothing was begun"
+        )
+    return _text(found[0]), int(found[1])
+
+
+async def _under_way(servers: _Servers, sentinel: Address) -> bool:
+    """Whether a failover goes on, as a Sentinel sees it."""
+    flat = await servers.ask(sentinel, "SENTINEL", "MASTER", servers.nodes.service, sentinel=True)
+    told = flat if isinstance(flat, Mapping) else dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
+    return "failover_in_progress" in str(told.get("flags", ""))
+
+
+async def _role(servers: _Servers, address: Address) -> str:
+    """`master` or `slave`; empty while the server does not say."""
+    with contextlib.suppress(RedisError, OSError):
+        return str((await servers.replication(address))["role"])
+    return ""
+
+
+async def _until(ask: Callable[[], Any], within: float) -> Any:
+    """First answer that is true, and the last one where none came in time."""
+    until = monotonic() + within
+    while not (found := await ask()) and monotonic() < until:  # noqa: ASYNC110 - only the servers know
+        await asyncio.sleep(LOOK_EVERY)
+    return found
+
+
+def _counted(replicas: Sequence[Address] | Mapping[Address, int]) -> str:
+    return f"{len(replicas)} replica{'s' if len(replicas) > 1 else ''}"
+
+
+def _shown(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

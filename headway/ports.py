@@ -489,8 +489,8 @@ class BulkRunner(Protocol):
         """Let go of a job's lines that have not ended; `done` is not called for them."""
         ...
 
-    def paused(self, model: str) -> str:
-        """Reason for which nothing of a model runs at present; empty while it runs."""
+    def paused(self, model: str, tenant: str = "") -> str:
+        """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""
         ...
 
 

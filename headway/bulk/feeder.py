@@ -31,7 +31,7 @@ SHARE = 4
 MOST_RUNS = 64
 """Jobs that one process holds at once."""
 SPIN = 0.05
-"""Seconds after which a runner is asked again that has room for nothing."""
+"""Seconds after which a runner is asked again that has room for nothing, or for no tenant that has lines."""
 AGAIN = 1.0
 """Seconds after which a runner is asked again that has failed."""
 
@@ -153,16 +153,17 @@ class Feeder:
 
     async def _send(self, model: str) -> None:
         """Send lines of a model to the runner, as many as it has room for."""
-        room = await self._of.runner.room(model)
-        if room <= 0:
+        runner = self._of.runner
+        room = await runner.room(model)
+        lines = self._of.turns.take(model, room, partial(runner.paused, model)) if room > 0 else []
+        if not lines:
             await asyncio.sleep(SPIN)
             return
-        lines = self._of.turns.take(model, room)
         for line in lines:
             if (run := self.runs.get(line.job)) is not None:
                 run.went(line)
         try:
-            self._of.runner.offer(lines, self._done)
+            runner.offer(lines, self._done)
         except Exception:
             self._of.turns.add(lines)
             raise

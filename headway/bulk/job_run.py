@@ -372,7 +372,7 @@ class JobRun:
         paused = self._disk or self._store_trouble or self._in_doubt
         if not paused:
             models = dict.fromkeys(line.model for line in self._ready.values())
-            paused = next(filter(None, map(self._of.runner.paused, models)), "")
+            paused = next(filter(None, (self._of.runner.paused(model, self.job.tenant) for model in models)), "")
         if self.job.status is not JobStatus.IN_PROGRESS:
             return replace(self.job, paused=paused)
         return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)

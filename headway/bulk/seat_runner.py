@@ -9,6 +9,9 @@ Whatever becomes of a batch, its other members are not this runner's, and never 
 here, by the rules of `core.retry`, and what is suspected rides apart. A tenant that has sent a bad line rides apart with all it sends, until
 CLEAN lines of it have been answered, and twice as many after each further one: else each bad line of a million would cost a batch of others.
 
+A batch that ended its worker costs more than seats: nobody has that worker until it has loaded again. So all lines of its tenant rest
+before any of them runs again, many times as long as that batch ran, and what is searched then runs one part after the other.
+
 While the broker is full of bulk entries, lines are offered again when others have ended.
 """
 
@@ -43,6 +46,8 @@ CLEAN = 64
 """Lines of a tenant that are answered before it takes seats beside others again, since it has sent its first bad one."""
 MOST_DOUBLINGS = 16
 """Doublings of that, one for each further bad line."""
+LEAST_REST, RESTS = 15.0, 20.0
+"""Seconds for which a tenant's lines rest after a batch of them that has ended its worker: at least, and in multiples of its run."""
 MOST_TENANTS = 10_000
 """Most tenants whose bad lines are remembered."""
 FIRST_BATCHES, MOST_BATCHES = 2, 64
@@ -60,6 +65,8 @@ SHAPES = 1 << 39
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
 """Codes of failures that say nothing of the line."""
 _CAUSES = frozenset(cause.value for cause in Cause)
+_FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
+"""Causes for which a worker ends with its batch."""
 _NOBODYS = Principal("", "", 0)
 
 Done = Callable[[BulkLine, Reply], None]
@@ -74,15 +81,20 @@ class _Riding(PendingRequest):
     alone: int = 0
     failures: int = 0
     suspect: bool = False
+    rests: bool = False
 
 
 class _Record(msgspec.Struct):
-    """A tenant's record: its bad lines, the good ones that it owes, those that are suspected, and the shape in which it rides apart."""
+    """A tenant's record: its bad lines, the good ones that it owes, those that are suspected, and the shape in which it rides apart.
+
+    All its lines rest until `rests_until`, an instant of the clock.
+    """
 
     shape: int
     bad: int = 0
     owes: int = 0
     suspects: int = 0
+    rests_until: float = 0.0
 
 
 class _BulkSide:
@@ -179,8 +191,11 @@ class SeatRunner:
     def _window(self, model: str) -> float:
         return self._windows.get(model) or FIRST_BATCHES * self._served[model].settings.max_batch_size
 
-    def paused(self, model: str) -> str:
+    def paused(self, model: str, tenant: str = "") -> str:
         """See BulkRunner."""
+        record = self._records.get(tenant)
+        if record is not None and record.rests_until > self._clock():
+            return "lines have ended a worker of the model; the others wait before they run"
         if self._session.unreachable_seconds > 0.0:
             return "the queue is out of reach"
         if self._ready is not None and model not in self._ready and not self._served.has_worker(model):
@@ -196,8 +211,7 @@ class SeatRunner:
                 asyncio.get_running_loop().call_soon(done, line, reply)
                 continue
             riding = self._begin(line, done)
-            self._on_their_way[line.model] += 1
-            self._bytes += len(line.input)
+            self._came(riding)
             self._send(riding)
 
     def _screened(self, line: BulkLine) -> tuple[BulkLine, Failure | None]:
@@ -254,10 +268,19 @@ class SeatRunner:
                 del self._resting[key]
                 self._left(riding)
 
-    def _left(self, riding: _Riding) -> None:
-        """Note that a line is on its way no more."""
+    def _came(self, riding: _Riding) -> None:
+        """Note that a line is on its way."""
+        self._on_their_way[riding.line.model] += 1
+        self._bytes += len(riding.line.input)
+
+    def _went(self, riding: _Riding) -> None:
         self._on_their_way[riding.line.model] -= 1
         self._bytes -= len(riding.line.input)
+
+    def _left(self, riding: _Riding) -> None:
+        """Note that a line is on its way no more."""
+        if not riding.rests:
+            self._went(riding)
         if riding.suspect:
             self._records[riding.line.tenant].suspects -= 1
         riding.suspect = False
@@ -340,39 +363,64 @@ class SeatRunner:
         if reply.failure is None or reply.ran is None:
             return
         cause, lines = Cause(reply.failure.reason), [riding for riding, _ in together]
-        alone = reply.ran.size == 1
+        first, alone = lines[0], reply.ran.size == 1
         for riding in lines:
             riding.attempts, riding.failures, riding.alone = (
                 riding.attempts + 1,
                 riding.failures + 1,
                 riding.alone + alone,
             )
-        first = lines[0]
+        count, groups = first.failures, [lines]
         if cause not in NEVER_SPLIT and alone and is_over(cause, 1, first.attempts, first.alone):
             if cause in BLAMED:
                 self._blame(first.line.tenant)
-            self._end(first, reply)
-            return
-        for riding in lines:
-            self._suspect(riding)
-        if len(lines) == 1 or stays_whole(cause, len(lines), first.failures):
-            self._again([lines], cause, first.failures)
-        else:
+            groups = []
+        elif not (len(lines) == 1 or stays_whole(cause, len(lines), first.failures)):
             half = len(lines) // 2
-            self._again([lines[:half], lines[half:]], cause, 1)
+            count, groups = 1, [lines[:half], lines[half:]]
+        for riding in lines if groups else ():
+            self._suspect(riding)
+        if cause in _FATAL and (first.entry.shape or reply.ran.size == len(lines)):
+            self._rest(first.line.tenant, groups, max(LEAST_REST, RESTS * reply.ran.seconds))
+        else:
+            self._again(groups, cause, count)
+        if not groups:
+            self._end(first, reply)
 
     def _again(self, groups: Sequence[Sequence[_Riding]], cause: Cause, count: int) -> None:
         pause = backoff(count, self._rng())
         if cause in NEVER_SPLIT:
             pause = min(pause * 2.0 ** min(count, 10), LONGEST_PAUSE)
         for group in groups:
-            shape, held = self._new_shape(), [*group]
-            self._resting.update({(riding.entry.tenant, riding.entry.id): riding for riding in held})
-            self._later(pause, lambda held=held, shape=shape: self._resume(held, shape))  # type: ignore[misc]
+            self._run_later(group, pause)
+
+    def _rest(self, tenant: str, groups: Sequence[Sequence[_Riding]], seconds: float) -> None:
+        """Have all lines of a tenant rest, and those that wait in the broker too; groups of them then run one after another."""
+        record, now = self._record(tenant), self._clock()
+        back = [cast(_Riding, one) for (of, _), one in self._riding.items() if of == tenant]
+        for riding in back:
+            del self._riding[tenant, riding.entry.id]
+            self._session.withdraw(riding.entry.submission)
+        record.rests_until = max(now, record.rests_until) + seconds
+        for group in filter(None, (*groups, back)):
+            for riding in group:
+                riding.rests = True
+                self._went(riding)
+            self._run_later(group, record.rests_until - now)
+            record.rests_until += seconds
+        self._moved.set()
+
+    def _run_later(self, group: Sequence[_Riding], pause: float) -> None:
+        shape = self._new_shape()
+        self._resting.update({(riding.entry.tenant, riding.entry.id): riding for riding in group})
+        self._later(pause, lambda: self._resume(group, shape))
 
     def _resume(self, group: Sequence[_Riding], shape: int) -> None:
         for riding in group:
             if self._resting.pop((riding.entry.tenant, riding.entry.id), None) is not None:
+                if riding.rests:
+                    riding.rests = False
+                    self._came(riding)
                 self._send(riding, shape)
 
     def _record(self, tenant: str) -> _Record:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headway.model.bulk import BulkLine
 
@@ -25,12 +25,13 @@ class Turns:
             tenants = self._models.setdefault(line.model, OrderedDict())
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
-    def take(self, model: str, most: int) -> list[BulkLine]:
-        """Take at most so many lines of a model, one of each tenant before the next of any."""
+    def take(self, model: str, most: int, rests: Callable[[str], object] = lambda tenant: False) -> list[BulkLine]:
+        """Take at most so many lines of a model, one of each tenant that does not rest before the next of any."""
         taken: list[BulkLine] = []
         tenants = self._models.get(model, OrderedDict())
-        while tenants and len(taken) < most:
-            tenant, jobs = next(iter(tenants.items()))
+        resting = {tenant for tenant in tenants if rests(tenant)}
+        while len(taken) < most and (tenant := next((one for one in tenants if one not in resting), None)) is not None:
+            jobs = tenants[tenant]
             job, lines = next(iter(jobs.items()))
             taken.append(lines.popleft())
             jobs.move_to_end(job)

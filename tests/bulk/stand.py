@@ -93,7 +93,7 @@ class FakeRunner:
             self._out.pop(key).cancel()
         self._freed.set()
 
-    def paused(self, model: str) -> str:
+    def paused(self, model: str, tenant: str = "") -> str:
         return self.why
 
     def go_on(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.bulk.seat_runner import CLEAN, SeatRunner
+from headway.bulk.seat_runner import CLEAN, LEAST_REST, SeatRunner
 from headway.config import Settings
 from headway.core.policies import build
 from headway.core.queue_limits import QueueLimits
@@ -82,6 +82,9 @@ class Play:
         lines = [BulkLine(job, tenant, number, "m", "", text) for number, text in enumerate(texts, 1)]
         while lines:
             room = await self.runner.room("m")
+            if self.runner.paused("m", tenant):
+                await asyncio.sleep(0.05)
+                continue
             self.runner.offer(lines[:room], self.done)
             del lines[:room]
 
@@ -93,7 +96,7 @@ class Play:
 
     async def until(self, count: int, job: str = "") -> None:
         """Wait until so many lines have ended, of a job if one is named."""
-        async with asyncio.timeout(1_000):
+        async with asyncio.timeout(20_000):
             while sum(job in ("", of) for of, _ in self.ended) < count:
                 self.news.clear()
                 await self.news.wait()
@@ -154,6 +157,29 @@ def test_a_tenant_of_bad_lines_costs_the_others_few_batches() -> None:
             hit["asked" in inputs, "bad" in inputs] += 1
         assert hit[True, True] <= 3
         assert hit[False, True] > 1
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+    play(script)
+
+
+@pytest.mark.parametrize("cause", [Cause.CRASHED, Cause.TIMEOUT])
+def test_lines_that_end_workers_cost_a_small_share_of_them(cause: Cause) -> None:
+    """Whether they come first, or after so many good ones that a lot of them wait in the broker."""
+
+    async def script(one: Play) -> None:
+        one.cause = cause
+        feeding = asyncio.ensure_future(one.feed([*["good"] * 2_000, *["bad"] * 2_000], tenant="bad"))
+        await asyncio.sleep(300.0)
+        assert (
+            sum(any("bad" in str(entry.input) for entry in lease.entries) for lease in one.batches)
+            <= 300.0 / LEAST_REST + 3
+        )
+        assert one.runner.paused("m", "bad") and not one.runner.paused("m", "t")
+        before = len(one.batches)
+        await one.feed(["good"] * 100, "other")
+        await one.until(100, "other")
+        assert len(one.batches) - before <= 100 / BATCH + 5
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
 

@@ -232,6 +232,21 @@ def test_an_upload_may_be_larger_than_other_bodies_and_no_larger_than_its_quota(
     client.json("POST", "/v1/completions", {"model": "default", "prompt": "a" * (1 << 17)}, 413)
 
 
+def test_an_upload_that_stalls_is_cut_off(make: Make, tmp_path: Path) -> None:
+    client = make(read_timeout_ms=300.0)
+    connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
+    connection.putrequest("POST", "/v1/files")
+    connection.putheader("content-type", f"multipart/form-data; boundary={BOUNDARY}")
+    connection.putheader("content-length", str(900_000))
+    connection.endheaders(form(b"x" * 600_000)[:600_000])
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (408, "request_timeout")
+    connection.close()
+    until = time.monotonic() + 20
+    while [*(tmp_path / "bulk" / "incoming").iterdir()]:
+        assert time.monotonic() < until
+
+
 def test_without_a_folder_there_are_no_files(make: Make) -> None:
     client = make(bulk_dir="")
     assert client.json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"

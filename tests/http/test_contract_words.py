@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ PLACES = ("path", "query", "header")
 TYPES = {"string", "integer", "number", "boolean", "object", "array", "null"}
 
 
-def document() -> dict[str, Any]:
-    return openapi.document(Settings())
+def document(**known: Any) -> dict[str, Any]:
+    return openapi.document(Settings(**{"bulk_dir": "jobs", **known}))
 
 
 def schemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,8 +110,17 @@ def test_types_and_places_are_such_as_there_are() -> None:
 
 
 def test_inference_routes_demand_a_body() -> None:
-    bodies = {path: item["post"]["requestBody"] for path, item in document()["paths"].items() if "post" in item}
-    assert [body["required"] for path, body in bodies.items() if path != INDEX] == [True] * 10
+    posts = {path: item["post"] for path, item in document()["paths"].items() if "requestBody" in item.get("post", {})}
+    assert [post["requestBody"]["required"] for path, post in posts.items() if path != INDEX] == [True] * 12
+
+
+def test_bulk_jobs_are_in_the_contract_where_they_are_served() -> None:
+    with_jobs, without = document(), document(bulk_dir="")
+    of_jobs = {path for path in with_jobs["paths"] if path.startswith(("/v1/files", "/v1/batches"))}
+    assert with_jobs["paths"].keys() - without["paths"].keys() == of_jobs and len(of_jobs) == 6
+    for whole in (with_jobs, without):
+        named = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(whole)))
+        assert named <= whole["components"]["schemas"].keys()
 
 
 def test_probes_take_a_parameter_without_a_value() -> None:

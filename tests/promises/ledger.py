@@ -91,12 +91,14 @@ class _Judge:
     def _lost(self, one: Operation) -> bool:
         """Whether its gateway may not have got its row written before it was gone."""
         returned = one.returned or one.called
-        ends = [fault for fault in self._history.faults if fault.whom == one.gateway and fault.began >= returned - 1.0]
+        ends = [
+            fault
+            for fault in self._history.faults
+            if fault.whom == one.gateway and fault.what.endswith(("killed", "ended"))
+        ]
         if one.status == 202:  # The row comes with the outcome, if its gateway is still there.
-            return any(fault.what.endswith(("killed", "ended")) for fault in ends)
-        return any(
-            fault.what.endswith(("killed", "ended")) and self._calm(returned, fault) < WRITTEN_SECONDS for fault in ends
-        )
+            return bool(ends)
+        return any(self._calm(returned, fault) < WRITTEN_SECONDS for fault in ends)
 
     def _calm(self, since: float, end: Fault) -> float:
         """Seconds in which a gateway could write to the ledger until it was ended, since the last trouble."""

@@ -90,7 +90,13 @@ def test_an_answer_without_a_row_is_found_out_unless_the_ledger_says_that_rows_w
 
 @pytest.mark.parametrize(
     ("killed", "ledger", "excused"),
-    [(31.0, None, True), (40.0, None, False), (40.0, (29.0, 39.0), True), (50.0, (29.0, 39.0), False)],
+    [
+        (28.5, None, True),
+        (31.0, None, True),
+        (40.0, None, False),
+        (40.0, (29.0, 39.0), True),
+        (50.0, (29.0, 39.0), False),
+    ],
 )
 def test_a_row_is_lost_with_its_gateway_only_if_there_was_no_time_to_write_it(
     it: Scribe, killed: float, ledger: tuple[float, float] | None, excused: bool

@@ -48,6 +48,8 @@ MOST_DOUBLINGS = 16
 """Doublings of that, one for each further bad line."""
 LEAST_REST, RESTS = 15.0, 20.0
 """Seconds for which a tenant's lines rest after a batch of them that has ended its worker: at least, and in multiples of its run."""
+MOST_REST_DOUBLINGS = 4
+"""Doublings of that, one for each bad line that the tenant has sent before."""
 MOST_TENANTS = 10_000
 """Most tenants whose bad lines are remembered."""
 FIRST_BATCHES, MOST_BATCHES = 2, 64
@@ -401,6 +403,7 @@ class SeatRunner:
         for riding in back:
             del self._riding[tenant, riding.entry.id]
             self._session.withdraw(riding.entry.submission)
+        seconds *= 2.0 ** min(record.bad, MOST_REST_DOUBLINGS)
         record.rests_until = max(now, record.rests_until) + seconds
         for group in filter(None, (*groups, back)):
             for riding in group:

@@ -13,6 +13,7 @@ import pytest
 from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
+from headway.bulk import seat_runner
 from headway.bulk.seat_runner import CLEAN, LEAST_REST, SeatRunner
 from headway.config import Settings
 from headway.core.policies import build
@@ -96,7 +97,7 @@ class Play:
 
     async def until(self, count: int, job: str = "") -> None:
         """Wait until so many lines have ended, of a job if one is named."""
-        async with asyncio.timeout(20_000):
+        async with asyncio.timeout(200_000):
             while sum(job in ("", of) for of, _ in self.ended) < count:
                 self.news.clear()
                 await self.news.wait()
@@ -230,7 +231,10 @@ def test_what_is_withdrawn_never_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_happens_each_line_ends_once(seed: int) -> None:
+def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat_runner, "LEAST_REST", 0.1)
+    monkeypatch.setattr(seat_runner, "RESTS", 1.0)
+
     async def script(one: Play) -> None:
         rng = one.rng
         causes = list(Cause)

@@ -57,7 +57,7 @@ def make_bulk_jobs(
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
-        settings.bulk_max_lines, counters.bulk_lines,
+        settings.bulk_max_lines, settings.bulk_max_bytes, counters.bulk_lines,
     )  # fmt: skip
 
     def ended(job: BulkJob) -> None:

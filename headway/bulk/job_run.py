@@ -69,6 +69,7 @@ class JobContext(NamedTuple):
         new_id: makes the text of a fresh UUIDv7.
         most_line: bytes of the longest line.
         most_lines: most lines of a job.
+        most_bytes: bytes of a tenant's files beyond which none of its jobs begins.
         lines: numbers of lines that got a record, `answered` or `failed`.
     """
 
@@ -83,6 +84,7 @@ class JobContext(NamedTuple):
     new_id: Callable[[], str]
     most_line: int
     most_lines: int
+    most_bytes: int
     lines: defaultdict[str, int]
 
 
@@ -163,6 +165,12 @@ class JobRun:
     async def _validate(self) -> None:
         """Count the lines."""
         total, of = 0, self._of
+        if await of.store.stored(self.job.tenant) > of.most_bytes:
+            message = (
+                f"your files have more than {of.most_bytes} bytes together; delete some, then send the batch again"
+            )
+            await self._fail(JobFault("too_many_bytes", message))
+            return
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as found:
             async for page in found:

@@ -17,7 +17,7 @@ from headway.runtime.supervisor import Supervisor
 SWEEP_EVERY = 60.0
 """Seconds between two looks for what is old."""
 BITE = 100
-"""Most files, and most jobs, that are removed at one look."""
+"""Most files, and most jobs, that are asked for at once."""
 DAY = 86_400.0
 
 
@@ -104,7 +104,9 @@ class BulkJobs:
         if not self.settings.bulk_keep_days:
             return
         before = self.wall() - self.settings.bulk_keep_days * DAY
-        for file in await self.store.old_files(before, BITE):
-            await self.store.remove_file(file.tenant, file.id)
-            await self.folder.remove_file(file.id)
-        await self.store.remove_jobs(before, BITE)
+        while files := await self.store.old_files(before, BITE):
+            for file in files:
+                await self.store.remove_file(file.tenant, file.id)
+                await self.folder.remove_file(file.id)
+        while await self.store.remove_jobs(before, BITE):
+            pass

@@ -192,7 +192,7 @@ class Stand:
         await self.folder.open()
         context = JobContext(
             self.store, self.folder, self.runner, self.form, Turns(), lambda model: None, self.clock, self.wall,
-            new_id, 1000, 10_000, defaultdict(int),
+            new_id, 1000, 10_000, 100_000, defaultdict(int),
         )  # fmt: skip
         self.supervisor = Supervisor()
         self.feeder = Feeder(f"life-{self._lives}", context, self.ended.append)

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.bulk.job_run import LEASE
-from headway.model.bulk import JobStatus
+from headway.bulk.jobs import BITE, BulkJobs
+from headway.config import Settings
+from headway.model.bulk import BulkFile, JobStatus
 from tests.bulk.stand import FakeRunner, Stand
 from tests.scenes import scene_in
 from tests.virtual_time import run
@@ -68,6 +70,29 @@ async def test_what_is_no_job_fails_as_a_whole(stand: Stand) -> None:
     (stand.path / "files" / job.input_file).unlink()
     found = await stand.until_ended(job)
     assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "no_input_file")
+
+
+@on_stand
+async def test_answers_beyond_a_tenants_bytes_keep_its_next_job_from_running(stand: Stand) -> None:
+    """One small file would fill the disk else, job by job."""
+    await stand.until_ended(await stand.submit(["a"] * 4_000))
+    found = await stand.until_ended(await stand.submit(["a"]))
+    assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "too_many_bytes")
+    other = await stand.until_ended(await stand.submit(["a"], tenant="globex"))
+    assert other.status is JobStatus.COMPLETED
+    for file in await stand.store.files("acme", "", 10):
+        await stand.store.remove_file("acme", file.id)
+    assert (await stand.until_ended(await stand.submit(["a"]))).status is JobStatus.COMPLETED
+
+
+@on_stand
+async def test_one_sweep_removes_all_that_is_old(stand: Stand) -> None:
+    for number in range(2 * BITE + 1):
+        await stand.store.add_file(BulkFile(f"file-{number}", "acme", "lines", 1, "batch", 0.0))
+    await stand.store.add_file(BulkFile("file-new", "acme", "lines", 1, "batch", stand.wall()))
+    kept = Settings(bulk_dir=str(stand.path))
+    await BulkJobs(stand.store, stand.folder, stand.feeder, kept, stand.clock, stand.wall).sweep()
+    assert [one.id for one in await stand.store.files("acme", "", 9)] == ["file-new"]
 
 
 @on_stand

@@ -109,7 +109,7 @@ class _Files:
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             left = size
-            async with aclosing(folder.pieces(path, 1 << 18)) as found:
+            async with aclosing(folder.pieces(path)) as found:
                 async for piece in found:
                     left -= len(piece)
                     yield piece

@@ -11,7 +11,7 @@
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
     python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
-    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above
+    python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above but --sharing
     python bench/promises/chaos.py --bulk                    bulk jobs run beside; with all of the above but tensors
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file

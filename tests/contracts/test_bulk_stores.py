@@ -193,3 +193,15 @@ def test_of_many_who_claim_one_job_one_gets_it(make: Make) -> None:
                 await store.close()
 
     asyncio.run(main())
+
+
+@on_store
+async def test_ids_that_are_no_ids_are_unknown(store: BulkStore) -> None:
+    """PostgreSQL has no texts with a NUL; SQLite has."""
+    for id in ("a\0", "\0"):
+        assert await store.file("acme", id) is None
+        assert await store.job("acme", id) is None
+        assert await store.cancel("acme", id) is None
+        assert not await store.remove_file("acme", id)
+        assert not await store.files("acme", id, 9)
+        assert not await store.jobs("acme", id, 9)

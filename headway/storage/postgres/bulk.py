@@ -35,8 +35,13 @@ class PostgresBulkStore(BulkRows):
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
         async with self._pair.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            return await session.fetch(sql, *values)
+            return await session.fetch(sql, *map(_stored, values))
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
         async with self._pair.asking() as session:
-            return await session.fetch(sql, *values)
+            return await session.fetch(sql, *map(_stored, values))
+
+
+def _stored(value: object) -> object:
+    """Value as PostgreSQL takes it, which has no texts with a NUL. A client may ask for such an id; none is one."""
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value

@@ -25,6 +25,8 @@ OUT, ERR = "out", "err"
 _PART = re.compile(r"(out|err)\.([0-9]+)\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
+MOST_WAITING = 8_192
+"""Records that wait to be written beyond which a log is full."""
 
 Record = tuple[str, int, bytes]
 """Kind, number of the line, and the JSON that stands in the file in the end."""
@@ -56,6 +58,16 @@ class AnswerLog:
     def dirty(self) -> bool:
         """Whether there are records that are not written."""
         return any(self._waiting.values())
+
+    @property
+    def waiting(self) -> int:
+        """Records that are not written."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def full(self) -> bool:
+        """Whether so many records wait that no line should be read before they are written."""
+        return self.waiting >= MOST_WAITING
 
     async def recover(self) -> None:
         """Read which lines have a record. Raises StoreUnavailable."""

@@ -322,10 +322,17 @@ class JobRun:
     def _add(self, kind: str, number: int, record: bytes) -> None:
         self._answers.add(kind, number, record)
         self._of.lines["answered" if kind == OUT else "failed"] += 1
+        if self._answers.full:
+            self._moved.set()
 
     async def _room(self) -> None:
         """Wait until another line may be read."""
-        while self._held_back or len(self._ready) >= AHEAD or (self._bytes >= AHEAD_BYTES and self._asked):
+        while (
+            self._held_back
+            or self._answers.full
+            or len(self._ready) >= AHEAD
+            or (self._bytes >= AHEAD_BYTES and self._asked)
+        ):
             self._moved.clear()
             await self._moved.wait()
 
@@ -342,9 +349,9 @@ class JobRun:
         return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until the next tick, or until all lines have ended."""
+        """Wait until the next tick, until all lines have ended, or until the log is full and the disk does."""
         end = self._of.clock() + seconds
-        while (left := end - self._of.clock()) > 0 and not self._all_ended:
+        while (left := end - self._of.clock()) > 0 and not (self._all_ended or (self._answers.full and not self._disk)):
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -355,6 +362,7 @@ class JobRun:
         try:
             await self._answers.flush()
             self._disk = ""
+            self._moved.set()
         except StoreUnavailable as exc:
             self._note_disk(exc)
         with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.

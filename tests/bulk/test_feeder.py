@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.bulk.answer_log import AnswerLog
 from headway.bulk.job_run import LEASE
 from headway.bulk.jobs import BITE, BulkJobs
 from headway.config import Settings
@@ -93,6 +94,25 @@ async def test_one_sweep_removes_all_that_is_old(stand: Stand) -> None:
     kept = Settings(bulk_dir=str(stand.path))
     await BulkJobs(stand.store, stand.folder, stand.feeder, kept, stand.clock, stand.wall).sweep()
     assert [one.id for one in await stand.store.files("acme", "", 9)] == ["file-new"]
+
+
+@on_stand
+async def test_lines_are_read_no_faster_than_their_records_are_written(stand: Stand) -> None:
+    """Ten million lines that are none would be in memory else, while the disk is slow."""
+    sizes: list[int] = []
+    flush = AnswerLog.flush
+
+    async def slowly(log: AnswerLog) -> None:
+        sizes.append(log.waiting)
+        await asyncio.sleep(5.0)
+        await flush(log)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerLog, "flush", slowly)
+        patch.setattr("headway.bulk.answer_log.MOST_WAITING", 1_000)
+        found = await stand.until_ended(await stand.submit(["BAD"] * 9_999))
+    assert found.failed == 9_999
+    assert 0 < max(sizes) <= 1_000
 
 
 @on_stand

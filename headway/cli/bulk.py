@@ -150,7 +150,7 @@ def bulk() -> None:
 
 @bulk.command()
 @click.argument("file", metavar="FILE", type=Path, help="File of lines: texts, or requests in OpenAI's form (JSONL).")
-@option("--model", default="", metavar="NAME", help="Model to ask, for lines of text; left out: the default one.")
+@option("--model", metavar="NAME", help="Model to ask, for lines of text; left out: the default one.")
 @option(
     "--endpoint",
     type=click.Choice([COMPLETIONS, CHAT, EMBEDDINGS]),
@@ -164,7 +164,7 @@ def bulk() -> None:
 @option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
 @with_public
 @as_json
-def submit(port: PublicPort, file: Path, model: str, endpoint: str, window: str, wait: bool, json: bool) -> None:
+def submit(port: PublicPort, file: Path, model: str | None, endpoint: str, window: str, wait: bool, json: bool) -> None:
     """Send a file, and begin a job of it. Prints the job's id.
 
     Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end.
@@ -247,7 +247,7 @@ def cancel(port: PublicPort, id: str, json: bool) -> None:
     click.echo(pretty(job) if json else _line(job))
 
 
-def _requests(lines: IO[bytes], model: str, endpoint: str) -> Iterator[bytes]:
+def _requests(lines: IO[bytes], model: str | None, endpoint: str) -> Iterator[bytes]:
     """Lines of a file as requests, some at a time. What is one already stays as it is."""
     first = next((line for line in lines if line.strip()), b"")
     lines.seek(0)

@@ -111,7 +111,14 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     def offer(self, entries: Sequence[Entry], peer: bool = False) -> Iterable[tuple[Entry, Failure | None]]:
         """Offer entries of any gateways. Returns each with its verdict."""
-        return zip(entries, self.do(self.door("", peer).enqueue(entries)), strict=True)
+        door = self.door("", peer)
+        parts = (
+            [one for one in entries if one.tier < LIMITS.tiers],
+            [one for one in entries if one.tier >= LIMITS.tiers],
+        )
+        for some, call in zip(parts, (door.enqueue, door.enqueue_bulk), strict=True):
+            if some:
+                yield from zip(some, self.do(call(some)), strict=True)
 
     def ask(self, *what: Any, **how: Any) -> Entry:
         """Make an entry."""

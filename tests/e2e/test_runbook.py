@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import re
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -27,6 +28,7 @@ from tests.e2e.client import PATIENCE
 from tests.e2e.fleet import stands_still
 from tests.e2e.fork_server import the_fork_server
 from tests.e2e.server import GPUS, TAKE, TARGET, Server
+from tests.servers.redis import lacking
 
 ENTRIES = {
     entry.partition("\n")[0]: list(
@@ -230,6 +232,8 @@ class Reader:
         if text.startswith("/"):
             return 0, next(one for one in self._running() if one.role in TAKE).get(text).body.decode()
         if text.startswith("openssl "):
+            if shutil.which("openssl") is None:
+                lacking("openssl is not on the path, which reads the certificate")
             done = subprocess.run(shlex.split(text), capture_output=True, text=True, timeout=PATIENCE)
             return done.returncode, done.stdout + done.stderr
         with redis.Redis.from_url(server.health()["broker"], socket_timeout=1.0) as asked:

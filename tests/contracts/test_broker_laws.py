@@ -352,12 +352,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.do(self.host(worker).heartbeat(gone))
         self.culprits.workers_changed()
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def hold(self, worker: str) -> None:
-        """An operator drains a worker, whose batches still end."""
-        self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
-        self.culprits.workers_changed()
-
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
     def keep_failing(self, model: str, times: int, cause: Cause) -> None:
         """Far enough into the retry plan for somebody to stand alone."""

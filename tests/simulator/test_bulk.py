@@ -36,7 +36,7 @@ def test_an_idle_fleet_is_full_of_bulk() -> None:
     assert beside.bulk == pytest.approx(4 * 100 / 0.1015, rel=0.05)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_lone_request_finds_a_gpu(workers: int) -> None:
     """But for one in a hundred."""
     scenario = replace(H1, rate=1.0, workers=workers, duration=200.0)
@@ -46,16 +46,16 @@ def test_a_lone_request_finds_a_gpu(workers: int) -> None:
     assert beside - waited <= 0.01 * 190
 
 
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("load", [0.5, 0.95])
 def test_at_every_load_others_are_as_fast_as_without(load: float) -> None:
-    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=16.0, warmup=8.0)
+    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=12.0, warmup=6.0)
     assert beside.total.latency_ms.p95 <= 1.03 * without.total.latency_ms.p95
     assert beside.total.answered == without.total.answered
     assert beside.bulk is not None
     assert beside.bulk >= 0.8 * (1 - load) * 8 * 100 / 0.1015
 
 
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("load", [0.1, 0.5])
 def test_where_seats_take_time_they_are_filled_within_the_promise(load: float) -> None:
     without, beside = both(rate=load * 4 * 100 / 0.1015, workers=4, alpha=0.02, beta=0.0008)
     assert beside.total.in_time == beside.total.requests

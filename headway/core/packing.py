@@ -121,15 +121,24 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         promised, owed = max(promised, room.promised), 0.0
         if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
             allowed, pages, most = tier_queues, terms.pages, None
-    if blocked or left <= 0.0:
-        if blocked and weighs:  # All might have fitted, but for its shape.
-            places = reserved_places(terms.limit, terms.share)
-            promised = max(promised, min(places * terms.unit + terms.owed, terms.weight))
-        if members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top:
-            promised = 0.0  # The batch was theirs.
-        below = sum(tier_queue.weight for tier_queue in tier_queues if tier_queue is not top)
-        packed.owed = min(max(0.0, promised - served), math.inf if blocked else below)
+    theirs = bool(members) and members[0].entry.shape > 0 and tier_queues[members[0].entry.tier] is not top
+    if (blocked or left <= 0.0) and not theirs:
+        lower = [tier_queue for tier_queue in tier_queues if tier_queue is not top]
+        packed.owed = _owed_after(lower, terms, promised, served, blocked)
     return packed
+
+
+def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
+    """Weight that lower tiers are owed after a batch that promised them so much and has served them so much of it.
+
+    `blocked`: the next entry of one of them did not fit. All might have, but for its shape.
+    """
+    if not blocked:
+        return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
+    if terms.weight < math.inf:
+        places = reserved_places(terms.limit, terms.share)
+        promised = max(promised, min(places * terms.unit + terms.owed, terms.weight))
+    return max(0.0, promised - served)
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -321,28 +321,33 @@ class MemoryBroker:
         departure = running.departure
         ran = run_of(lease, departure, lease.slot.worker, now)
         wanted = self._queues[lease.slot.queue].finish(departure, now)
-        outputs: Iterable[tuple[QueuedEntry, ItemResult]] = zip(departure.members, items, strict=True)
-        if departure.bulk and len(wanted) == len(items):  # The others are settled as if they had ridden alone.
+        members, given = wanted, items
+        if len(wanted) != len(items):
+            chosen = set(map(id, wanted))
+            given = [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
+        elif departure.bulk:  # The others are settled as if they had ridden alone.
             others = len(items) - departure.bulk
             if self._settle(departure, wanted[:others], items[:others], ran):
-                outputs = zip(wanted[others:], items[others:], strict=True)
+                members, given = wanted[others:], items[others:]
         elif self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
-        if len(wanted) != len(departure.members):
-            chosen = set(map(id, wanted))
-            outputs = ((member, item) for member, item in outputs if id(member) in chosen)
-        await self._answer_each(departure, list(outputs), ran, now)
+        await self._answer_each(departure, members, given, ran, now)
         if departure.rest is not None:
             self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
         return Completion(len(wanted), len(departure.members) - len(wanted))
 
     async def _answer_each(
-        self, departure: Departure, outputs: Sequence[tuple[QueuedEntry, ItemResult]], ran: BatchRun, now: float
+        self,
+        departure: Departure,
+        members: Sequence[QueuedEntry],
+        items: Sequence[ItemResult],
+        ran: BatchRun,
+        now: float,
     ) -> None:
-        """Send a reply for each entry that has its item, and keep a dead letter of those that failed by themselves. Bulk entries leave none."""
+        """Send a reply to each of these entries, and keep a dead letter of those that failed by themselves. Bulk entries leave none."""
         letters, replies, left_at, attempts = [], [], departure.left_at, departure.attempts
-        bulk = {id(member) for member in departure.members[len(departure.members) - departure.bulk :]}
-        for member, item in outputs:
+        bulk = set(map(id, departure.members[-departure.bulk :])) if departure.bulk else frozenset[int]()
+        for member, item in zip(members, items, strict=True):
             entry, failure, member.held = member.entry, None, None
             if item.output is None:
                 failure = failures.item_failure(item)
@@ -352,7 +357,7 @@ class MemoryBroker:
             replies.append(Reply(
                 entry.id, entry.tenant, item.output, failure, ran, waited, attempts, entry.nonce, tokens=item.tokens
             ))  # fmt: skip
-        self._deliver([member for member, _ in outputs], replies, now)
+        self._deliver(members, replies, now)
         for letter in letters:
             await self._dead.add(letter)
 

@@ -232,14 +232,13 @@ class RedisBroker:
         if len(known) < len(entries):
             await self._router.read_registry()
             known = [entry for entry in entries if self._queues.has(entry.queue)]
+        names = {entry.queue for entry in known}  # A queue may be forgotten meanwhile.
         offer = self._offers.begin(known)
         try:
             verdicts = iter(await self._router.offer_bulk(known))
         finally:
             self._offers.end(offer)
-        return [
-            next(verdicts) if self._queues.has(entry.queue) else failures.not_here(entry.model) for entry in entries
-        ]
+        return [next(verdicts) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
     def _debt_of_queues(self, limit: Limit) -> float:
         """Seconds owed to a limit, where each queue has counts of its own."""

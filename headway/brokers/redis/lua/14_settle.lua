@@ -237,11 +237,11 @@ step('release', function(s, args)
   if args[HEAD + 2] then
     again = fail(s, lease, args[HEAD + 2], tonumber(args[HEAD + 3]))
   else
-    local entries, riders = wanted(s, lease.members), {}
+    local entries, riders = wanted(s, lease.members), nil
     if lease.bulk then
       riders, entries = bulk.parted(s, entries)
+      bulk.hand_back(s, riders)
     end
-    bulk.hand_back(s, riders)
     local before = {
       ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1, alone = lease.alone, rest = lease.rest,
     }

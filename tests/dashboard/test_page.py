@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -201,12 +202,7 @@ async def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @on_stage
 async def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
-    script = FOLDER / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        reason = "the environment of axe is not there; run `make clients`"
-        if os.environ.get(REQUIRED):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    script = axe()
     await stage.letter("seen")
     page = await stage.open(stage.gateway)
     await page.prefer(prefers_color_scheme=theme)
@@ -221,6 +217,17 @@ async def test_axe_finds_nothing_serious(stage: Stage, theme: str) -> None:
     await guarded.prefer(prefers_color_scheme=theme)
     await guarded.until("!document.querySelector('#sign-in').hidden")
     await check(guarded, script)
+
+
+def axe() -> Path:
+    """Script of axe. Skips the test where there is none."""
+    script = FOLDER / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+    if not script.exists():
+        reason = "the environment of axe is not there; run `make clients`"
+        if os.environ.get(REQUIRED):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return script
 
 
 async def check(page: Page, script: Path) -> None:
@@ -307,8 +314,8 @@ async def test_without_the_broker_the_fleet_is_shown_as_it_was_and_a_loss_of_its
             await page.until("document.querySelectorAll('#processes tbody tr').length === 5")
     finally:
         await asyncio.to_thread(redis.resume)
-    for page in (before, later):  # A list of dead letters that was asked for just then.
-        page.complaints = [one for one in page.complaints if "internal/dlq" not in one]
+    for page in (before, later):  # A list of dead letters or rollouts that was asked for just then.
+        page.complaints = [one for one in page.complaints if not re.search("internal/(dlq|rollouts)", one)]
         await page.until(f"{LIVE} && document.querySelector('#age-note').hidden")
     await asyncio.to_thread(redis.command, "FLUSHALL")
     await before.until("document.querySelector('#lost-note').textContent.startsWith('The broker lost its data at ')")

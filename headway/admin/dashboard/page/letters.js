@@ -1,5 +1,6 @@
 // Dead letters: shown, replayed and purged; whatever changes something is asked twice.
 
+import { open } from "./dialog.js";
 import { el, find, rows } from "./dom.js";
 import { shorter } from "./format.js";
 import { ask } from "./session.js";
@@ -12,8 +13,6 @@ export class Letters {
     this.count = null;
     this.read = 0;
     this.replays = false;
-    const dialog = find("dialog");
-    find("dialog-no").addEventListener("click", () => dialog.close());
   }
 
   // Read the list if it may have changed.
@@ -34,7 +33,7 @@ export class Letters {
     const acts = el("div", { class: "acts" },
       button("Show", () => this.show(letter)),
       button("Replay", () => this.askTwice(letter, "Replay", "It runs once more, now. If it succeeds, the dead letter is gone.", () => this.replay(letter)), why),
-      button("Purge", () => this.askTwice(letter, "Purge", "It is gone for good, with its input.", () => this.purge(letter)), { class: "danger" }));
+      button("Purge", () => this.askTwice(letter, "Purge", "It is gone for good, with its input.", () => this.purge(letter), true), { class: "danger" }));
     return {
       cells: [new Date(letter.died_at).toLocaleString([], { hour12: false }), [letter.id, "name"], letter.tenant, letter.model, [shorter(letter.error, 160), "error-text"], acts],
       mark: JSON.stringify([letter, this.replays]),
@@ -49,28 +48,17 @@ export class Letters {
     let whole;
     try { whole = await ask(this.address(letter)); } catch (error) { return this.tell(error.message); }
     const text = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
-    this.open(`Dead letter ${letter.id}`, [
+    open(`Dead letter ${letter.id}`, [
       el("p", {}, `Tenant ${letter.tenant}, tier ${letter.tier}, model ${letter.model}; ${letter.attempts} ${letter.attempts === 1 ? "run" : "runs"}, the last on ${letter.worker}.`),
       el("p", {}, "Error"), el("pre", { tabindex: "0" }, letter.error), el("p", {}, "Input"), el("pre", { tabindex: "0" }, text(whole.input)),
       el("p", {}, "Parameters"), el("pre", { tabindex: "0" }, text(whole.parameters)),
-    ], null);
+    ]);
   }
 
-  askTwice(letter, name, what, act) {
-    this.open(`${name} ${letter.id}?`, [el("p", {}, `Tenant ${letter.tenant}, model ${letter.model}: ${shorter(letter.error, 300)}`), el("p", {}, what)], { name, act });
-  }
-
-  open(title, content, yes) {
-    const dialog = find("dialog"), button = find("dialog-yes"), no = find("dialog-no");
-    find("dialog-title").textContent = title;
-    find("dialog-body").replaceChildren(...content);
-    no.textContent = yes ? "Cancel" : "Close";
-    button.hidden = !yes;
-    button.textContent = yes?.name ?? "";
-    button.classList.toggle("danger", yes?.name === "Purge");
-    button.onclick = () => { dialog.close(); yes.act(); };
-    dialog.showModal();
-    no.focus();
+  // It runs behind the dialog, as a replay takes as long as a request may.
+  askTwice(letter, name, what, act, danger = false) {
+    const content = [el("p", {}, `Tenant ${letter.tenant}, model ${letter.model}: ${shorter(letter.error, 300)}`), el("p", {}, what)];
+    open(`${name} ${letter.id}?`, content, { name, danger, act: () => { act(); } });
   }
 
   async replay(letter) {

@@ -3,17 +3,19 @@
 import { Board } from "./board.js";
 import { Charts } from "./charts.js";
 import { find } from "./dom.js";
+import { Drains } from "./drains.js";
 import { recolour } from "./drawing.js";
 import { age, clock } from "./format.js";
 import { Letters } from "./letters.js";
 import { Events, batches, figures, legend, tables } from "./panels.js";
+import { Rollouts } from "./rollouts.js";
 import { Scaling } from "./scaling.js";
 import { session, showSignIn, signOut } from "./session.js";
 
 const SILENT = 4_000; // Milliseconds without an event after which the page says that it is behind.
 const AGAIN = 2_000; // Milliseconds after which a stream that was refused is tried again.
 
-const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters(), scaling = new Scaling();
+const board = new Board(), charts = new Charts(), events = new Events(), letters = new Letters(), scaling = new Scaling(), drains = new Drains(), rollouts = new Rollouts();
 const RECENT = 180; // Seconds for which batches and changes are known.
 const HISTORY = 1_800; // Seconds for which a loss of the history is told.
 const NOTHING = { tiers: [], latency: [null, null, null], processes: null, refused: null, failed: {}, retries: {}, ended: null };
@@ -70,7 +72,11 @@ function take(told) {
     charts.label(recent, told.snapshot);
     charts.draw(board.now());
     batches(board, about.tiers, wall);
-    if (!told.away) letters.see(told.snapshot.dead_letters);
+    drains.see(told.snapshot);
+    if (!told.away) {
+      letters.see(told.snapshot.dead_letters);
+      rollouts.see(told.snapshot);
+    }
   }
 }
 

@@ -1,0 +1,47 @@
+// The dialog in which whatever changes something is asked twice.
+
+import { el, find } from "./dom.js";
+
+const dialog = find("dialog"), yes = find("dialog-yes"), no = find("dialog-no"), trouble = find("dialog-error");
+let act = null, busy = null;
+no.addEventListener("click", () => dialog.close());
+dialog.addEventListener("close", () => { act = null; });
+
+yes.addEventListener("click", async () => {
+  const begun = act;
+  if (!begun || busy === begun) return; // It is not disabled meanwhile, which would take the focus away.
+  busy = begun;
+  trouble.textContent = "";
+  try {
+    await begun();
+    if (act === begun) dialog.close();
+  } catch (error) {
+    if (act === begun) trouble.textContent = error.message;
+  }
+  if (busy === begun) busy = null;
+});
+
+// Show it. `order` is { name, danger, act }; without one there is nothing to do but to look. It closes once `act` has
+// succeeded; what that throws is said in it, and nothing of what was filled in is lost.
+export function open(title, content, order = null) {
+  find("dialog-title").textContent = title;
+  find("dialog-body").replaceChildren(...content);
+  trouble.textContent = "";
+  no.textContent = order ? "Cancel" : "Close";
+  yes.hidden = !order;
+  call(order?.name ?? "", order?.danger ?? false);
+  if (!dialog.open) dialog.showModal();
+  act = order?.act;
+  (find("dialog-body").querySelector("select, input") ?? no).focus();
+}
+
+// Name the order otherwise.
+export function call(name, danger) {
+  yes.textContent = name;
+  yes.classList.toggle("danger", danger);
+}
+
+// A label with what is filled in below it.
+export const field = (label, input) => el("label", { class: "field" }, label, input);
+
+export const choice = (options, more = {}) => el("select", more, ...options.map(([value, text]) => el("option", { value }, text)));

@@ -55,6 +55,7 @@ PROGRAMS = {
     "overload": _program("load", "floods, lost workers, exact limits", "--seconds 8 --minutes 0.2"),
     "neighbours": _program("load", "one tenant at its worst, another one beside it", "--seconds 3", "--seconds 20"),
     "shared_gpus": _program("load", "several models on shared GPUs", "--seconds 5", "--seconds 20"),
+    "bulk": _program("load", "requests beside bulk jobs", "--seconds 8 --rounds 1"),
     "foretold": _program(
         "load", "simulations and plans beside what happens", "--worst 0 --seconds 4 --plans 3 --real 1"
     ),

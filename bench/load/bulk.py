@@ -1,0 +1,289 @@
+"""What bulk jobs cost the requests beside them, and what they get done: each load without a job and with one, in turns.
+
+    python bench/load/bulk.py                              all, 30 s of load each, twice
+    python bench/load/bulk.py --seconds 8 --rounds 1       a first impression
+    python bench/load/bulk.py --only spacing lone          some of them
+
+spacing     H1: 1,000 requests/s on two GPUs (100 ms a batch of at most 100), beside a job of 100,000 lines.
+lone        requests that never meet, to one, two and eight GPUs that only bulk keeps busy.
+overload    half as many requests again as the GPUs can serve: bulk is to yield at once.
+kills       as spacing, with a worker killed every four seconds.
+neighbour   as spacing, while another tenant sends ten million lines in one file, has them counted, and has them run.
+idle        nothing but a job: how full the batches are, and how long the GPUs run of the time.
+
+GPUs are made of sleep; everything is on loopback. Load is open-loop, Poisson. The job is sent before the load begins, but by the neighbour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.stand import lone as trips
+from bench.stand import parts, stand
+from bench.stand.findings import Findings
+from bench.stand.generators import open_loop
+from bench.stand.stand import Server
+
+BATCH_MS, MAX_BATCH, RATE = 100.0, 100, 1_000.0
+SMALL_BATCH = 20
+"""Most inputs in a batch where GPUs are to be asked for more than they can serve."""
+LINES, MANY_LINES = 100_000, 10_000_000
+WARM_UP = 5.0
+KILL_EVERY = 4.0
+LATER = 1.03
+"""Most that the 95th percentile may grow by beside a job."""
+LONE_LATER = 1.05
+"""Most that the 99th percentile of lone requests may grow by."""
+SPARE = 800.0
+"""Least lines per second beside H1."""
+FULL = 0.95
+"""Least part of GPUs' time and of their seats that a job alone takes."""
+
+Start = Callable[[Path, str], AbstractContextManager[Server]]
+"""What starts a service, by the folder for bulk jobs and a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One load, without a job or beside one: latencies in ms, requests without a right answer, answers and lines per second."""
+
+    p50: float
+    p95: float
+    p99: float
+    failures: float
+    answered: float
+    lines: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="What bulk jobs cost the requests beside them, and what they get done."
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load (default %(default)g)")
+    parser.add_argument("--rounds", type=int, default=2, help="of each pair (default %(default)d)")
+    return parts.run(parser, PARTS, {name: f"bulk_{name}" for name in PARTS})
+
+
+def spacing(findings: Findings, options: argparse.Namespace) -> None:
+    """H1 beside a job."""
+    start = emulated(2, MAX_BATCH)
+    sides = in_turns(options.rounds, "spacing", start, partial(_load, RATE, options.seconds), LINES)
+    later = compare(findings, "1,000 requests/s on two GPUs", sides)
+    findings.at_most("spacing: p95 with a job ÷ without", later.p95, LATER)
+    findings.at_least("spacing: lines/s", _lines(sides), SPARE, "/s")
+
+
+def lone(findings: Findings, options: argparse.Namespace) -> None:
+    """Requests that never meet."""
+    for gpus in (1, 2, 8):
+        start = emulated(gpus, MAX_BATCH)
+        sides = in_turns(options.rounds, f"lone-{gpus}", start, partial(_alone, options.seconds), LINES * 3)
+        later = compare(findings, f"Lone requests on {gpus} GPUs that are otherwise idle", sides)
+        findings.at_most(f"lone, {gpus} GPUs: p99 with a job ÷ without", later.p99, LONE_LATER)
+
+
+def overload(findings: Findings, options: argparse.Namespace) -> None:
+    """More requests than there is room for."""
+    capacity = 2 * SMALL_BATCH / BATCH_MS * 1000
+    start = emulated(2, SMALL_BATCH)
+    sides = in_turns(options.rounds, "overload", start, partial(_load, 1.5 * capacity, options.seconds), LINES)
+    compare(findings, f"{1.5 * capacity:,.0f} requests/s on GPUs for {capacity:,.0f}", sides)
+    served = [statistics.mean(side.answered for side in both) for both in sides]
+    findings.at_least("overload: answers/s with a job ÷ without", served[1] / served[0], 0.99)
+    findings.at_most("overload: lines/s, share of what the GPUs do", _lines(sides) / capacity, 0.01)
+
+
+def kills(findings: Findings, options: argparse.Namespace) -> None:
+    """Workers that are killed."""
+    load = partial(_load, RATE, options.seconds, kill_every=KILL_EVERY)
+    sides = in_turns(options.rounds, "kills", emulated(3, MAX_BATCH), load, LINES)
+    later = compare(findings, "1,000 requests/s on three GPUs, a worker killed every four seconds", sides)
+    findings.at_most("kills: p95 with a job ÷ without", later.p95, LATER)
+    for told, both in zip(("without", "with"), sides, strict=True):
+        findings.none(f"kills, {told} a job: requests without a right answer", sum(side.failures for side in both))
+
+
+def neighbour(findings: Findings, options: argparse.Namespace) -> None:
+    """Ten million lines of somebody else, sent, counted and run."""
+    start, load = emulated(2, MAX_BATCH), partial(_load, RATE, options.seconds)
+    sides = in_turns(options.rounds, "neighbour", start, load, MANY_LINES, send_first=False)
+    later = compare(findings, "1,000 requests/s while ten million lines are sent, counted and run", sides)
+    findings.at_most("neighbour: p95 with the job ÷ without", later.p95, LATER)
+
+
+def idle(findings: Findings, options: argparse.Namespace) -> None:
+    """Nothing but a job."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        emulated(2, MAX_BATCH)(Path(folder), "bulk-idle") as server,
+        _job(server, Path(folder), LINES),
+    ):
+        _until_lines_run(server)
+        time.sleep(WARM_UP)
+        before, begun = _worked(server), time.monotonic()
+        time.sleep(options.seconds)
+        after, took = _worked(server), time.monotonic() - begun
+    lines, batches = after[0] - before[0], after[1] - before[1]
+    busy = batches * BATCH_MS / 1000 / (2 * took)
+    row = {"lines/s": lines / took, "in a batch": lines / batches, "busy": busy}
+    findings.table("A job alone on two GPUs", [row])
+    findings.at_least("idle: share of the seats that are taken", lines / batches / MAX_BATCH, FULL)
+    findings.at_least("idle: share of the time that GPUs run", busy, FULL)
+
+
+def emulated(gpus: int, max_batch: int) -> Start:
+    """`headway serve` with GPUs made of sleep and room for bulk jobs."""
+
+    def start(folder: Path, name: str) -> AbstractContextManager[Server]:
+        room = ("--bulk-dir", str(folder / "bulk"), "--bulk-max-lines", str(MANY_LINES))
+        served: AbstractContextManager[Server] = stand.emulated(BATCH_MS, max_batch, gpus, *room, name=name)
+        return served
+
+    return start
+
+
+def in_turns(
+    rounds: int, name: str, start: Start, load: Callable[[Server, int], Side], lines: int, *, send_first: bool = True
+) -> tuple[list[Side], list[Side]]:
+    """The load without a job and with one, in turns, each on a service of its own.
+
+    Arguments:
+        rounds: how many pairs.
+        name: of the services.
+        start: starts one.
+        load: puts it under load, given a seed.
+        lines: of the job.
+        send_first: whether lines run before the load begins; else their file is sent while it lasts.
+
+    Raises:
+        stand.Broken: a server does not come up, or takes no job.
+    """
+    sides: tuple[list[Side], list[Side]] = [], []
+    for number, beside in itertools.product(range(rounds), (False, True)):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            start(Path(folder), f"bulk-{name}-{'with' if beside else 'without'}") as server,
+        ):
+            open_loop(server, 200, WARM_UP)
+            with _job(server, Path(folder), lines) if beside else _nothing():
+                if beside and send_first:
+                    _until_lines_run(server)
+                sides[beside].append(load(server, number))
+    return sides
+
+
+def compare(findings: Findings, title: str, sides: tuple[list[Side], list[Side]]) -> Side:
+    """Show both sides, means over their rounds. Returns the quotients of the latencies, with ÷ without."""
+    without, beside = (
+        Side(*(statistics.mean(getattr(side, field) for side in both) for field in Side.__slots__)) for both in sides
+    )
+    rows: list[Mapping[str, object]] = [
+        {"": name} | {field: getattr(side, field) for field in Side.__slots__}
+        for name, side in (("without", without), ("with a job", beside))
+    ]
+    findings.table(f"{title}; ms, answers and lines per second", rows)
+    findings.keep(title, sides)
+    return Side(*(getattr(beside, field) / max(getattr(without, field), 1e-9) for field in Side.__slots__))
+
+
+def _lines(sides: tuple[list[Side], list[Side]]) -> float:
+    return statistics.mean(side.lines for side in sides[1])
+
+
+def _load(rate: float, seconds: float, server: Server, seed: int, kill_every: float = 0.0) -> Side:
+    """So many requests per second for so long; every `kill_every` seconds a worker is killed, unless that is 0."""
+    before, over = server.total("headway_bulk_lines_total"), threading.Event()
+    killer = threading.Thread(target=_kill, args=(server, kill_every, seed, over)) if kill_every else None
+    if killer:
+        killer.start()
+    try:
+        measured = open_loop(server, rate, seconds, "--seed", str(seed))
+    finally:
+        over.set()
+        if killer:
+            killer.join()
+    lines = (server.total("headway_bulk_lines_total") - before) / measured.report.elapsed_s
+    total, latency = measured.report.total, measured.report.total.latency_ms
+    answered = total.answered / measured.report.elapsed_s
+    return Side(latency.p50, latency.p95, latency.p99, measured.failures, answered, lines)
+
+
+def _alone(seconds: float, server: Server, seed: int) -> Side:
+    """One blocking client, which pauses before each request."""
+    before, begun = server.total("headway_bulk_lines_total"), time.monotonic()
+    ours, _ = trips.alternate(server, seconds, seed)
+    took, found = time.monotonic() - begun, [trip.total for trip in ours]
+    lines = (server.total("headway_bulk_lines_total") - before) / took
+    p50, p95, p99 = (trips.percentile(found, percent) for percent in (50, 95, 99))
+    return Side(p50, p95, p99, 0, len(found) / took, lines)
+
+
+def _kill(server: Server, every: float, seed: int, over: threading.Event) -> None:
+    rng = random.Random(seed)
+    while not over.wait(every):
+        pids = server.worker_pids()
+        if pids:
+            subprocess.run(["kill", "-9", str(rng.choice(pids))], check=False)
+
+
+@contextmanager
+def _job(server: Server, folder: Path, lines: int) -> Iterator[None]:
+    """A job of so many short texts, sent by `headway bulk` while the context is there."""
+    texts = folder / "texts.txt"
+    with texts.open("w", encoding="ascii") as file:
+        file.writelines(f"line {number}\n" for number in range(lines))
+    command = [sys.executable, "-m", "headway", "bulk", "submit", str(texts), "--url", server.url]
+    with (folder / "sent.txt").open("wb") as output:
+        sender = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            yield
+        finally:
+            sender.terminate()
+            sender.wait()
+    if sender.returncode not in (0, -15, 143):
+        raise stand.Broken(f"the job was not taken: {(folder / 'sent.txt').read_text(encoding='utf-8')}")
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+def _worked(server: Server) -> tuple[float, float]:
+    """Lines and batches so far."""
+    return server.total("headway_bulk_lines_total"), server.total("headway_batch_size_count")
+
+
+def _until_lines_run(server: Server) -> None:
+    patience = time.monotonic() + stand.START_SECONDS
+    while not server.total("headway_bulk_lines_total"):
+        if time.monotonic() > patience:
+            raise stand.Broken("no line ran")
+        time.sleep(0.05)
+
+
+PARTS = {
+    "spacing": spacing,
+    "lone": lone,
+    "overload": overload,
+    "kills": kills,
+    "neighbour": neighbour,
+    "idle": idle,
+}
+
+if __name__ == "__main__":
+    stand.end_in_order()
+    sys.exit(main())

@@ -10,7 +10,7 @@ import io
 import re
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -135,6 +135,47 @@ def test_a_docstring_that_begins_with_a_riddle_is_found(source: str) -> None:
 )
 def test_a_docstring_that_begins_plainly_passes(source: str) -> None:
     assert riddles(source) == []
+
+
+def described(tree: ast.Module) -> Iterator[tuple[str, list[str], dict[str, bool]]]:
+    """Name, bases and methods of each class; of a method whether it has a docstring."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            names = [ast.unparse(base).rpartition(".")[2] for base in bases]
+            made = [one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            setters = {
+                one.name for one in made if any(ast.unparse(by).endswith(".setter") for by in one.decorator_list)
+            }
+            told = {one.name: ast.get_docstring(one, clean=False) is not None or one.name in setters for one in made}
+            yield node.name, names, told
+
+
+def undescribed(sources: Iterable[str]) -> list[str]:
+    """Public methods that neither say what they do nor get that from a base; one from elsewhere counts as one that says it."""
+    found = [one for source in sources for one in described(ast.parse(source))]
+    classes = defaultdict[str, list[tuple[list[str], dict[str, bool]]]](list)
+    for name, bases, told in found:
+        classes[name].append((bases, told))
+
+    def says(bases: list[str], told: dict[str, bool], method: str) -> bool:
+        above = [one for base in bases for one in classes.get(base, [([], {method: True})])]
+        return told.get(method, False) or any(says(*one, method) for one in above)
+
+    public = [(*one, method) for one in found for method in one[2] if one[0][0] != "_" != method[0]]
+    return [f"{name}.{method}" for name, bases, told, method in public if not says(bases, told, method)]
+
+
+def test_a_method_says_what_it_does_or_the_port_that_it_is_part_of_does() -> None:
+    assert undescribed(path.read_text(encoding="utf-8") for path in MODULES) == []
+
+
+def test_a_method_that_nobody_describes_is_found() -> None:
+    port = "class Port:\n def a(self):\n  'A.'\n def b(self): ..."
+    assert undescribed([port, "class Adapter(Port):\n def a(self): ...\n def b(self): ...\n def c(self): ..."]) == [
+        "Port.b", "Adapter.b", "Adapter.c",
+    ]  # fmt: skip
+    assert undescribed(["class Other(asyncio.Protocol):\n def data_received(self): ..."]) == []
 
 
 def parts(name: str) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.ports import ScalingDriver
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -38,7 +39,7 @@ class Pool(Protocol):
         ...
 
 
-class LocalScaling:
+class LocalScaling(ScalingDriver):
     """Driver of this process's own workers. See `headway.ports.ScalingDriver`.
 
     Arguments:
@@ -51,7 +52,6 @@ class LocalScaling:
         self._resizing: set[asyncio.Task[None]] = set()
 
     async def current(self, model: str) -> int:
-        """See ScalingDriver."""
         return self._asked.get(model, self._pool(model).size)
 
     async def scale(self, model: str, workers: int) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headway.ports import ScalingDriver
 
-class NoScaling:
+
+class NoScaling(ScalingDriver):
     """Driver without a platform. See `headway.ports.ScalingDriver`."""
 
     async def current(self, model: str) -> int:

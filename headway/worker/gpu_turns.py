@@ -187,7 +187,7 @@ class GpuTurns:
             self._timer = None
 
 
-class TurnedSource:
+class TurnedSource(WorkSource):
     """Broker as one batcher of a shared GPU sees it; see `headway.ports.WorkSource`.
 
     Arguments:
@@ -240,7 +240,6 @@ class TurnedSource:
         return await self._broker.release(lease, failure)
 
     async def extend(self, lease: Lease) -> bool:
-        """See WorkSource."""
         return await self._broker.extend(lease)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
@@ -252,5 +251,4 @@ class TurnedSource:
         await self._broker.heartbeat(replace(worker, gpu=turns.name, share=share, load_seconds=load))
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """See WorkSource."""
         return await self._broker.contenders(slots)

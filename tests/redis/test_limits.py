@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from headway import errors
 from headway.brokers.redis import entry_wire
+from headway.brokers.redis.broker import RedisBroker
 from headway.model import Limit
 from tests.contracts.brokers import ask, leave, output, story
 from tests.redis.stand import Stand
@@ -98,5 +101,5 @@ async def test_what_is_owed_to_a_tier_is_the_mean_over_its_counts_and_to_others_
 ) -> None:
     tier, user = Limit("tier:1", "tier", 600.0, 2.0), Limit("user:u", "user", 600.0, 2.0)
     monkeypatch.setattr(harness.broker, "_queues", {"m": [Shard(3.0), Shard(1.0)]})
-    owed = harness.broker._debt_of_queues  # type: ignore[attr-defined]
+    owed = partial(RedisBroker.rate_limit_debt, harness.broker)  # type: ignore[arg-type]
     assert (owed(tier), owed(user)) == (2.0, 3.0)

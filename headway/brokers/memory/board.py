@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from headway.core.departure_board import RECENT_NOTICES, RECENT_SECONDS, WATCH_SECONDS, BoardHistory
 from headway.model.board import HistoryRow, News, Notice, Posted
+from headway.ports import Board
 
 
-class MemoryBoard:
+class MemoryBoard(Board):
     """Board in memory. See `headway.ports.Board`.
 
     Arguments:
@@ -28,7 +29,6 @@ class MemoryBoard:
         self._news = asyncio.Event()
 
     async def post(self, notice: Notice) -> Posted:
-        """See Board."""
         now = self._clock()
         if not notice.empty:
             self._posted += 1
@@ -41,14 +41,12 @@ class MemoryBoard:
         return Posted(watched=now < self._watched_until, records=True)
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
-        """See Board."""
         self._watched_until = self._clock() + WATCH_SECONDS
         return [
             replace(row, latencies=dict(row.latencies), scalings=list(row.scalings)) for row in self._history.rows()
         ], self._after(0)
 
     async def read(self, after: str) -> News:
-        """See Board."""
         seen = int(after)
         while True:
             self._watched_until = self._clock() + WATCH_SECONDS

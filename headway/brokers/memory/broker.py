@@ -53,7 +53,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import DeadLetters
+from headway.ports import Broker, DeadLetters, NearQueue, Resting
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
@@ -75,7 +75,7 @@ LINGER = 0.001
 """Seconds for which a gateway lets entries gather before a call; calls cost little here."""
 
 
-class MemoryBroker:
+class MemoryBroker(Broker, NearQueue, Resting):
     """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
@@ -116,7 +116,6 @@ class MemoryBroker:
 
     @property
     def linger(self) -> float:
-        """See Broker."""
         return LINGER
 
     @property
@@ -131,7 +130,6 @@ class MemoryBroker:
 
     @property
     def near(self) -> MemoryBroker:
-        """See RequestQueue."""
         return self
 
     @property
@@ -141,11 +139,9 @@ class MemoryBroker:
 
     @property
     def kept(self) -> KeptLimits:
-        """See Broker."""
         return self._dedup.limits
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """See Broker."""
         now, answers, turned_away = self._clock(), list[Failure | None](), dict[int, Failure]()
         if not all(map(_MODEL, entries)):
             entries = list(map(self._placed, entries))
@@ -165,7 +161,6 @@ class MemoryBroker:
         return answers
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """See BulkQueue."""
         now = self._clock()
         answers = [self._admit_bulk(entry, now) for entry in entries]
         for name in set(map(_QUEUE, entries)) & self._queues.keys():
@@ -186,7 +181,6 @@ class MemoryBroker:
         return None
 
     def take(self, entry: Entry) -> Failure | None:
-        """See NearQueue."""
         before = self._entries.get((entry.tenant, entry.id))
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
@@ -253,18 +247,15 @@ class MemoryBroker:
             wakeups.look_soon(lambda: self._wake_idle(name, self._clock()))
 
     def knows(self, tenant: str, id: str) -> bool:
-        """See NearQueue."""
         return self._dedup.outcome(tenant, id, self._clock()) is not None
 
     def attach(
         self, gateway: str, deliver: Callable[[Sequence[Reply]], None], settle: Callable[[Sequence[Any], Sequence[Reply]], None]
     ) -> None:  # fmt: skip
-        """See NearQueue."""
         box = self._mailboxes[gateway]
         box.hand_over, box.settle = lambda: deliver(box.take()), settle
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """See Broker."""
         tat = self._rate_debts.tats.get(limit.id)
         if tat is None:
             return 0.0
@@ -272,7 +263,6 @@ class MemoryBroker:
         return owed if owed > 0.0 else 0.0
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """See Broker."""
         now, name = self._clock(), slot.queue
         if not self._queues.has(name):
             return NoWork(None)
@@ -307,11 +297,9 @@ class MemoryBroker:
             raise
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """See Broker."""
         return [contender(slot.model, self._queues[slot.queue], self._clock()) for slot in slots]
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         now = self._clock()
@@ -387,7 +375,6 @@ class MemoryBroker:
         return True
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """See Broker."""
         now = self._clock()
         running = self._running.pop(lease.fence, None)
         if running is None:
@@ -401,13 +388,11 @@ class MemoryBroker:
         return True
 
     async def extend(self, lease: Lease) -> bool:
-        """See Broker."""
         if running := self._running.get(lease.fence):
             running.expires_at = self._clock() + LEASE_SECONDS
         return running is not None
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """See Broker."""
         for tenant, id, nonce in submissions:
             queued = self._entries.get((tenant, id))
             if queued is None or queued.state == GONE:
@@ -419,7 +404,6 @@ class MemoryBroker:
         """See Broker. A broker in this process is never away."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """See Broker."""
         now = self._clock()
         found = self._dedup.outcome(tenant, id, now)
         if isinstance(found, QueuedEntry):
@@ -432,7 +416,6 @@ class MemoryBroker:
             self._dedup.forget(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """See Broker."""
         box = self._mailboxes[gateway]
         forget_read(self._entries, gateway, box.acknowledge(after))
         while not box.replies:
@@ -441,18 +424,15 @@ class MemoryBroker:
         return list(box.replies), box.acknowledged + len(box.replies)
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """See Broker."""
         owner = tenant or next((owner for owner, known in self._entries if known == id), "")
         queued = self._entries.get((owner if tenant is None else tenant, id))
         return None if queued is None or queued.state == GONE else self._state(queued)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """See Broker."""
         found = self._dedup.outcome(tenant, id, self._clock())
         return self._state(found) if isinstance(found, QueuedEntry) else found
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """See Broker."""
         now, before = self._clock(), self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
         self._queues.count_rows(rows.counted(self._workers.values()))
@@ -463,12 +443,10 @@ class MemoryBroker:
             self._count_slots(worker.queue, now)
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """See Broker."""
         now = self._clock()
         return [believed(worker, now) for worker in self._workers.values()]
 
     async def depths(self) -> Sequence[TierDepth]:
-        """See Broker."""
         now = self._clock()
         return [
             TierDepth(name.model, tier, depth, oldest, name.version)
@@ -477,7 +455,6 @@ class MemoryBroker:
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
-        """See Broker."""
         return [
             BulkDepth(name.model, bulk.depth, bulk.delayed, name.version)
             for name, queue in self._queues.items()
@@ -485,7 +462,6 @@ class MemoryBroker:
         ]
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """See Broker."""
         now = self._clock()
         return {name: queue.load(now) for name, queue in self._queues.items()}
 
@@ -494,7 +470,6 @@ class MemoryBroker:
         self._queues.know(models)
 
     async def reap(self) -> float:
-        """See Broker."""
         due, now = await self._reap()
         return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
 

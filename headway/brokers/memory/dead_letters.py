@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.retention import KeptLimits, Retention
 from headway.model import DeadLetter
+from headway.ports import DeadLetters
 
 _Key = tuple[str, str]
 
 
-class DeadLetterBox:
+class DeadLetterBox(DeadLetters):
     """Dead letters in memory.
 
     Too many: the tenant with most of them loses its oldest. Too large: the one with most bytes does.
@@ -29,7 +30,6 @@ class DeadLetterBox:
         self._numbers, self._sizes = _budget(capacity), _budget(capacity_bytes)
 
     async def add(self, letter: DeadLetter) -> None:
-        """See DeadLetters."""
         key = _key(letter)
         self._drop(key)
         self._letters[key] = letter
@@ -40,34 +40,28 @@ class DeadLetterBox:
                     self._drop(gone)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """See DeadLetters."""
         newest = itertools.islice(reversed(self._letters.values()), limit)
         return [letter.without_input() for letter in newest]
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """See DeadLetters."""
         if tenant is not None:
             letter = self._letters.get((tenant, id))
             return () if letter is None else (letter,)
         return [letter for (_, known), letter in self._letters.items() if known == id]
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        """See DeadLetters."""
         found = await self.find(id, tenant)
         for letter in found:
             self._drop(_key(letter))
         return len(found)
 
     async def count(self) -> int:
-        """See DeadLetters."""
         return len(self._letters)
 
     async def counts(self) -> Mapping[str, int]:
-        """See DeadLetters."""
         return Counter(letter.entry.model for letter in self._letters.values())
 
     async def totals(self) -> Mapping[str, int]:
-        """See DeadLetters."""
         return self._totals
 
     def _drop(self, key: _Key) -> None:

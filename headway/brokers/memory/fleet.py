@@ -9,9 +9,10 @@ import msgspec
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import DEPARTED_SECONDS, MOST_DEPARTED, OFFLINE_AFTER, lost
 from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout
+from headway.ports import Fleet
 
 
-class MemoryFleet:
+class MemoryFleet(Fleet):
     """Processes, leader and capacities in memory. See `headway.ports.Fleet`.
 
     Arguments:
@@ -31,29 +32,24 @@ class MemoryFleet:
         """Process that may load each model, and until when."""
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        """See Fleet."""
         self._members[member.id] = msgspec.structs.replace(member, last_seen=self._clock())
         return self._drains.keys()
 
     async def leave(self, id: str) -> None:
-        """See Fleet."""
         self._members.pop(id, None)
         if self._leader == id:
             self._leader = ""
 
     async def depart(self, gone: Departed) -> None:
-        """See Fleet."""
         self._note(msgspec.structs.replace(gone, at=self._clock()))
 
     async def departed(self) -> Sequence[Departed]:
-        """See Fleet."""
         await self.members()
         since = self._clock() - DEPARTED_SECONDS
         self._departed = {id: one for id, one in self._departed.items() if one.at >= since}
         return list(self._departed.values())
 
     async def members(self) -> Sequence[ProcessInfo]:
-        """See Fleet."""
         since = self._clock() - OFFLINE_AFTER
         for member in [one for one in self._members.values() if one.last_seen < since]:
             self._note(lost(self._members.pop(member.id)))
@@ -65,7 +61,6 @@ class MemoryFleet:
             del self._departed[min(self._departed.values(), key=lambda one: one.at).id]
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
-        """See Fleet."""
         now = self._clock()
         if self._leader not in ("", candidate) and now < self._leads_until:
             return self._leads_until - now
@@ -73,7 +68,6 @@ class MemoryFleet:
         return 0.0
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """See Fleet."""
         now = self._clock()
         holder, until = self._loads.get(model, (candidate, now))
         if holder != candidate and now < until:
@@ -82,37 +76,29 @@ class MemoryFleet:
         return True
 
     async def publish(self, capacity: Capacity) -> None:
-        """See Fleet."""
         self._capacities[capacity.model] = msgspec.structs.replace(capacity, measured_at=self._clock())
 
     async def withdraw_capacity(self, model: str) -> None:
-        """See Fleet."""
         self._capacities.pop(model, None)
 
     async def capacities(self) -> Sequence[Capacity]:
-        """See Fleet."""
         since = self._clock() - FORGOTTEN_AFTER
         self._capacities = {model: one for model, one in self._capacities.items() if one.measured_at >= since}
         return list(self._capacities.values())
 
     async def rollouts(self) -> Sequence[Rollout]:
-        """See Fleet."""
         return list(self._rollouts.values())
 
     async def drains(self) -> Sequence[Drain]:
-        """See Fleet."""
         return list(self._drains.values())
 
     async def drain(self, drains: Sequence[Drain]) -> None:
-        """See Fleet."""
         self._drains.update({one.name: one for one in drains})
 
     async def undrain(self, names: Collection[str]) -> None:
-        """See Fleet."""
         self._drains = {name: one for name, one in self._drains.items() if name not in names}
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """See Fleet."""
         there = self._rollouts.get(rollout.model)
         if there is not None and there.revision != rollout.revision - 1:
             return False

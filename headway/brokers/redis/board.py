@@ -14,6 +14,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.connection import OutOfMemory, RedisConnection
 from headway.core.departure_board import add_to, counts
 from headway.model.board import FleetFigures, HistoryRow, News, Notice, Posted
+from headway.ports import Board
 
 PAGE = 1000
 """Most notices that are read in one call."""
@@ -23,7 +24,7 @@ ROWS = 150
 """Most rows that are read in one call, for which the server does nothing else."""
 
 
-class RedisBoard:
+class RedisBoard(Board):
     """Board in Redis. See `headway.ports.Board`.
 
     Arguments:
@@ -52,7 +53,6 @@ class RedisBoard:
         return Posted(watched=bool(watched), records=bool(records))
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
-        """See Board."""
         connection = self._connection
         lost_at = await self._watch()
         rows: list[HistoryRow] = []
@@ -64,7 +64,6 @@ class RedisBoard:
                 return rows, News(await self._up_to(last), last.decode(), lost_at)
 
     async def read(self, after: str) -> News:
-        """See Board."""
         lost_at = await self._watch()
         found = await self._connection.stream(f"{self._key}board", after.encode())
         return News(_read(found), found[-1][0].decode() if found else after, lost_at)

@@ -62,6 +62,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
 )
+from headway.ports import Broker, Resting
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 
@@ -87,7 +88,7 @@ class _UnansweredClaim(msgspec.Struct):
     token: str
 
 
-class RedisBroker:
+class RedisBroker(Broker, Resting):
     """Broker over Redis. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
@@ -101,9 +102,6 @@ class RedisBroker:
         queue_bytes: most bytes of large entries that have no outcome yet.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
         zone: zone of the process; empty for none. Its slots are at home in the queues of that zone, and entries go there.
-
-    Attributes:
-        rate_limit_debt: see Broker; every request asks for it.
     """
 
     def __init__(
@@ -128,9 +126,8 @@ class RedisBroker:
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
         """Debts by the counts that all queues have in common; None where each has its own."""
-        self.rate_limit_debt: Callable[[Limit], float] = (
-            self._debts.seconds if self._debts is not None else self._debt_of_queues
-        )
+        if self._debts is not None:  # Every request asks for it.
+            self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
         self._queues = QueueTable(self._make_queue, shards, zone)
         self._queues.added = self._hear_of
         self._every = self._queues.every
@@ -149,6 +146,14 @@ class RedisBroker:
         self._turns: dict[str, int] = {}
         self._waited: dict[tuple[Queue, int], Sequence[float]] = {}
 
+    def rate_limit_debt(self, limit: Limit) -> float:
+        """See Broker. Here each queue has counts of its own."""
+        owed = 0.0
+        for queues in self._queues.values():
+            of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
+            owed = max(owed, sum(of_shards) / counts if limit.name == "tier" and counts > 1 else max(of_shards))
+        return owed
+
     @property
     def linger(self) -> float:
         """See Broker: that of the queue in use which bears least, at least 1 ms, and at most 4 where a request for another model may come."""
@@ -158,7 +163,6 @@ class RedisBroker:
 
     @property
     def epoch(self) -> str:
-        """See Broker."""
         if not any(queue.born for queue in self._every):
             return ""
         return str(self._queues.losses)
@@ -179,7 +183,6 @@ class RedisBroker:
 
     @property
     def apart_from(self) -> float:
-        """See Broker."""
         return self._values.threshold
 
     @property
@@ -214,7 +217,6 @@ class RedisBroker:
         await all_of(*(queue.close() for queue in self._every))
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """See Broker."""
         asked = set(map(_MODEL_AND_VERSION, entries))
         if not all(self._queues.has(QueueName(*one)) for one in asked):
             return await self._enqueue_known(entries)
@@ -227,7 +229,6 @@ class RedisBroker:
             self._offers.end(offer)
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """See BulkQueue."""
         known = [entry for entry in entries if self._queues.has(entry.queue)]
         if len(known) < len(entries):
             await self._router.read_registry()
@@ -240,16 +241,7 @@ class RedisBroker:
             self._offers.end(offer)
         return [next(verdicts) if entry.queue in names else failures.not_here(entry.model) for entry in entries]
 
-    def _debt_of_queues(self, limit: Limit) -> float:
-        """Seconds owed to a limit, where each queue has counts of its own."""
-        owed = 0.0
-        for queues in self._queues.values():
-            of_shards, counts = [queue.rate_limit_debt(limit) for queue in queues], queues[0].counts
-            owed = max(owed, sum(of_shards) / counts if limit.name == "tier" and counts > 1 else max(of_shards))
-        return owed
-
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """See Broker."""
         if not self._queues.has(slot.queue):
             return NoWork(None)
         if slot.helps:
@@ -310,7 +302,6 @@ class RedisBroker:
         return await all_of(*(queue.contender(model) for model, queue in homes))
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """See Broker."""
         home = self._router.home(slot.worker, slot.queue)
         idle_at = self._idle_at.get(slot, home)
         if idle_at is not home:  # It has moved since it claimed.
@@ -332,7 +323,6 @@ class RedisBroker:
                     await asyncio.gather(task, return_exceptions=True)
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """See Broker."""
         if len(items) != len(lease.entries):
             raise ValueError(f"{len(items)} items for a lease of {len(lease.entries)} entries: one each, in order")
         queue, fence = self._queue_of(lease)
@@ -342,7 +332,6 @@ class RedisBroker:
         return settled
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """See Broker."""
         queue, fence = self._queue_of(lease)
         again = await queue.release(fence, lease, failure, self._rng())
         self._waited.pop((queue, lease.fence), None)
@@ -351,12 +340,10 @@ class RedisBroker:
         return again is not None
 
     async def extend(self, lease: Lease) -> bool:
-        """See Broker."""
         queue, fence = self._queue_of(lease)
         return await queue.extend(fence)
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """See Broker."""
         if (box := self._mailboxes.get(gateway)) is not None:
             box.forget(submissions)
         groups: dict[Queue, list[bytes]] = {}
@@ -371,11 +358,9 @@ class RedisBroker:
         await self.withdraw([("", gateway, 0)], gateway)
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """See Broker."""
         await self._lookup.cancel_task(tenant, id)
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """See Broker."""
         box = self._mailboxes.get(gateway)
         if box is None:
             box = self._mailboxes[gateway] = Mailbox(gateway, self._every)
@@ -384,15 +369,12 @@ class RedisBroker:
         return replies, cursor
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """See Broker."""
         return await self._lookup.state(tenant, id)
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """See Broker."""
         return await self._lookup.outcome(tenant, id)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """See Broker."""
         await self._router.count(wait=True)
         if self._zone:
             worker = replace(worker, zone=self._zone)
@@ -415,7 +397,6 @@ class RedisBroker:
         return await self._router.read_registry()
 
     async def depths(self) -> Sequence[TierDepth]:
-        """See Broker."""
         sums: dict[tuple[QueueName, int], tuple[int, float]] = {}
         for queue, look in await self._look():
             for tier, (depth, waited) in enumerate(look.tiers):
@@ -427,7 +408,6 @@ class RedisBroker:
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
-        """See Broker."""
         sums: dict[QueueName, tuple[int, int]] = {}
         for queue, look in await self._look():
             if look.bulk is not None:
@@ -443,11 +423,9 @@ class RedisBroker:
         return {name: sharding.load_of(loads) for name, loads in found.items()}
 
     async def reap(self) -> float:
-        """See Broker."""
         return await self._reap(0.0)
 
     async def reap_and_rest(self, every: float = REST_EVERY) -> float:
-        """See Resting."""
         return await self._reap(every)
 
     async def _reap(self, rest: float) -> float:

@@ -11,7 +11,7 @@ import math
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from redis.asyncio import Redis
@@ -23,52 +23,14 @@ from redis.driver_info import DriverInfo
 from headway.brokers.redis.cluster import Cluster
 from headway.brokers.redis.link import Address
 from headway.brokers.redis.sentinels import Sentinels
-from headway.brokers.redis.server import Server
+from headway.brokers.redis.server import Client, Server
 from headway.config import shown_url
 from headway.errors import SettingError
 
 REDIS_PORT, SENTINEL_PORT = 6379, 26379
 
 
-class Client(Protocol):
-    """Client of the servers behind a URL. It connects at the first call.
-
-    Attributes:
-        mode: `cluster`, `sentinel` or `standalone`.
-    """
-
-    mode: str
-
-    def watch(self) -> None:
-        """Start listening for a change of the primary, where Sentinels announce it."""
-        ...
-
-    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """Plain answer of the server that has a key, to a command of bytes, text and numbers; `large`: see `Server.call`."""
-        ...
-
-    async def everywhere(self, *command: Any) -> list[Any]:
-        """Answers of all servers that have keys to a command without any, as redis-py reads them."""
-        ...
-
-    def server_of(self, key: str) -> str:
-        """Name of the server that has a key."""
-        ...
-
-    async def leave(self, address: Address) -> None:
-        """Stop asking a server that said that it is not the one to ask, and find out anew which one is."""
-        ...
-
-    async def renew(self) -> None:
-        """Make all connections anew, with the present content of the files of the URL."""
-        ...
-
-    async def close(self) -> None:
-        """Close all connections."""
-        ...
-
-
-class Single:
+class Single(Client):
     """Client of one server, whose address may change.
 
     Arguments:
@@ -82,36 +44,29 @@ class Single:
         self._sentinels = sentinels
 
     def watch(self) -> None:
-        """See Client."""
         if self._sentinels is not None:
             self._sentinels.watch()
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """See Client."""
         return await self._server.call(*command, large=large)
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """See Client."""
         return [await self._server.ask(*command)]
 
     def server_of(self, key: str) -> str:
-        """See Client."""
         return ""
 
     async def leave(self, address: Address) -> None:
-        """See Client."""
         if self._sentinels is not None:
             self._sentinels.avoid(address)
         await self._server.leave(address)
 
     async def renew(self) -> None:
-        """See Client."""
         await self._server.renew()
         if self._sentinels is not None:
             await self._sentinels.renew()
 
     async def close(self) -> None:
-        """See Client."""
         await self._server.close()
         if self._sentinels is not None:
             await self._sentinels.aclose()

@@ -20,7 +20,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 
 from headway.brokers.redis.link import Address
-from headway.brokers.redis.server import Server
+from headway.brokers.redis.server import Client, Server
 from headway.errors import BrokerUnavailable
 
 MOVES = 4
@@ -29,7 +29,7 @@ REFRESH_EVERY = 0.1
 """Least seconds between two reads of the map of slots."""
 
 
-class Cluster:
+class Cluster(Client):
     """Client of the nodes of a cluster.
 
     Arguments:
@@ -57,7 +57,6 @@ class Cluster:
         """See Client: nobody tells that; nodes are asked when one is in doubt."""
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
-        """See Client."""
         if self._doubtful:
             await self._look()
         slot = key_slot(key.encode())
@@ -80,30 +79,25 @@ class Cluster:
         raise BrokerUnavailable(f"the nodes of the cluster do not agree on who has {key}")
 
     async def everywhere(self, *command: Any) -> list[Any]:
-        """See Client."""
         self._doubtful, self._looked_at = True, -math.inf
         await self._look(wait=True)
         owners = dict.fromkeys(self._owners)
         return list(await asyncio.gather(*(self._server(owner).ask(*command) for owner in owners)))
 
     def server_of(self, key: str) -> str:
-        """See Client."""
         host, port = self._owner(key_slot(key.encode()))
         return f"{host}:{port}"
 
     async def leave(self, address: Address) -> None:
-        """See Client."""
         self._doubtful = True
         if address in self._servers:
             await self._servers[address].leave(address)
 
     async def renew(self) -> None:
-        """See Client."""
         for server in self._servers.values():
             await server.renew()
 
     async def close(self) -> None:
-        """See Client."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)

@@ -27,8 +27,8 @@ from redis.exceptions import (
 
 from headway.brokers.redis import function_library
 from headway.brokers.redis.blocking import BlockingReads
-from headway.brokers.redis.clients import Client, check_files, connect
-from headway.brokers.redis.server import Deposed
+from headway.brokers.redis.clients import check_files, connect
+from headway.brokers.redis.server import Client, Deposed
 from headway.brokers.redis.together import Together
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError

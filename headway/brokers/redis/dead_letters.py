@@ -14,12 +14,13 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.entry_wire import Apart, pack_letter, payload_of, read_letter
 from headway.brokers.redis.large_values import LargeValues
 from headway.model import DeadLetter, QueueName
+from headway.ports import DeadLetters
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
 
-class RedisDeadLetters:
+class RedisDeadLetters(DeadLetters):
     """Dead letters in Redis. See `headway.ports.DeadLetters`.
 
     The step that ends an entry writes its dead letter in the same instant, so `add` is only for letters from elsewhere.
@@ -46,7 +47,6 @@ class RedisDeadLetters:
         return [wire.prefix_of(prefix, name, shard) for name in self._queues for shard in shards]
 
     async def add(self, letter: DeadLetter) -> None:
-        """See DeadLetters."""
         told = wire.WireFailure(letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id)
         failure = wire.encode(told)
         entry = letter.entry
@@ -57,7 +57,6 @@ class RedisDeadLetters:
         await self._connection.call("bury", key, wire.key_of(entry.tenant, entry.id), packed)
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """See DeadLetters."""
         found = []
         for _, packed, _ in await self._listed(limit):
             for one in packed:
@@ -79,19 +78,15 @@ class RedisDeadLetters:
         return list({letter.entry.tenant: letter for letter in letters}.values())
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        """See DeadLetters."""
         return sum(await self._ask("unbury", *_whose(id, tenant)))
 
     async def count(self) -> int:
-        """See DeadLetters."""
         return sum(count for count, _, _ in await self._listed(0))
 
     async def counts(self) -> Mapping[str, int]:
-        """See DeadLetters."""
         return await self._counted(0)
 
     async def totals(self) -> Mapping[str, int]:
-        """See DeadLetters."""
         return await self._counted(2)
 
     async def _counted(self, which: int) -> Mapping[str, int]:

@@ -11,12 +11,13 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.core.capacity import FORGOTTEN_AFTER
 from headway.core.health import OFFLINE_AFTER, believed, lost
 from headway.model import Capacity, Departed, Drain, ProcessInfo, Rollout, WorkerInfo
+from headway.ports import Fleet
 
 LONGEST_DRAIN = 365 * 86400.0
 """Seconds for which a drain may stand."""
 
 
-class RedisFleet:
+class RedisFleet(Fleet):
     """Fleet in Redis. See `headway.ports.Fleet`.
 
     Arguments:
@@ -28,15 +29,12 @@ class RedisFleet:
         self._key = f"{connection.prefix}:{{fleet}}:"
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        """See Fleet."""
         return {name.decode() for name in await self._ask("attend", member.id, wire.encode(member))}
 
     async def leave(self, id: str) -> None:
-        """See Fleet."""
         await self._connection.call("leave", self._key, self._connection.clock_text(), id)
 
     async def depart(self, gone: Departed) -> None:
-        """See Fleet."""
         await self._ask("depart", gone.id, wire.encode(gone))
 
     async def departed(self) -> Sequence[Departed]:
@@ -46,11 +44,9 @@ class RedisFleet:
         return [*found, *map(lost, wire.readable(wire.read_member, silent))]
 
     async def members(self) -> Sequence[ProcessInfo]:
-        """See Fleet."""
         return wire.readable(wire.read_member, await self._notes("k", OFFLINE_AFTER))
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
-        """See Fleet."""
         return float(await self._ask("lead", candidate, seconds))
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
@@ -59,34 +55,27 @@ class RedisFleet:
         return float(await connection.call("lead", key, connection.clock_text(), candidate, seconds)) == 0.0
 
     async def publish(self, capacity: Capacity) -> None:
-        """See Fleet."""
         await self._ask("note", "capacity", capacity.model, wire.encode(capacity))
 
     async def withdraw_capacity(self, model: str) -> None:
-        """See Fleet."""
         await self._drop("capacity", (model,))
 
     async def capacities(self) -> Sequence[Capacity]:
-        """See Fleet."""
         return wire.readable(wire.read_capacity, await self._notes("capacity", FORGOTTEN_AFTER))
 
     async def rollouts(self) -> Sequence[Rollout]:
-        """See Fleet."""
         found = await self._connection.share("rollouts", self._key, self._connection.clock_text())
         return wire.readable(wire.read_rollout, (packed for _, packed in map(wire.read_stamped, found)))
 
     async def drains(self) -> Sequence[Drain]:
-        """See Fleet."""
         notes = await self._notes("drain", LONGEST_DRAIN)
         return wire.readable(wire.read_drain, (packed for _, packed in map(wire.read_stamped, notes)))
 
     async def drain(self, drains: Sequence[Drain]) -> None:
-        """See Fleet."""
         for one in drains:
             await self._ask("note", "drain", one.name, wire.encode(one))
 
     async def undrain(self, names: Collection[str]) -> None:
-        """See Fleet."""
         if names:
             await self._drop("drain", names)
 

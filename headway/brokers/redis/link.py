@@ -110,7 +110,6 @@ class Link(asyncio.Protocol):
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """See Protocol."""
         try:
             if self._large is not None:
                 answer = self._take_large(self._large, data)

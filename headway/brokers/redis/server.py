@@ -1,9 +1,9 @@
-"""Client of one Redis or Valkey server."""
+"""Clients of Redis or Valkey: what each can do, whatever lies behind its URL, and the client of one server."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import hiredis
 from redis.asyncio import Redis
@@ -13,6 +13,44 @@ from headway.brokers.redis.link import Address, Link
 
 KEPT = 2
 """Most idle connections that are kept where there may be any number: one for each kind of blocking read."""
+
+
+class Client(Protocol):
+    """Client of the servers behind a URL. It connects at the first call.
+
+    Attributes:
+        mode: `cluster`, `sentinel` or `standalone`.
+    """
+
+    mode: str
+
+    def watch(self) -> None:
+        """Start listening for a change of the primary, where Sentinels announce it."""
+        ...
+
+    async def call(self, key: str, *command: Any, large: bool = False) -> Any:
+        """Plain answer of the server that has a key, to a command of bytes, text and numbers; `large`: see `Server.call`."""
+        ...
+
+    async def everywhere(self, *command: Any) -> list[Any]:
+        """Answers of all servers that have keys to a command without any, as redis-py reads them."""
+        ...
+
+    def server_of(self, key: str) -> str:
+        """Name of the server that has a key."""
+        ...
+
+    async def leave(self, address: Address) -> None:
+        """Stop asking a server that said that it is not the one to ask, and find out anew which one is."""
+        ...
+
+    async def renew(self) -> None:
+        """Make all connections anew, with the present content of the files of the URL."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
 
 
 class Deposed(RedisError):

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 
 from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.ports import ScalingDriver
 from headway.runtime.logger import get_logger
 from headway.scaling.kubernetes.api import CONFLICT, NOT_FOUND, KubernetesApi
 from headway.scaling.kubernetes.objects import Autoscaler, Autoscalers, ResourcePath, Scale
@@ -67,7 +68,7 @@ def read_target(text: str, slots: int = 1) -> ScaleTarget:
     return ScaleTarget(kind, name, "".join(namespace), slots)
 
 
-class KubernetesScaling:
+class KubernetesScaling(ScalingDriver):
     """Driver over the API server of a cluster. See `headway.ports.ScalingDriver`.
 
     A process of the fleet has the name of its pod, by which `mark` finds it.
@@ -93,7 +94,6 @@ class KubernetesScaling:
         return (await self._scale(target.place(self._api.namespace))).spec.replicas * target.slots
 
     async def scale(self, model: str, workers: int) -> None:
-        """See ScalingDriver."""
         target = self._target(model)
         place, replicas = target.place(self._api.namespace), -(-workers // target.slots)
         await self._check_owner(target, place)

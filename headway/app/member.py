@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from headway import __version__
 from headway.config import Settings
 from headway.controller.controller import Controller
-from headway.core.throttle import ArrivalRates
 from headway.gateway.gateway import Gateway
 from headway.model import ProcessInfo, Role
 
@@ -39,7 +38,6 @@ def describe_process(
     throttles = gateway.limiter.throttles if gateway is not None else {}
     arrivals = {model: one.rates for model, one in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
-    rates = arrivals.get(model, ArrivalRates())
     weights = {} if settings.models else {"max-batch-weight": str(settings.max_batch_weight), "weight": settings.weight}
     host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
     return ProcessInfo(
@@ -52,8 +50,6 @@ def describe_process(
         pending=gateway.pending if gateway is not None else 0,
         requests_per_second=gateway.requests_per_second if gateway is not None else 0.0,
         model=model,
-        higher_per_second=rates.higher,
-        lowest_per_second=rates.lowest,
         leads=controller is not None and controller.leads,
         shared={
             "shards": str(settings.shards),

@@ -119,8 +119,6 @@ class CapacityWatcher(PeriodicResource):
 
 
 def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
-    """Arrivals for a model at another gateway; None where it does not serve that. An earlier release tells of one model."""
+    """Arrivals for a model at another gateway; None where it does not serve that."""
     found = member.arrivals.get(model)
-    if found is not None:
-        return ArrivalRates(*found, member.tenant_rates.get(model, {}))
-    return ArrivalRates(member.higher_per_second, member.lowest_per_second) if member.model == model else None
+    return None if found is None else ArrivalRates(*found, member.tenant_rates.get(model, {}))

@@ -36,8 +36,6 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         requests_per_second: requests taken in per second.
         leads: whether it is the leading controller.
         model: name of the model that a gateway serves; of several, one of them.
-        lowest_per_second, higher_per_second: requests per second that come to a gateway for that model, of the lowest tier
-        and of the others.
         arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
         tenant_rates: requests per second of the lowest tier that its busiest tenants send to a gateway, by model and tenant.
         scalable: workers that it has and most that it can have, by model, where it makes them more or fewer by itself.
@@ -58,8 +56,6 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_second: float = 0.0
     leads: bool = False
     model: str = ""
-    higher_per_second: float = 0.0
-    lowest_per_second: float = 0.0
     shared: dict[str, str] = {}
     last_seen: float = 0.0
     arrivals: dict[str, tuple[float, float]] = {}

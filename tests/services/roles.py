@@ -171,8 +171,6 @@ class Fleets:
                 host="here",
                 pid=pid,
                 model="m",
-                higher_per_second=flow.higher,
-                lowest_per_second=flow.lowest,
                 arrivals={"m": (flow.higher, flow.lowest)},
                 tenant_rates={"m": flow.tenants},
                 every=pace.every(),

@@ -258,7 +258,9 @@ async def test_gateways_that_are_gone_have_no_share(fleets: Fleets) -> None:
 async def test_gateways_of_another_model_share_limits_and_no_capacity(fleets: Fleets) -> None:
     entrance, gateway = fleets.gateway()
     await entrance.start()
-    other = ProcessInfo(id="other", role=Role.GATEWAY, host="there", pid=9, model="another", lowest_per_second=900.0)
+    other = ProcessInfo(
+        id="other", role=Role.GATEWAY, host="there", pid=9, model="another", arrivals={"another": (0.0, 900.0)}
+    )
     await fleets.fleet.heartbeat(other)
     await fleets.fleet.publish(capacity(100.0))
     await asyncio.sleep(1.0)

@@ -44,6 +44,7 @@ from headway.model import (
 from headway.model.board import Notice, ScalingChange
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 
 SCHEMA = 1
 """Version of what this release writes."""
@@ -124,14 +125,10 @@ _unanswered = msgspec.msgpack.Decoder(list[WireUnanswered])
 _passed = msgspec.msgpack.Decoder(list[tuple[str, str, bool, int]])
 _refusals = msgspec.msgpack.Decoder(list[tuple[str, str, int, str, int]])
 _positions = msgspec.msgpack.Decoder(list[int])
-_worker = msgspec.msgpack.Decoder(WorkerInfo)
-_member = msgspec.msgpack.Decoder(ProcessInfo)
-_capacity = msgspec.msgpack.Decoder(Capacity)
-_departed = msgspec.msgpack.Decoder(Departed)
 read_rollout = msgspec.msgpack.Decoder(Rollout).decode
 read_drain = msgspec.msgpack.Decoder(Drain).decode
-_notice = msgspec.msgpack.Decoder(Notice)
-_scaling_change = msgspec.msgpack.Decoder(ScalingChange)
+read_notice = msgspec.msgpack.Decoder(Notice).decode
+read_scaling_change = msgspec.msgpack.Decoder(ScalingChange).decode
 encode = msgspec.msgpack.Encoder().encode
 
 NONCE = struct.Struct(">d")
@@ -406,38 +403,21 @@ def _failed(fields: Mapping[bytes, bytes], left_at: float, ended_at: float, size
     return replies
 
 
-def read_worker(packed: bytes) -> WorkerInfo:
-    """Read a line of the registry, stamped by the server."""
-    seen, rest = read_stamped(packed)
-    return msgspec.structs.replace(_worker.decode(rest), last_heartbeat=seen)
+def _stamped(kind: type[R], instant: str) -> Callable[[bytes], R]:
+    """Reader of records of a kind that the server has stamped; `instant` is the member that gets the stamp."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(packed: bytes) -> R:
+        seen, rest = read_stamped(packed)
+        return msgspec.structs.replace(decode(rest), **{instant: seen})
+
+    return read
 
 
-def read_member(packed: bytes) -> ProcessInfo:
-    """Read a process of the fleet, stamped by the server."""
-    seen, rest = read_stamped(packed)
-    return msgspec.structs.replace(_member.decode(rest), last_seen=seen)
-
-
-def read_departed(packed: bytes) -> Departed:
-    """Read an end of a process, stamped by the server."""
-    seen, rest = read_stamped(packed)
-    return msgspec.structs.replace(_departed.decode(rest), at=seen)
-
-
-def read_capacity(packed: bytes) -> Capacity:
-    """Read a capacity, stamped by the server."""
-    seen, rest = read_stamped(packed)
-    return msgspec.structs.replace(_capacity.decode(rest), measured_at=seen)
-
-
-def read_notice(packed: bytes) -> Notice:
-    """Read a notice of the departure board."""
-    return _notice.decode(packed)
-
-
-def read_scaling_change(packed: bytes) -> ScalingChange:
-    """Read a decision of the autoscaler."""
-    return _scaling_change.decode(packed)
+read_worker = _stamped(WorkerInfo, "last_heartbeat")
+read_member = _stamped(ProcessInfo, "last_seen")
+read_departed = _stamped(Departed, "at")
+read_capacity = _stamped(Capacity, "measured_at")
 
 
 def check_schema(schema: int) -> None:

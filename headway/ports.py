@@ -55,19 +55,16 @@ class QueueCondition(Protocol):
     @property
     def linger(self) -> float:
         """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
-        ...
 
     @property
     def epoch(self) -> str:
         """Opaque id of the broker's state; changes when that state may have been lost, as by a restart without data.
 
         Empty until a call has succeeded. With a new one the cursors of `replies` begin at 0 again."""
-        ...
 
     @property
     def memory_pressure(self) -> bool:
         """Whether the broker's memory was nearly full when last looked at; the broker then admits nothing new."""
-        ...
 
     @property
     def apart_from(self) -> float:
@@ -75,7 +72,6 @@ class QueueCondition(Protocol):
 
         A call of `enqueue` with such an entry takes longer, so it should keep no others waiting.
         """
-        ...
 
     @property
     def kept(self) -> KeptLimits:
@@ -84,11 +80,9 @@ class QueueCondition(Protocol):
         The kept outcomes of one tenant cost no other tenant an outcome, and none the admission. An outcome that is
         larger than the budgets allow is not kept; a failure that says so takes the place of a task's.
         """
-        ...
 
     def rate_limit_debt(self, limit: Limit) -> float:
         """Lower bound, from what this process knows, on the seconds until the full burst is available."""
-        ...
 
 
 class NearQueue(Protocol):
@@ -96,7 +90,6 @@ class NearQueue(Protocol):
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
-        ...
 
     def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
         """Admit or refuse, as `take` does, an entry by itself that has no version and no dedup keys, under an id that no other has.
@@ -107,11 +100,9 @@ class NearQueue(Protocol):
             held: what its gateway holds of it, which comes back with its output; None: its reply is delivered like any other.
             now: the present instant on the queue's clock.
         """
-        ...
 
     def knows(self, tenant: str, id: str) -> bool:
         """Whether a task is known here, or its outcome."""
-        ...
 
     def attach(
         self,
@@ -127,7 +118,6 @@ class NearQueue(Protocol):
             settle: takes the replies to a batch of which each entry was entered with what is held of it, and got an output and
                 nothing beside it; before them, what is held.
         """
-        ...
 
 
 class RequestQueue(QueueCondition, Protocol):
@@ -136,7 +126,6 @@ class RequestQueue(QueueCondition, Protocol):
     @property
     def near(self) -> NearQueue | None:
         """Queue without a wait, for a gateway in the broker's own process; None for a broker in another one."""
-        ...
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
         """Admit or refuse each entry; the result is in the same order, None for an admitted one.
@@ -148,7 +137,6 @@ class RequestQueue(QueueCondition, Protocol):
         An entry that follows a task (`headway.core.dedup.follower`) ends with one reply: the outcome, at once if it is kept,
         or a failure when the task is forgotten or the time of the follower is over. It never runs and leaves the task as it
         is. Without such a task of the tenant's it is refused. Its model is empty where that is not known."""
-        ...
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
         """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
@@ -156,31 +144,25 @@ class RequestQueue(QueueCondition, Protocol):
         A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
         and the first under an idempotency key runs on for later requests with that key. Nothing changes for a
         submission that has its outcome, or for other submissions and gateways under the same id."""
-        ...
 
     async def probe(self, gateway: str) -> None:
         """Find out, for a gateway, whether the broker takes changes; none is made."""
-        ...
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Forget a task. Without such a task, nothing happens.
 
         A task that has not run never does. Its outcome is not kept, and whoever waits for it gets a reply that says so."""
-        ...
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
         """Wait for replies to `gateway` that come after cursor `after` (0 at first). Returns them with the new cursor.
 
         A call with a cursor acknowledges all replies up to it. A call with the same cursor again repeats them."""
-        ...
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
         """State of an entry, of whatever tenant without one; None when it has its outcome, or is not known."""
-        ...
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
         """Kept outcome of a task, or its state while it has none; None when nothing is known of it."""
-        ...
 
 
 class BulkQueue(Protocol):
@@ -193,7 +175,6 @@ class BulkQueue(Protocol):
         They count towards no limit, have no dedup keys, and never expire: whoever offers them withdraws them. One whose batch fails
         ends with a failure, whose reason is the cause; it leaves no dead letter.
         """
-        ...
 
 
 class WorkSource(Protocol):
@@ -201,39 +182,32 @@ class WorkSource(Protocol):
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim the batch that leaves now for `slot`, or learn when to claim again."""
-        ...
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
         """Return when a claim by `slot` is worth trying again: on a wake-up, or at `until`, which its last claim returned.
 
         A wake-up wakes one of several idle slots. A call that is cancelled passes its wake-up on."""
-        ...
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """Next batch of each of some slots that share a GPU, for the turns there. Each slot has claimed before."""
-        ...
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """End a lease with one item per entry, in order.
 
         A broker may answer entries with large outputs in atomic steps of their own, before the one that ends the lease.
         """
-        ...
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
         """End a lease without outputs; False when the lease was no longer valid.
 
         Without a failure the work never started, and nothing is charged. With one, the retry plan decides for each
         entry."""
-        ...
 
     async def extend(self, lease: Lease) -> bool:
         """Renew a lease by its full length from now on; False when it was no longer valid."""
-        ...
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         """Record a heartbeat; only healthy workers count as capacity."""
-        ...
 
 
 class Registry(Protocol):
@@ -241,19 +215,15 @@ class Registry(Protocol):
 
     async def workers(self) -> Sequence[WorkerInfo]:
         """All workers, as they were last heard of."""
-        ...
 
     async def depths(self) -> Sequence[TierDepth]:
         """Queue depth by model and tier."""
-        ...
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
         """Bulk entries of each queue that has had any."""
-        ...
 
     async def loads(self) -> Mapping[QueueName, Load]:
         """Arrivals, pace and slots of each queue that this broker knows, of all zones together."""
-        ...
 
 
 class Maintenance(Protocol):
@@ -261,11 +231,9 @@ class Maintenance(Protocol):
 
     async def reap(self) -> float:
         """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due."""
-        ...
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """Have queues of these models too, or other bounds; with `others` of any that holds something. Only what holds nothing goes."""
-        ...
 
 
 @runtime_checkable
@@ -278,7 +246,6 @@ class Resting(Protocol):
         Arguments:
             every: seconds until the next call while nothing is due, about.
         """
-        ...
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
@@ -308,66 +275,51 @@ class Fleet(Protocol):
 
         Returns the names of all drains.
         """
-        ...
 
     async def leave(self, id: str) -> None:
         """Forget a process at once; if it led, another may."""
-        ...
 
     async def depart(self, gone: Departed) -> None:
         """Record an end, for some minutes. One of a process that says nothing any more is recorded without that."""
-        ...
 
     async def departed(self) -> Sequence[Departed]:
         """Ends of the last minutes, of a bounded number, also of processes that have come back since."""
-        ...
 
     async def members(self) -> Sequence[ProcessInfo]:
         """Processes with a recent heartbeat."""
-        ...
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
         """Take the lead of the controllers for `seconds`, or renew it.
 
         Returns 0; while another controller has it, the seconds until that one's lead ends unless it is renewed.
         """
-        ...
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
         """Take the right to load a model for `seconds`, or renew it; False while another process has it."""
-        ...
 
     async def publish(self, capacity: Capacity) -> None:
         """Publish the capacity of a model's workers."""
-        ...
 
     async def withdraw_capacity(self, model: str) -> None:
         """Forget the capacity of a model that is gone. Of a model without one, nothing happens."""
-        ...
 
     async def capacities(self) -> Sequence[Capacity]:
         """Last published capacity of each model."""
-        ...
 
     async def rollouts(self) -> Sequence[Rollout]:
         """Last rollout of each model that had one."""
-        ...
 
     async def drains(self) -> Sequence[Drain]:
         """Drains that stand."""
-        ...
 
     async def drain(self, drains: Sequence[Drain]) -> None:
         """Have these drains stand."""
-        ...
 
     async def undrain(self, names: Collection[str]) -> None:
         """End the drains of these names."""
-        ...
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
         """Keep a rollout in the place of the one before it; False, and nothing happens, where that has another revision than the one before."""
-        ...
 
 
 class Board(Protocol):
@@ -375,21 +327,18 @@ class Board(Protocol):
 
     async def post(self, notice: Notice) -> Posted:
         """Post a notice; an empty one only asks for the answer."""
-        ...
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
         """Rows of the last half hour, oldest first, and the whole notices of the last minutes. Waits for nothing.
 
         The rows count exactly what was posted up to the cursor. The board counts as watched for some seconds.
         """
-        ...
 
     async def read(self, after: str) -> News:
         """Notices after a cursor. The board counts as watched for some seconds.
 
         The call waits for news, though not for long: it may return none.
         """
-        ...
 
 
 class DeadLetters(Protocol):
@@ -400,31 +349,24 @@ class DeadLetters(Protocol):
 
     async def add(self, letter: DeadLetter) -> None:
         """Keep a dead letter, in the place of an earlier one of the same entry."""
-        ...
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
         """Newest dead letters, with empty inputs and parameters."""
-        ...
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
         """Dead letters of entry `id`."""
-        ...
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
         """Purge the dead letters of entry `id`. Returns their number."""
-        ...
 
     async def count(self) -> int:
         """Number of dead letters."""
-        ...
 
     async def counts(self) -> Mapping[str, int]:
         """Number of dead letters by model; models without one may be left out."""
-        ...
 
     async def totals(self) -> Mapping[str, int]:
         """Number of dead letters ever added, by model, those that replaced another included; may begin anew at 0."""
-        ...
 
 
 class Backend(Protocol):
@@ -433,17 +375,14 @@ class Backend(Protocol):
     @property
     def pid(self) -> int:
         """Process id of the child that runs batches; 0 when there is none."""
-        ...
 
     @property
     def signature(self) -> Signature:
         """Kinds of values that the target takes and gives, and its example; known once it has been started."""
-        ...
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
         """Sizes and run times in seconds of the batches that the last start has run once the target was warm, if any."""
-        ...
 
     async def start(self) -> float:
         """Start the backend, warm-up batch included. Returns the first warm-up's run time in seconds; 0 without one.
@@ -451,7 +390,6 @@ class Backend(Protocol):
         Raises:
             TargetError: the target cannot be loaded, or fails its warm-up batch.
         """
-        ...
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
         """Run a batch; one item per entry.
@@ -459,15 +397,12 @@ class Backend(Protocol):
         Raises:
             BackendError: the whole batch failed. After WorkerCrashed and BatchTimeout the backend must be started anew.
         """
-        ...
 
     async def gone(self) -> None:
         """Return when the child has died or is to be replaced; never, while it is well."""
-        ...
 
     async def stop(self) -> None:
         """End the child. Safe to call at any time, more than once."""
-        ...
 
 
 class BulkRunner(Protocol):
@@ -475,7 +410,6 @@ class BulkRunner(Protocol):
 
     async def room(self, model: str) -> int:
         """Wait until lines of a model may be offered. Returns how many."""
-        ...
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
         """Run lines in empty seats.
@@ -483,15 +417,12 @@ class BulkRunner(Protocol):
         Each line ends with one reply, by an output or a failure. Retries, outages of the broker and the search for bad
         lines are the runner's.
         """
-        ...
 
     def withdraw(self, job: str) -> None:
         """Let go of a job's lines that have not ended; `done` is not called for them."""
-        ...
 
     def paused(self, model: str, tenant: str = "") -> str:
         """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""
-        ...
 
 
 class Gpu(Protocol):
@@ -500,19 +431,15 @@ class Gpu(Protocol):
     @property
     def settled(self) -> float:
         """Share of its memory that was in use when the last model had been loaded there, 0 to 1; 0 as long as that is not known."""
-        ...
 
     def figures(self) -> GpuFigures | None:
         """Figures that were read last, and not long ago; None where there are none. Waits for nothing."""
-        ...
 
     async def look(self) -> GpuFigures | None:
         """Figures that are read now, or the last ones where that takes longer than a second."""
-        ...
 
     def loaded(self) -> None:
         """Note that a model has been loaded there: the memory that is in use next is what the models need."""
-        ...
 
 
 class ScalingDriver(Protocol):
@@ -520,7 +447,6 @@ class ScalingDriver(Protocol):
 
     async def current(self, model: str) -> int:
         """Workers of a model that the platform was last asked for, by whomever; 0: none, or that is not known."""
-        ...
 
     async def scale(self, model: str, workers: int) -> None:
         """Ask for this many workers, or the next higher number that whole processes have. Returns before they are there.
@@ -529,11 +455,9 @@ class ScalingDriver(Protocol):
             ScalingRefused: the platform does not let it be set; says what to mend.
             ScalingUnavailable: the platform does not answer; ask again.
         """
-        ...
 
     async def mark(self, costs: Mapping[str, int]) -> None:
         """Tell the cost of losing each worker process, by its name in the fleet: the cheapest go first. Raises as `scale`."""
-        ...
 
 
 class Identity(Protocol):
@@ -545,7 +469,6 @@ class Identity(Protocol):
         Raises:
             RequestError: the credential cannot be checked yet; says when to ask again.
         """
-        ...
 
 
 @runtime_checkable
@@ -554,7 +477,6 @@ class WatchedIdentity(Protocol):
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
         """Function that answers for this credential as `Identity.identify` would at the time; None where there is none."""
-        ...
 
 
 class KeyMark(msgspec.Struct, frozen=True):
@@ -588,7 +510,6 @@ class KeyHistory(Protocol):
 
     async def keys(self) -> Sequence[ApiKey]:
         """All keys, ended ones included, oldest first."""
-        ...
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
         """Keys that were added or changed after `since`, at most `limit`.
@@ -596,11 +517,9 @@ class KeyHistory(Protocol):
         None when that change is not, or not for certain, part of the history of what the store holds now. Then all keys
         are to be read again, from KeyMark().
         """
-        ...
 
     async def latest(self) -> KeyMark:
         """Return the last change."""
-        ...
 
 
 class KeyStore(KeyHistory, Protocol):
@@ -608,29 +527,23 @@ class KeyStore(KeyHistory, Protocol):
 
     async def open(self) -> None:
         """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
-        ...
 
     async def add(self, key: ApiKey) -> None:
         """Add a new key. Raises ValueError when its id is taken, or when the key it replaces has a living replacement."""
-        ...
 
     async def get(self, id: str) -> ApiKey | None:
         """Key of an id."""
-        ...
 
     async def expire(self, id: str, at: float) -> bool:
         """End a key at Unix time `at`, or when it would end anyway if that is sooner; False for an unknown id."""
-        ...
 
     async def remove_ended(self, before: float, limit: int) -> int:
         """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`; returns their number.
 
         No change tells of it, as these keys were refused already."""
-        ...
 
     async def close(self) -> None:
         """Close the store."""
-        ...
 
 
 class Ledger(Protocol):
@@ -638,27 +551,21 @@ class Ledger(Protocol):
 
     async def open(self) -> None:
         """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
-        ...
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         """Keep records, all or none; one that is there already, by (tenant, id, completed_at), is left."""
-        ...
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
         """Forget requests (tenant, id) that were noted as without an outcome, then note these; those that were are as new."""
-        ...
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
         """Records of a request id, of all tenants; those without an outcome come last."""
-        ...
 
     async def prune(self, before: float, limit: int) -> int:
         """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
-        ...
 
     async def close(self) -> None:
         """Close the ledger."""
-        ...
 
 
 class BulkStore(Protocol):
@@ -669,54 +576,42 @@ class BulkStore(Protocol):
 
     async def open(self) -> None:
         """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
-        ...
 
     async def add_file(self, file: BulkFile, most: int | None = None) -> bool:
         """Add a file, of which there may be one under its id; False when its tenant would have more than `most` bytes."""
-        ...
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """File of an id."""
-        ...
 
     async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
         """Newest files of a tenant; those older than the file `after`, where that is given."""
-        ...
 
     async def stored(self, tenant: str) -> int:
         """Bytes of all files of a tenant."""
-        ...
 
     async def remove_file(self, tenant: str, id: str) -> bool:
         """Forget a file; False for one that is not there."""
-        ...
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
         """Oldest files from before Unix time `before`, of all tenants, but for those that jobs read."""
-        ...
 
     async def add_job(self, job: BulkJob, most: int) -> bool:
         """Add a job; False when its tenant would have more than `most` that have not ended."""
-        ...
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
         """Job of an id."""
-        ...
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
         """Newest jobs of a tenant; those older than the job `after`, where that is given."""
-        ...
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
         """Wish that a job ends, which changes nothing for one that has ended. Returns the job."""
-        ...
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
         """Hold the oldest job that nobody holds, of a tenant with fewer than `share` that are held; None: there is none.
 
         The lease lasts for `seconds`, and the job has its next generation.
         """
-        ...
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
         """Write what has become of a held job, and hold it for `seconds` from now; 0: no longer.
@@ -724,16 +619,12 @@ class BulkStore(Protocol):
         Returns the job, with the client's wish as it is now; None, and nothing is written, when another generation
         holds it.
         """
-        ...
 
     async def remove_jobs(self, before: float, limit: int) -> int:
         """Forget at most `limit` jobs from before Unix time `before` that have ended. Returns their number."""
-        ...
 
     async def counts(self) -> Mapping[str, int]:
         """Number of jobs by status."""
-        ...
 
     async def close(self) -> None:
         """Close the store."""
-        ...

@@ -19,7 +19,6 @@ class RandomSource(Protocol):
 
     def random(self) -> float:
         """The next number, at least 0 and below 1."""
-        ...
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:

@@ -58,22 +58,18 @@ class KeepTimes(Protocol):
     @property
     def result_ttl_s(self) -> float:
         """Seconds for which the outcome of a task, or of an idempotency key, is kept."""
-        ...
 
     @property
     def cache(self) -> bool:
         """Whether outputs are kept for identical requests that come later."""
-        ...
 
     @property
     def cache_ttl_s(self) -> float:
         """Seconds for which outputs are kept for them."""
-        ...
 
     @property
     def collapse(self) -> bool:
         """Whether identical requests at the same time run once."""
-        ...
 
 
 def dedup_keys_of(

@@ -211,7 +211,6 @@ class Policy(Protocol):
 
     def rule(self, load: Load) -> Rule:
         """Rule that holds at this load."""
-        ...
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:

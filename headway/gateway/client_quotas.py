@@ -104,11 +104,9 @@ class CountedConnection(Protocol):
     @property
     def silent(self) -> bool:
         """Whether no request of its client is under way."""
-        ...
 
     def shutdown(self) -> None:
         """Close at once."""
-        ...
 
 
 class Quotas:

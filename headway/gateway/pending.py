@@ -30,14 +30,12 @@ class ReplySink(Protocol):
 
     def answer(self, reply: Reply) -> None:
         """Take the answer; called once, on a later turn of the loop than the `submit`."""
-        ...
 
     def admitted(self) -> None:
         """Note that the broker has the request. Of a task, the outcome will be kept, whoever waits for it.
 
         Called, at most once, for tasks and for parts of a request under an idempotency key, unless the answer comes first.
         """
-        ...
 
 
 class FutureSink:
@@ -208,7 +206,6 @@ class Observer(Protocol):
             ending: way in which they ended.
             now: instant of their end, in seconds.
         """
-        ...
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:

@@ -19,7 +19,6 @@ class Learner(Protocol):
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what workers report."""
-        ...
 
 
 class WorkersWatcher(PeriodicResource):

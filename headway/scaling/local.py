@@ -22,21 +22,17 @@ class Pool(Protocol):
     @property
     def size(self) -> int:
         """Number of slots that serve or start."""
-        ...
 
     @property
     def most(self) -> int:
         """Most slots that there can be."""
-        ...
 
     @property
     def serving(self) -> bool:
         """Whether it can be resized."""
-        ...
 
     async def resize(self, size: int) -> None:
         """Serve with so many slots; returns when those that leave have gone."""
-        ...
 
 
 class LocalScaling(ScalingDriver):

@@ -54,7 +54,6 @@ class MakeBatcher(Protocol):
 
     def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher:
         """Build the batcher of the GPU with a number, over a broker; `started` hears of each start of its process."""
-        ...
 
 
 class SharedModel(msgspec.Struct, frozen=True):

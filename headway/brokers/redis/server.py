@@ -26,31 +26,24 @@ class Client(Protocol):
 
     def watch(self) -> None:
         """Start listening for a change of the primary, where Sentinels announce it."""
-        ...
 
     async def call(self, key: str, *command: Any, large: bool = False) -> Any:
         """Plain answer of the server that has a key, to a command of bytes, text and numbers; `large`: see `Server.call`."""
-        ...
 
     async def everywhere(self, *command: Any) -> list[Any]:
         """Answers of all servers that have keys to a command without any, as redis-py reads them."""
-        ...
 
     def server_of(self, key: str) -> str:
         """Name of the server that has a key."""
-        ...
 
     async def leave(self, address: Address) -> None:
         """Stop asking a server that said that it is not the one to ask, and find out anew which one is."""
-        ...
 
     async def renew(self) -> None:
         """Make all connections anew, with the present content of the files of the URL."""
-        ...
 
     async def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 class Deposed(RedisError):

@@ -6,7 +6,9 @@
     │   └── StartKilled         the worker process was killed from outside while it started
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
-    │   └── StoreCorrupted      the database is damaged
+    │   ├── StoreCorrupted      the database is damaged
+    │   └── FolderUnavailable   the folder of bulk jobs is away, or its disk does not do
+    │       └── FileLost        a file of the folder is gone
     ├── FailoverAborted         a failover of the broker was not begun, or was given up; says why
     ├── ScalingRefused          the platform does not let the number of workers be set; says what to mend
     ├── ScalingUnavailable      the platform cannot be reached, or does not answer in time
@@ -287,6 +289,14 @@ class StoreUnavailable(HeadwayError):
 
 class StoreCorrupted(StoreUnavailable):
     """The database of ledger or keys is damaged. No answer of it can be relied on, not even "nothing has changed"."""
+
+
+class FolderUnavailable(StoreUnavailable):
+    """The folder of bulk jobs is away, or its disk is full or fails."""
+
+
+class FileLost(FolderUnavailable):
+    """A file of the folder of bulk jobs is gone, and the folder is not."""
 
 
 class ScalingRefused(HeadwayError):

@@ -70,8 +70,8 @@ class AnswerLog:
         return self.waiting >= MOST_WAITING
 
     async def recover(self) -> None:
-        """Read which lines have a record. Raises StoreUnavailable."""
-        await self._folder.do(lambda: self._path.mkdir(parents=True, exist_ok=True, mode=0o700))
+        """Read which lines have a record. Raises FolderUnavailable."""
+        await self._folder.do(lambda: self._path.mkdir(exist_ok=True, mode=0o700))
         async with aclosing(self.records()) as found:
             async for page in found:
                 for kind, number, _ in page:
@@ -88,7 +88,7 @@ class AnswerLog:
         """Write what has been added, so that it survives a loss of power.
 
         Raises:
-            StoreUnavailable: the disk did not take it; it waits for the next call.
+            FolderUnavailable: the disk did not take it; it waits for the next call.
         """
         written = {kind: b"".join(records) for kind, records in self._waiting.items() if records}
         counts = {kind: len(self._waiting[kind]) for kind in written}
@@ -110,7 +110,7 @@ class AnswerLog:
         self._files.clear()
 
     async def records(self) -> AsyncGenerator[list[Record], None]:
-        """Records in the files of all holders, one a line, some at a time. Raises StoreUnavailable."""
+        """Records in the files of all holders, one a line, some at a time. Raises FolderUnavailable."""
         seen = LineSet()
         for kind, path in await self._folder.do(self._parts):
             splitter = LineSplitter(_MOST)

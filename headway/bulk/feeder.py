@@ -67,7 +67,7 @@ class Feeder:
     @property
     def paused(self) -> int:
         """Number of those of which nothing runs at present."""
-        return sum(bool(run.job.paused) for run in self.runs.values())
+        return sum(bool(run.standing().paused) for run in self.runs.values())
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to look for jobs."""

@@ -4,7 +4,7 @@
     incoming/…        files that are being written
     jobs/ID/…         logs of jobs that have not ended
 
-Disks wait, so they are asked in threads. What they refuse is raised as StoreUnavailable.
+Disks wait, so they are asked in threads. What they refuse is raised as FolderUnavailable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from headway.errors import SettingError, StoreUnavailable
+from headway.errors import FileLost, FolderUnavailable, SettingError
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class BulkFolder:
 
         try:
             await self.do(make)
-        except StoreUnavailable as exc:
+        except FolderUnavailable as exc:
             hint = "Name a folder that may be written to, which all gateways of a fleet share."
             raise SettingError("bulk_dir", str(self._path), str(exc.__cause__ or exc), hint) from exc
 
@@ -69,12 +69,12 @@ class BulkFolder:
         """Run what waits for the disk.
 
         Raises:
-            StoreUnavailable: the disk did not do it; its cause is what the system said.
+            FolderUnavailable: the disk did not do it; its cause is what the system said.
         """
         try:
             return await self._run(work)  # type: ignore[return-value]
         except OSError as exc:
-            raise StoreUnavailable(f"the folder of bulk jobs does not do: {exc.strerror or exc}") from exc
+            raise FolderUnavailable(f"the folder of bulk jobs does not do: {exc.strerror or exc}") from exc
 
     def writer(self) -> FileWriter:
         """Writer of a new file."""
@@ -108,8 +108,17 @@ class BulkFolder:
         await self.do(remove)
 
     async def pieces(self, path: Path, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
-        """Read a file piece by piece. Raises StoreUnavailable."""
-        file: BinaryIO = await self.do(lambda: path.open("rb", buffering=0))
+        """Read a file piece by piece. Raises FolderUnavailable, and FileLost where only the file is gone."""
+
+        def opened() -> BinaryIO | None:
+            try:
+                return path.open("rb", buffering=0)
+            except FileNotFoundError:
+                path.parent.stat()  # Nor is that there when a folder of the network is not mounted.
+                return None
+
+        if (file := await self.do(opened)) is None:
+            raise FileLost("the file is not there any more")
         try:
             while piece := await self.do(lambda: file.read(size)):
                 yield piece
@@ -139,7 +148,7 @@ class FileWriter:
         self.size = 0
 
     async def write(self, pieces: Sequence[bytes]) -> None:
-        """Add pieces. Raises StoreUnavailable."""
+        """Add pieces. Raises FolderUnavailable."""
         self._buffer += pieces
         more = sum(map(len, pieces))
         self._buffered += more
@@ -148,7 +157,7 @@ class FileWriter:
             await self._flush()
 
     async def commit(self, id: str) -> None:
-        """Make it the whole file of an id, in the place of one that is there. Raises StoreUnavailable."""
+        """Make it the whole file of an id, in the place of one that is there. Raises FolderUnavailable."""
         await self._flush()
         await self._folder.do(lambda: self._settle(self._folder.file(id)))
 
@@ -160,7 +169,7 @@ class FileWriter:
                 self._file.close()
             self._path.unlink(missing_ok=True)
 
-        with contextlib.suppress(StoreUnavailable):
+        with contextlib.suppress(FolderUnavailable):
             await self._folder.do(remove)
 
     async def _flush(self) -> None:

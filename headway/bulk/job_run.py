@@ -26,7 +26,7 @@ from headway.bulk.forms import AskedLine, LineForm, NotYet
 from headway.bulk.line_reader import pages
 from headway.bulk.line_set import LineSet
 from headway.bulk.turns import Turns
-from headway.errors import StoreUnavailable
+from headway.errors import FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus
 from headway.ports import BulkRunner, BulkStore
@@ -135,6 +135,17 @@ class JobRun:
         """Look at the store soon, as the client may wish that the job ends."""
         self._written -= RENEW
 
+    def standing(self) -> BulkJob:
+        """Job with what the store has not heard yet: how far it is, and why it pauses."""
+        counts = self._answers.counts
+        paused = self._disk or self._store_trouble or self._in_doubt
+        if not paused:
+            models = dict.fromkeys(line.model for line in self._ready.values())
+            paused = next(filter(None, (self._of.runner.paused(model, self.job.tenant) for model in models)), "")
+        if self.job.status is not JobStatus.IN_PROGRESS:
+            return replace(self.job, paused=paused)
+        return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)
+
     async def release(self) -> None:
         """Write what is there, and let another process hold the job at once."""
         self._let_go()
@@ -142,7 +153,7 @@ class JobRun:
             if self._answers.dirty:
                 await self._answers.flush()
             if not self.job.status.ended:
-                await self._of.store.keep(self._as_it_stands(), 0.0)
+                await self._of.store.keep(self.standing(), 0.0)
         self._answers.close()
 
     def went(self, line: BulkLine) -> None:
@@ -210,7 +221,7 @@ class JobRun:
         known: dict[str, Any] = {
             name: f"file-{self._of.new_id().replace('-', '')}" for name in ("output_file", "error_file")
         }
-        self.job = replace(self._as_it_stands(), paused="")
+        self.job = replace(self.standing(), paused="")
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending, **known))
 
     async def _finalize(self) -> None:
@@ -228,9 +239,13 @@ class JobRun:
                         seen.add(number)
                         counts[kind] += 1
                     await self._beat()
+            known: dict[str, Any] = {}
             if job.ending is JobStatus.EXPIRED:
-                counts[ERR] += await self._write_expired(err, seen)
-            known: dict[str, Any] = {"completed": counts[OUT], "failed": counts[ERR]}
+                try:
+                    counts[ERR] += await self._write_expired(err, seen)
+                except FileLost:
+                    known["faults"] = (*job.faults, _NO_FILE)
+            known.update(completed=counts[OUT], failed=counts[ERR])
             for kind, name, writer in ((OUT, "output_file", out), (ERR, "error_file", err)):
                 if counts[kind]:
                     shown = f"{job.id}_{'output' if kind == OUT else 'error'}.jsonl"
@@ -250,7 +265,7 @@ class JobRun:
         await of.store.add_file(BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall()))
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
-        """Write an error of each line that has no record. Returns their number."""
+        """Write an error of each line that has no record. Returns their number. Raises FileLost."""
         of, count = self._of, 0
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as found:
@@ -273,10 +288,10 @@ class JobRun:
             try:
                 await self._read_on()
                 self._read_all = True
-            except StoreUnavailable as exc:
-                if isinstance(exc.__cause__, FileNotFoundError):
-                    self._fault = _NO_FILE
-                    return
+            except FileLost:
+                self._fault = _NO_FILE
+                return
+            except FolderUnavailable as exc:
                 self._note_disk(exc)
                 await asyncio.sleep(PAUSE)
         self._moved.set()
@@ -363,7 +378,7 @@ class JobRun:
             await self._answers.flush()
             self._disk = ""
             self._moved.set()
-        except StoreUnavailable as exc:
+        except FolderUnavailable as exc:
             self._note_disk(exc)
         with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.
             await self._beat()
@@ -379,19 +394,9 @@ class JobRun:
         waited = self._of.clock() - self._written
         if waited < TICK:
             return
-        standing = self._as_it_stands()
+        standing = self.standing()
         if standing != self._shown or waited >= RENEW or self._store_trouble:
             await self._keep(standing)
-
-    def _as_it_stands(self) -> BulkJob:
-        counts = self._answers.counts
-        paused = self._disk or self._store_trouble or self._in_doubt
-        if not paused:
-            models = dict.fromkeys(line.model for line in self._ready.values())
-            paused = next(filter(None, (self._of.runner.paused(model, self.job.tenant) for model in models)), "")
-        if self.job.status is not JobStatus.IN_PROGRESS:
-            return replace(self.job, paused=paused)
-        return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)
 
     async def _keep(self, job: BulkJob, seconds: float = LEASE) -> None:
         """Write the job, and hold it on."""
@@ -399,9 +404,8 @@ class JobRun:
         try:
             kept = await self._of.store.keep(job, seconds)
         except StoreUnavailable as exc:
-            if not self._store_trouble and began - self._kept > LEASE:
-                self._store_trouble = "the database is out of reach"
-                log.warning("a bulk job pauses", job=job.id, error=str(exc))
+            if began - self._kept > LEASE:
+                self._note_store(exc)
             raise
         if kept is None:
             raise Fenced
@@ -423,19 +427,28 @@ class JobRun:
                 await step()
                 self._disk = ""
                 return
-            except StoreUnavailable as exc:
-                if isinstance(exc.__cause__, FileNotFoundError) and self.job.status is JobStatus.VALIDATING:
+            except FileLost as exc:
+                if self.job.status is JobStatus.VALIDATING:
                     step = partial(self._fail, _NO_FILE)
                     continue
                 self._note_disk(exc)
+            except FolderUnavailable as exc:
+                self._note_disk(exc)
+            except StoreUnavailable as exc:
+                self._note_store(exc)
             await asyncio.sleep(PAUSE)
             with contextlib.suppress(StoreUnavailable):
                 await self._beat()
 
-    def _note_disk(self, exc: StoreUnavailable) -> None:
+    def _note_disk(self, exc: FolderUnavailable) -> None:
         if not self._disk:
             log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
         self._disk = str(exc)
+
+    def _note_store(self, exc: StoreUnavailable) -> None:
+        if not self._store_trouble:
+            log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
+        self._store_trouble = "the database is out of reach"  # Where that is concerns no client.
 
     def _hold_back(self, pausing: bool) -> None:
         """Take lines that are ready out of the turns, or put them back."""

@@ -6,10 +6,13 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
+from msgspec.structs import replace
+
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.config import Settings
-from headway.errors import PayloadTooLarge
+from headway.errors import PayloadTooLarge, StoreUnavailable
+from headway.model.bulk import BulkJob
 from headway.ports import BulkStore
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -66,6 +69,24 @@ class BulkJobs:
         """Let go of all jobs; others may hold them at once."""
         await self.feeder.close()
         await self.store.close()
+
+    async def job(self, tenant: str, id: str) -> BulkJob | None:
+        """Job of an id. Of one that runs here it is told why it pauses even where the store cannot take that.
+
+        Raises:
+            StoreUnavailable: the store does not answer, and the job does not run here.
+        """
+        run = self.feeder.runs.get(id)
+        held = run.standing() if run is not None and run.job.tenant == tenant else None
+        try:
+            found = await self.store.job(tenant, id)
+        except StoreUnavailable:
+            if held is None:
+                raise
+            return held
+        if held is None or found is None or found.generation != held.generation or found.status.ended:
+            return found
+        return replace(found, paused=held.paused)
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:

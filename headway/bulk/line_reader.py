@@ -34,7 +34,7 @@ class LineSplitter:
 
 
 async def pages(folder: BulkFolder, path: Path, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
-    """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises StoreUnavailable."""
+    """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises FolderUnavailable."""
     splitter, number = LineSplitter(most), 0
     async with aclosing(folder.pieces(path)) as pieces:
         async for piece in pieces:

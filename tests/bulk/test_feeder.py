@@ -157,6 +157,35 @@ async def test_a_job_that_expires_tells_of_each_line_that_was_not_run(stand: Sta
 
 
 @on_stand
+async def test_a_job_expires_though_its_input_is_gone(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000, seconds=3.0)
+    await asyncio.sleep(2.0)
+    (stand.path / "files" / job.input_file).unlink()
+    found = await stand.until_ended(job)
+    assert (found.status, [one.code for one in found.faults]) == (JobStatus.EXPIRED, ["no_input_file"])
+    assert len(stand.records(found.output_file)) == found.completed > 100
+    assert (found.failed, found.error_file) == (0, "")
+
+
+@on_stand
+async def test_a_folder_that_is_away_is_no_file_that_is_lost(stand: Stand) -> None:
+    """A folder of the network may come back, and with it all files."""
+    names = [one.name for one in stand.path.iterdir() if one.is_dir()]
+
+    def move(source: Path, target: Path) -> None:
+        target.mkdir(exist_ok=True)
+        for name in names:
+            (source / name).rename(target / name)
+
+    job = await stand.submit(["a"] * 1000)
+    move(stand.path, stand.path / "away")
+    await asyncio.sleep(10.0)
+    assert "No such file" in (await stand.job(job)).paused
+    move(stand.path / "away", stand.path)
+    assert (await stand.until_ended(job)).completed == 1000
+
+
+@on_stand
 async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> None:
     job = await stand.submit(["a"] * 1000)
     await asyncio.sleep(3.0)

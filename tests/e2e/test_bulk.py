@@ -14,6 +14,7 @@ import pytest
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
 from tests.e2e.server import Server
+from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import RedisServer
 
 LINES = 1500
@@ -26,8 +27,8 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def submit(server: Server, texts: list[str]) -> str:
-    """Upload lines and begin a job. Returns its id."""
+def submit(server: Server, texts: list[str], to: Server | None = None) -> str:
+    """Upload lines, and begin a job of them, there or at another gateway. Returns its id."""
     lines = [
         {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": {"model": "default", "prompt": text}}
         for at, text in enumerate(texts)
@@ -37,7 +38,7 @@ def submit(server: Server, texts: list[str]) -> str:
     form = f'--b\r\n{head}"purpose"\r\n\r\nbatch\r\n--b\r\n{head}"file"; filename="l"\r\n\r\n{content}\r\n--b--\r\n'
     file = json.loads(call(server, "/v1/files", form, "multipart/form-data; boundary=b"))["id"]
     asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    return str(json.loads(call(server, "/v1/batches", json.dumps(asked)))["id"])
+    return str(json.loads(call(to or server, "/v1/batches", json.dumps(asked)))["id"])
 
 
 def call(server: Server, path: str, body: str | None = None, kind: str = "application/json") -> str:
@@ -52,6 +53,11 @@ def job(server: Server, id: str) -> dict[str, Any]:
     return found
 
 
+def feeder(gateways: list[Server]) -> Server:
+    """The gateway that feeds the jobs."""
+    return next(one for one in gateways if one.metrics().by("bulk_jobs", "status"))
+
+
 def done(server: Server, id: str) -> int:
     """Lines that have an answer."""
     return int(job(server, id)["request_counts"]["completed"])
@@ -63,23 +69,28 @@ def answers(server: Server, id: str) -> Counter[str]:
     return Counter(json.loads(line)["custom_id"] for line in content.splitlines())
 
 
-def test_each_line_is_answered_once_whoever_is_killed(tmp_path: Path, redis: RedisServer) -> None:
-    flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"), "--ledger", f"sqlite:///{tmp_path}/ledger.db")
+def test_each_line_is_answered_once_whoever_is_killed(
+    tmp_path: Path, redis: RedisServer, postgres: SharedPostgres
+) -> None:
+    flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"), "--ledger", postgres.server().fresh())
     with fleet(
         tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "20"),
         target=TARGET, lawful=False,
     ) as it:  # fmt: skip
         first, second = it.gateways
-        id = submit(first, [f"line {number}" for number in range(LINES)])
+        id = submit(first, [f"line {number}" for number in range(LINES)], to=second)
         wait_until(lambda: done(first, id) > LINES / 10)
         it.kill(it.workers[0])
         it.start("worker")
         wait_until(lambda: done(first, id) > LINES / 5)
         before = done(first, id)
-        it.kill(first)
-        asked = [second.ask(f"beside {number}") for number in range(20)]
-        wait_until(lambda: job(second, id)["status"] == "completed", seconds=90.0)
+        it.kill(feeder(it.gateways))
+        [other] = it.gateways
+        asked = [other.ask(f"beside {number}") for number in range(20)]
+        wait_until(lambda: job(other, id)["status"] == "completed", seconds=90.0)
         assert before < LINES
-        assert answers(second, id) == Counter(map(str, range(LINES)))
+        it.start("gateway")
+        for gateway in it.gateways:
+            assert answers(gateway, id) == Counter(map(str, range(LINES)))
         for one in asked:
             one.output()

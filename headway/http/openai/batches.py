@@ -63,7 +63,7 @@ class _Batches:
 
     async def one(self, request: Request) -> RouteAnswer:
         id = request.params["id"]
-        return self._answer(await self._jobs.store.job(request.principal.tenant, id), id)
+        return self._answer(await self._jobs.job(request.principal.tenant, id), id)
 
     async def cancel(self, request: Request) -> RouteAnswer:
         id = request.params["id"]

@@ -33,13 +33,17 @@ def new(inputs: list[str]) -> list[str]:
     if inputs != ["warm-up"] and pathlib.Path("bad").exists():
         raise ValueError("no good")
     return old(inputs)
+
+def slow(inputs: list[str]) -> list[str]:
+    time.sleep(0.2)
+    return inputs
 """
 CLIENTS = 40
 """Clients of an open load: what one waits for keeps no other waiting."""
 
 
 @contextmanager
-def load(server: Server, rate: float) -> Iterator[Counter[int]]:
+def load(server: Server, rate: float, model: str = "m") -> Iterator[Counter[int]]:
     """Requests at an even rate; their answers by status, as they come."""
     answers: Counter[int] = Counter()
     ended, begun = threading.Event(), time.monotonic()
@@ -48,7 +52,7 @@ def load(server: Server, rate: float) -> Iterator[Counter[int]]:
         due = begun + number / rate
         while not ended.wait(max(due - time.monotonic(), 0.0)):
             due += CLIENTS / rate
-            status, _ = asked(server, {"input": f"{number} {due}"})
+            status, _ = asked(server, {"input": f"{number} {due}", "model": model})
             answers[status] += 1
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(CLIENTS)]
@@ -129,6 +133,36 @@ target = "both.py:old"
 [models."m@4"]
 target = "both.py:new"
 """
+
+
+ALIKE = """
+[models."m@3"]
+target = "both.py:old"
+[models."m@4"]
+target = "both.py:slow"
+[models."n@3"]
+target = "both.py:old"
+[models."n@4"]
+target = "both.py:old"
+"""
+
+
+def test_a_version_that_is_slower_is_rolled_back_and_one_of_equal_speed_beside_it_is_not(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(TARGETS)
+    (tmp_path / "headway.toml").write_text(ALIKE)
+    server = Server(tmp_path, "m", ["n"])
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
+        server.ready()
+        for model in ("m", "n"):
+            cli(server, tmp_path, "start", model, "4", "--steps", "50", "--every", "1h", "--rollback-on", "p95")
+        with load(server, 40.0), load(server, 40.0, "n"):
+            server.logged("a rollout is rolled back")
+            slower = cli(server, tmp_path, "status")[0]
+            wait_until(lambda: cli(server, tmp_path, "status")[1]["new"]["answered"] > slower["new"]["answered"])
+        slower, equal = cli(server, tmp_path, "status")
+        assert slower["reason"].startswith("slower, at the step of 50 %: P95 ")
+        assert equal["state"] == "running", "with as much of evidence"
 
 
 def test_a_process_alone_moves_a_rollout_on_and_operators_promote_and_abort(tmp_path: Path) -> None:

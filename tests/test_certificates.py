@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from headway.errors import SettingError
 from headway.runtime import certificates
-from headway.runtime.certificate_dates import validity
 from headway.runtime.certificates import DAY, Certificates
 from headway.runtime.counters import Counters
+from headway.runtime.pem import validity
 from headway.runtime.supervisor import Supervisor
 from tests.authority import Authority
 

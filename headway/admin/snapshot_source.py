@@ -10,8 +10,7 @@ from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import soon
 from headway.model import WorkerInfo
-from headway.runtime.periodic import Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.periodic import Periodic, PeriodicResource
 
 KEEP_EVERY = 16.0
 """Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away.

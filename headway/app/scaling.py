@@ -12,8 +12,8 @@ from headway.config import Settings
 from headway.config.checks import KUBERNETES, LOCAL
 from headway.controller.autoscaler import Autoscaler
 from headway.core.scaling import rules
-from headway.core.scaling.rooms import Holding, rooms
 from headway.core.scaling.scaler import ScaleLimits
+from headway.core.scaling.shares import Holding, rooms
 from headway.core.scaling.sizing import MOST_SLOTS
 from headway.errors import SettingError
 from headway.fleet.models import FleetModels

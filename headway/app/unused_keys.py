@@ -12,7 +12,7 @@ from collections.abc import Callable
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import KeyMark, KeyStore
 from headway.runtime.logger import get_logger
-from headway.runtime.resource import BareResource
+from headway.runtime.periodic import BareResource
 from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)

@@ -8,7 +8,7 @@ from headway.config import Settings, read_weights_again
 from headway.core.versions import read_weights
 from headway.errors import SettingError
 from headway.gateway.served_models import ServedModels
-from headway.runtime.resource import BareResource
+from headway.runtime.periodic import BareResource
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:

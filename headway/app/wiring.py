@@ -63,8 +63,7 @@ from headway.gateway.pending import Observer
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
-from headway.gateway.workers_watcher import Learner, WorkersWatcher
-from headway.gateway.zone_check import ZoneCheck
+from headway.gateway.workers_watcher import Learner, WorkersWatcher, ZoneCheck
 from headway.http import public
 from headway.http.admission import Admission
 from headway.http.readiness import Readiness
@@ -76,11 +75,10 @@ from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
-from headway.worker.drains import carry_out
 from headway.worker.helping import StrayWatcher
 from headway.worker.places import Places
 from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools, Workers
+from headway.worker.pools import WorkerPools, Workers, carry_out
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
 
 log = get_logger(__name__)

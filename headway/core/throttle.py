@@ -16,15 +16,23 @@ worth when the rate changes.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from headway.core.shared_bucket import NO_WEIGHTS, SharedBucket
-from headway.core.tenant_rates import TenantRates
 from headway.model import Capacity
 
+MOST_TENANTS = 1000
+"""Most tenants that are counted one by one at a time. Any others are counted as one."""
+MOST_TOLD = 16
+"""Most tenants whose averages are told."""
+LEAST_RATE = 0.01
+"""Arrivals per second below which a tenant is forgotten."""
+OTHER_TENANTS = ""
+"""Name under which all further tenants are counted; no tenant has it."""
 BURST_SECONDS = 1.0
 """Seconds' worth of the rate that may come at once."""
 LEAST_BURST = 10.0
@@ -36,6 +44,44 @@ LEAST_WEIGHT = 0.01
 """Least weight of a tenant at a gateway, so that what it took there is worked off in time."""
 AVERAGED = 1.0
 """Time constant in seconds of the averages of arrivals."""
+
+
+class TenantRates:
+    """Averages of the arrivals of each tenant."""
+
+    __slots__ = ("_averages", "_came")
+
+    def __init__(self) -> None:
+        self._came: dict[str, int] = {}
+        """Arrivals since the last average."""
+        self._averages: dict[str, float] = {}
+
+    def add(self, tenant: str, count: int) -> None:
+        """Count arrivals of a tenant; a negative number takes some back."""
+        came = self._came
+        if tenant not in came and len(came) >= MOST_TENANTS:
+            tenant = OTHER_TENANTS
+        came[tenant] = came.get(tenant, 0) + count
+
+    def average(self, elapsed: float, weight: float) -> dict[str, float]:
+        """Average the arrivals since the last call. Returns the averages of those tenants that send most, the most first.
+
+        Arguments:
+            elapsed: seconds since the last call.
+            weight: part of these seconds in the new averages, 0 to 1.
+        """
+        came, before, self._came = self._came, self._averages, {}
+        averages = {
+            tenant: average
+            for tenant in before.keys() | came.keys()
+            if (average := (1.0 - weight) * before.get(tenant, 0.0) + weight * max(came.get(tenant, 0), 0) / elapsed)
+            > LEAST_RATE
+        }
+        if len(averages) > MOST_TENANTS:
+            averages = dict(heapq.nlargest(MOST_TENANTS, averages.items(), key=lambda one: one[1]))
+        self._averages = averages
+        known = ((tenant, average) for tenant, average in averages.items() if tenant != OTHER_TENANTS)
+        return dict(heapq.nlargest(MOST_TOLD, known, key=lambda one: one[1]))
 
 
 class ArrivalRates(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,7 @@ from headway.model import WorkerStatus
 from headway.model.board import FleetFigures, Notice, Posted, RequestFlow
 from headway.ports import Board, Fleet, Registry
 from headway.runtime.counters import Counters
-from headway.runtime.periodic import Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.periodic import Periodic, PeriodicResource
 
 PERIOD = 1.0
 """Seconds between two notices, and between two records of the fleet's figures."""

@@ -11,8 +11,7 @@ from headway.core.scaling.shares import shares
 from headway.errors import ScalingRefused, ScalingUnavailable
 from headway.ports import Fleet, ScalingDriver
 from headway.runtime.logger import get_logger
-from headway.runtime.periodic import PERIOD, Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.periodic import PERIOD, Periodic, PeriodicResource
 
 log = get_logger(__name__)
 

@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -27,11 +28,9 @@ from headway.core.dedup import is_task, task_followed
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
-from headway.gateway.large_entries import LargeEntries
-from headway.gateway.outbox import Outbox
+from headway.gateway.outbox import LargeEntries, Outbox
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
 from headway.gateway.pending import PendingRequest, PendingTable
-from headway.gateway.reply_turns import in_turns
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
@@ -39,6 +38,9 @@ from headway.runtime.availability import Availability
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 
+LARGE = 1 << 16
+"""Bytes of an output from which its reply has a turn of the event loop of its own: to write it holds the loop for about a millisecond."""
+_OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
 """Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
 WORTH_GATHERING = 2.0
@@ -50,16 +52,24 @@ PROBE_AFTER = 0.5
 """
 SECOND_CHANCE = 0.1
 """Least seconds between the first call that fails and the verdict that the broker is away, as one call may be lost."""
-
 AFTERMATH = 5.0
 """Seconds after an outage in which the refusal of an entry that is offered again is put down to the outage."""
-
 SETTLING = 2.0
 """Seconds after the broker was found to have lost what it had, by which all gateways have offered again what they hold."""
 SCARCE = "memory"
 """Reason of a refusal that an entry may get although the broker has it: without memory the broker cannot even look."""
-
 T = TypeVar("T")
+
+
+def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
+    """Replies of each turn: first all small ones, then the large ones, one at a time."""
+    if sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # Mostly.
+        return [replies]
+    large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
+    if not large:
+        return [replies]
+    small = [reply for reply in replies if reply.output is None or len(reply.output) < LARGE]
+    return [*([small] if small else []), *([reply] for reply in large)]
 
 
 class Admitted(msgspec.Struct, frozen=True):

@@ -20,8 +20,7 @@ from headway.gateway.gateway import Gateway
 from headway.model import Capacity, ProcessInfo
 from headway.ports import Fleet
 from headway.runtime.logger import get_logger
-from headway.runtime.periodic import Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.periodic import Periodic, PeriodicResource
 
 log = get_logger(__name__)
 

@@ -42,7 +42,7 @@ from headway.gateway.equal_inputs import EqualInputs
 from headway.gateway.lane import Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
-from headway.gateway.outcome_counts import OutcomeCounts
+from headway.gateway.outcome_counts import OutcomeCounts, RolloutCounts, TenantCounts
 from headway.gateway.pending import (
     NOBODY,
     UNANSWERED,
@@ -58,8 +58,6 @@ from headway.gateway.pending import (
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
-from headway.gateway.tenant_counts import TenantCounts
-from headway.gateway.version_counts import RolloutCounts
 from headway.model import (
     Entry,
     EntryState,

@@ -3,7 +3,7 @@
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
 To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
-which do not, whether the ledger answers or not; most refusals are only counted (`core/refusal_rows.py`). While it is slow or
+which do not, whether the ledger answers or not; most refusals are only counted (`core/ledger_records.py`). While it is slow or
 away records wait for it, in the order in which they came. There is room for so many, those under way included; what
 comes when it is full is dropped, and counted.
 
@@ -24,8 +24,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from headway.config import ALL_ROWS, Settings
-from headway.core.ledger_records import record_of, size_of
-from headway.core.refusal_rows import RefusalCounts
+from headway.core.ledger_records import RefusalCounts, record_of, size_of
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
 from headway.gateway.accepted_requests import AcceptedRequests

@@ -1,17 +1,18 @@
-"""Counts of the outcomes of requests."""
+"""Counts of the outcomes of requests: of all, of single tenants that ask for theirs, and by version while a rollout is under way."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from operator import attrgetter
 
 import msgspec
 
 from headway import errors
+from headway.core.rollout import bucket_of
 from headway.core.tensors import rows_of
 from headway.gateway.pending import Ending, PendingRequest
-from headway.model import BatchRun, Entry, Failure, Tensors
+from headway.model import BatchRun, Entry, Failure, Rollout, Tensors, VersionCounts
 from headway.runtime.counters import Counters
 
 _WEIGHT = attrgetter("entry.weight")
@@ -23,6 +24,10 @@ MOST_WORKERS = 10_000
 MOST_TENANTS = 100
 """Tenants whose tokens are counted by themselves; those of any other count under OTHER. The ledger has each."""
 OTHER = "other"
+MOST_ASKING = 256
+"""Tenants that are counted by themselves. One more takes the place of the one that has not asked for the longest."""
+_COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
+"""Endings that tell something of a version."""
 
 
 def outcome_of(failure: Failure) -> str:
@@ -173,3 +178,110 @@ class OutcomeCounts:
     def _known(self, entry: Entry) -> str:
         """Model of an entry; empty for one that is not served, as clients could make up any number of them."""
         return entry.model if entry.model in self._models else ""
+
+
+class TenantCounts:
+    """Observer that counts by tenant, from a tenant's first question on: nothing is counted for those that never ask.
+
+    Arguments:
+        tiers: names of the tiers.
+        models: names of the models that are served; other names get no series.
+        begin: called with these counts at the first question, from which on they are told of requests.
+    """
+
+    def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
+        self._tiers, self._models, self._begin = tiers, models, begin
+        self._counts: dict[str, tuple[Counters, OutcomeCounts]] = {}
+        """Counters of each tenant and what adds to them; the tenant that asked last is the last."""
+
+    def of(self, tenant: str) -> Counters:
+        """Counters of a tenant's own requests, which are counted from now on."""
+        if not self._counts:
+            self._begin(self)
+        found = self._counts.pop(tenant, None)
+        if found is None:
+            counters = Counters()
+            found = counters, OutcomeCounts(counters, self._tiers, self._models)
+            if len(self._counts) >= MOST_ASKING:
+                del self._counts[next(iter(self._counts))]
+        self._counts[tenant] = found
+        return found[0]
+
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        """Count the requests of tenants that have asked; see `headway.gateway.pending.Observer`."""
+        of_tenants: dict[str, list[PendingRequest]] = {}
+        for request in requests:
+            if request.entry.tenant in self._counts:
+                of_tenants.setdefault(request.entry.tenant, []).append(request)
+        for tenant, own in of_tenants.items():
+            self._counts[tenant][1].finished(own, ending, now)
+
+    def forget(self, model: str) -> None:
+        """Forget what was counted of a model that requests no longer come for."""
+        for counters, _ in self._counts.values():
+            counters.forget(model)
+
+
+class _Sums(msgspec.Struct):
+    """Requests of one version so far."""
+
+    answered: int = 0
+    failed: int = 0
+    latencies: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class RolloutCounts:
+    """Observer that counts for rollouts, while there is any.
+
+    Arguments:
+        observe: called with these counts, and whether they are told of requests from now on.
+    """
+
+    def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
+        self._observe = observe
+        self._of_models: dict[str, dict[str, _Sums]] = {}
+
+    def follow(self, rollouts: Sequence[Rollout]) -> None:
+        """Count for these rollouts, and for no others."""
+        wanted = {one.model: {one.version, one.beside} for one in rollouts if one.running}
+        before, self._of_models = self._of_models, {
+            model: own if (own := self._of_models.get(model, {})).keys() == versions else {each: _Sums() for each in versions}
+            for model, versions in wanted.items()
+        }  # fmt: skip
+        if bool(before) is not bool(self._of_models):
+            self._observe(self, bool(self._of_models))
+
+    @property
+    def active(self) -> bool:
+        """Whether there is any."""
+        return bool(self._of_models)
+
+    @property
+    def counts(self) -> dict[str, dict[str, VersionCounts]]:
+        """Requests that have ended, by model and version, since its rollout began."""
+        return {
+            model: {
+                version: VersionCounts(one.answered, one.failed, dict(one.latencies)) for version, one in own.items()
+            }
+            for model, own in self._of_models.items()
+        }
+
+    def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
+        """Count requests by the version that was chosen for them; see `headway.gateway.pending.Observer`.
+
+        An answer that another request's run has brought tells nothing. Nor does one that names its version: whoever sends bad inputs to the
+        new version alone would have it rolled back.
+        """
+        if ending not in _COUNTED:
+            return
+        for request in requests:
+            entry, reply = request.entry, request.reply
+            sums = self._of_models.get(entry.model, {}).get(entry.version)
+            if sums is None or reply.shared is not None or entry.pinned:
+                continue
+            if reply.failure is not None:
+                sums.failed += 1
+                continue
+            sums.answered += 1
+            bucket = bucket_of(now - request.since)
+            sums.latencies[bucket] = sums.latencies.get(bucket, 0) + 1

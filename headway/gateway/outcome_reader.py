@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headway.errors import BrokerUnavailable
 from headway.model import EntryState, Reply
 from headway.ports import RequestQueue
-from headway.runtime.fair_slots import FairSlots
+from headway.runtime.fair_turns import FairSlots
 
 MOST_CALLS = 4
 """Most calls under way at once."""

@@ -22,13 +22,11 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from headway.errors import SettingError
-from headway.runtime.certificate_dates import validity
 from headway.runtime.counters import Counters
 from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
-from headway.runtime.pem import Pair, authorities, no_certificate
-from headway.runtime.periodic import Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.pem import Pair, authorities, no_certificate, validity
+from headway.runtime.periodic import Periodic, PeriodicResource
 
 log = get_logger(__name__)
 

@@ -91,3 +91,31 @@ class Periodic:
 def _end(pausing: asyncio.Future[None] | None) -> None:
     if pausing is not None and not pausing.done():
         pausing.set_result(None)
+
+
+class BareResource:
+    """Resource with nothing to open, to run or to close, but for what a subclass says."""
+
+    async def open(self) -> None:
+        """Get ready."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start its loops."""
+
+    async def close(self) -> None:
+        """Finish the remaining work."""
+
+
+class PeriodicResource(BareResource):
+    """Resource that calls a function now and then.
+
+    Arguments:
+        periodic: caller of the function.
+    """
+
+    def __init__(self, periodic: Periodic) -> None:
+        self._periodic = periodic
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start calling."""
+        self._periodic.start(supervisor)

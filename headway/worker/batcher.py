@@ -69,8 +69,7 @@ from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
 from headway.worker.lease_keeper import LeaseKeeper
-from headway.worker.run_counts import RunCounts
-from headway.worker.slot_figures import SlotFigures
+from headway.worker.slot_figures import RunCounts, SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start
 
 log = get_logger(__name__)

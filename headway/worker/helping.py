@@ -19,8 +19,7 @@ from headway.core.departure import Policy
 from headway.core.health import degraded_at
 from headway.model import Entry, ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Registry, WorkSource
-from headway.runtime.periodic import Periodic
-from headway.runtime.resource import PeriodicResource
+from headway.runtime.periodic import Periodic, PeriodicResource
 from headway.worker.gpu_turns import NOT_ITS_TURN
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headway.model import Signature
 from headway.runtime.supervisor import Supervisor
@@ -73,3 +73,15 @@ class WorkerPools:
 
 Workers = WorkerPool | WorkerPools | SharedGpus
 """Workers of one process, as whoever starts and stops them sees them."""
+
+
+async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
+    """Have the slots of a process claim nothing that are drained, and all others claim.
+
+    Arguments:
+        names: names of all drains of the fleet.
+        process: id of the process.
+        pool: its workers.
+    """
+    whole = process in names
+    await asyncio.gather(*(one.hold(whole or one.slot.worker in names) for one in pool.batchers))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
-from headway.model import GpuFigures, Lease, Octets, RowsTogether, Slot, Value, WorkerInfo, WorkerStatus
+from headway.model import GpuFigures, ItemResult, Lease, Octets, RowsTogether, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Gpu
+from headway.runtime.counters import ITEM, OK, Counters
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -21,6 +23,7 @@ FAILED_INPUTS = 200.0
 """Number of inputs, the last ones, of which the share that failed is told; older ones count less and less."""
 BUSY_TIME = 2.87
 """Time constant in seconds of the utilisation: the last half second weighs 0.16, the last second 0.3."""
+_OUTPUT = attrgetter("output")
 
 
 def _shown(example: Value | None) -> str:
@@ -197,3 +200,45 @@ class SlotFigures:
             outputs=signature.outputs if signature is not None else (),
             together=signature.together if signature is not None else RowsTogether.ANY,
         )
+
+
+class RunCounts:
+    """Counts of the batches that a slot has run, and of how their inputs fared.
+
+    Arguments:
+        slot: the slot.
+        counters: counters of the process.
+        figures: figures that its heartbeats tell.
+    """
+
+    def __init__(self, slot: Slot, counters: Counters, figures: SlotFigures) -> None:
+        self._slot, self._counters, self._figures = slot, counters, figures
+
+    def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
+        """Count a batch that came back after `seconds`; inputs that did not run, as they are for another version, are left out."""
+        elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
+        failed = [*map(_OUTPUT, items)].count(None) - elsewhere
+        self._ran(lease, seconds)
+        self._fared(len(items) - elsewhere, failed, ITEM)
+
+    def failed(self, lease: Lease, cause: str, seconds: float) -> None:
+        """Count a batch that failed as a whole."""
+        self._ran(lease, seconds)
+        self._fared(len(lease.entries), len(lease.entries), cause)
+        self._counters.wasted_seconds[cause] += seconds
+
+    def _ran(self, lease: Lease, seconds: float) -> None:
+        counters, model = self._counters, self._slot.model
+        self._figures.ran(seconds)
+        counters.batches[model, lease.reason] += 1
+        counters.batch_size[model].observe(lease.rows)
+        counters.batch_fill[model].observe(lease.fill)
+        counters.gpu_seconds[model, self._slot.worker].observe(seconds)
+
+    def _fared(self, count: int, failed: int, why: str) -> None:
+        """Count how the runs of so many inputs went. `why`: outcome of those that failed."""
+        inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
+        self._figures.answered(count, failed)
+        inputs[model, version, OK] += count - failed
+        if failed:
+            inputs[model, version, why] += failed

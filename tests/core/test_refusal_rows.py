@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headway.core import refusal_rows
-from headway.core.refusal_rows import MINUTE, RefusalCounts
+from headway.core import ledger_records
+from headway.core.ledger_records import MINUTE, RefusalCounts
 from headway.errors import CANCELLED, NOT_FOUND, RATE_LIMITED
 from headway.model import LedgerRecord
 
@@ -65,7 +65,7 @@ def test_no_content_is_kept_of_those_that_are_counted() -> None:
 
 
 def test_no_more_are_counted_at_a_time_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusal_rows, "MOST", 2)
+    monkeypatch.setattr(ledger_records, "MOST_COUNTED", 2)
     it = RefusalCounts()
     for user in ("a", "b", "c"):
         assert [it.count(record(user=user), 0.0) for _ in range(2)] == [False, True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.scaling.rooms import Holding, rooms
+from headway.core.scaling.shares import Holding, rooms
 
 
 def test_what_is_free_is_room_for_every_model_up_to_its_bound() -> None:

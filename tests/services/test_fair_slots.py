@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headway.runtime.fair_slots import FairSlots
+from headway.runtime.fair_turns import FairSlots
 
 
 class Stage:

@@ -13,8 +13,8 @@ from headway.core import failures, values
 from headway.errors import BackendError
 from headway.gateway.broker_session import MOST_OFFERED
 from headway.gateway.fan_out import AT_ONCE, BYTES_AT_ONCE, FEW, FanOut, joined
-from headway.gateway.large_entries import MOST_COPIED
 from headway.gateway.ledger_writer import LedgerWriter
+from headway.gateway.outbox import MOST_COPIED
 from headway.gateway.pending import Ending, FutureSink, PendingRequest
 from headway.model import (
     BatchRun,

@@ -10,11 +10,9 @@ import pytest
 
 from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
-from headway.gateway import large_entries
-from headway.gateway.broker_session import MOST_OFFERED
-from headway.gateway.large_entries import AT_ONCE, LargeEntries
-from headway.gateway.outbox import Outbox
-from headway.gateway.reply_turns import LARGE, in_turns
+from headway.gateway import outbox
+from headway.gateway.broker_session import LARGE, MOST_OFFERED, in_turns
+from headway.gateway.outbox import AT_ONCE, LargeEntries, Outbox
 from headway.model import Entry, Failure, Octets, Reply
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
@@ -188,7 +186,7 @@ async def test_the_turns_of_tenants_go_on_from_call_to_call() -> None:
 
 async def test_no_further_entry_joins_a_call_that_has_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each entry of a call waits until all inputs of that call are stored."""
-    monkeypatch.setattr(large_entries, "MOST_BYTES", 100)
+    monkeypatch.setattr(outbox, "MOST_BYTES", 100)
     calls = asyncio.Queue[list[str]]()
 
     async def offer(entries: Sequence[Entry]) -> None:

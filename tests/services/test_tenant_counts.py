@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from headway import errors
 from headway.core.tensors import Tensor, TensorHead, pack
-from headway.gateway import outcome_counts, tenant_counts
-from headway.gateway.outcome_counts import OutcomeCounts
+from headway.gateway import outcome_counts
+from headway.gateway.outcome_counts import OutcomeCounts, TenantCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
-from headway.gateway.tenant_counts import TenantCounts
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, TokenCount
 from headway.oip.statistics import statistics_of
 from headway.runtime.counters import Counters
@@ -61,7 +60,7 @@ def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() ->
 
 def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
     counts = TenantCounts(("paid",), ("m",), lambda counts: None)
-    own = {number: counts.of(str(number)) for number in range(tenant_counts.MOST_TENANTS)}
+    own = {number: counts.of(str(number)) for number in range(outcome_counts.MOST_ASKING)}
     counts.of("0")
     counts.of("one more")
     assert counts.of("0") is own[0]

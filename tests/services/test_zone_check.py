@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from headway.gateway.zone_check import ALONE_FOR, ZoneCheck
+from headway.gateway.workers_watcher import ALONE_FOR, ZoneCheck
 from headway.model import WorkerInfo, WorkerStatus
 
 WARNING = "no worker is in the zone of this gateway; workers of other zones answer"

@@ -10,8 +10,7 @@ import structlog
 
 from headway import errors
 from headway.config import Settings
-from headway.core.ledger_records import NAME_LENGTH
-from headway.core.refusal_rows import MINUTE
+from headway.core.ledger_records import MINUTE, NAME_LENGTH
 from headway.errors import SettingError
 from headway.gateway import ledger_writer
 from headway.gateway.ledger_writer import (
@@ -398,7 +397,7 @@ async def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is(clock
 async def test_callers_without_number_are_refused_in_bounded_memory(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr("headway.core.refusal_rows.MOST", 10)
+    monkeypatch.setattr("headway.core.ledger_records.MOST", 10)
     async with keeping(clock) as it:
         for number in range(100):
             caller = Principal(f"user-{number}", "acme", 0)

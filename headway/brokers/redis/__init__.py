@@ -15,8 +15,7 @@ rate_limit_cache   rate-limit debts that this process has heard of
 All queues
 queue_table        queues that this process knows, made when they are heard of, and forgotten again
 shard_router       the home shard of each slot, and the queue that each entry is offered to
-lookup             where an entry or a task is
-task_ids           ids that clients have chosen for tasks, each one model's
+lookup             where an entry or a task is, and which model a task's id belongs to
 mailbox            replies to the gateways of this process
 reaping            each queue reaped when its server wants it
 

@@ -23,7 +23,7 @@ from headway.brokers.redis.budgets import Budgets
 from headway.brokers.redis.connection import RedisConnection
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.large_values import LargeValues
-from headway.brokers.redis.lookup import Lookup
+from headway.brokers.redis.lookup import Lookup, TaskIds
 from headway.brokers.redis.mailbox import Mailbox
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.rate_limit_cache import RateLimitCache
@@ -31,7 +31,6 @@ from headway.brokers.redis.reaping import LEAST_PAUSE, Reaping
 from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import ShardRouter
-from headway.brokers.redis.task_ids import TaskIds
 from headway.brokers.redis.together import all_of
 from headway.core import failures, rows, zones
 from headway.core import shards as sharding

@@ -25,7 +25,7 @@ from headway.brokers.redis.function_library import OUTPUT_SECONDS
 from headway.brokers.redis.wire import StoredApart, encode
 from headway.core.values import octets
 from headway.model import KIND, KIND_OF_LETTER, Entry, Value, ValueKind, kind_of
-from headway.runtime.fair_slots import FairSlots
+from headway.runtime.fair_turns import FairSlots
 
 GRACE_SECONDS = 60
 """Seconds for which an input outlasts its entry's deadline."""

@@ -11,9 +11,6 @@ from tests.e2e.fleet import AWAY, HARDY, PATIENT, Fleet, fleet
 from tests.e2e.server import run_cli
 from tests.e2e.test_fleet_restarts import load
 from tests.servers.cluster import ClusterSetup
-from tests.servers.ports import LOOPBACK
-from tests.servers.proxy import ChaosProxy
-from tests.servers.redis import RedisServer
 from tests.servers.sentinel import SentinelSetup
 
 SLOW = "tests.targets.journal:Slow"
@@ -46,24 +43,6 @@ def test_a_planned_failover_under_sentinels_loses_no_accepted_request(tmp_path: 
         assert setup.primary is second
         it.redis = second
         check(it)
-
-
-def test_a_planned_failover_of_one_server_loses_no_accepted_request(tmp_path: Path) -> None:
-    lines = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
-    primary = RedisServer("valkey", tmp_path / "primary", *lines)
-    replica = RedisServer("valkey", tmp_path / "replica", *lines, f"replicaof {LOOPBACK} {primary.port}")
-    with primary, replica, ChaosProxy(primary.port) as address:
-        wait_until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
-        with fleet(tmp_path, primary, gateways=2, url=f"redis://{LOOPBACK}:{address.port}/0", target=SLOW) as it:
-            it.expected |= AWAY
-            with load(list(it.gateways)) as clients:
-                clients.answered(20)
-                hand_over(it, tmp_path, primary.url)
-                address.target = replica.port
-                address.cut()
-                clients.answered(20)
-            it.redis = replica
-            check(it)
 
 
 def test_a_planned_failover_of_a_cluster_loses_no_accepted_request(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.client import Gate, wait_until
-from tests.e2e.fleet import CUT_OFF, FORGETFUL, LATE, LEASE, fleet, gate_of, pause, resume
+from tests.e2e.client import wait_until
+from tests.e2e.fleet import CUT_OFF, FORGETFUL, LATE, LEASE, fleet, gate_of
 from tests.e2e.server import run_cli
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
@@ -80,28 +80,6 @@ def test_the_status_of_a_fleet_tells_for_minutes_how_its_processes_have_ended(
         assert re.search(rf"{stopped} +stopped +\d+ s ago +worker", shown)
 
 
-def test_what_a_killed_worker_ran_is_given_to_another_when_its_lease_ends_and_leaves_nothing(
-    tmp_path: Path, redis: RedisServer
-) -> None:
-    with fleet(tmp_path, redis, worker_flags=FORGETFUL) as it:
-        [gateway] = it.gateways
-        gate = Gate(tmp_path)
-        with gateway.held_back(workers=2):
-            asked = [gateway.ask(gate.text() + LARGE), gateway.ask("mate" + LARGE), gateway.ask("small")]
-        gate.reached()
-        victim = it.host(it.begun(asked[0]))
-        killed_at = monotonic()
-        it.kill(victim)
-        gate.reached()
-        assert it.begun(asked[0], 2).begun - killed_at < LEASE + LATE
-        gate.open()
-        for one in asked:
-            one.output()
-            assert len(it.runs(one)) == 2
-        wait_until(lambda: it.retries("lease_lost") == 3)
-        wait_until(lambda: not apart(redis))
-
-
 def test_a_worker_that_hears_nothing_any_more_is_given_up_and_comes_back(tmp_path: Path, redis: RedisServer) -> None:
     with ChaosProxy(redis.port) as network, fleet(tmp_path, redis, workers=1, worker_flags=FORGETFUL) as it:
         it.expected |= CUT_OFF
@@ -126,26 +104,4 @@ def test_a_worker_that_hears_nothing_any_more_is_given_up_and_comes_back(tmp_pat
         gateway.ask("afterwards").output()
         busy.open()
         elsewhere.output()
-        assert len(it.runs(asked)) == 2
-
-
-def test_the_late_answers_of_a_worker_that_stood_still_past_its_lease_are_dropped(
-    tmp_path: Path, redis: RedisServer
-) -> None:
-    with fleet(tmp_path, redis, worker_flags=FORGETFUL) as it:
-        it.expected |= CUT_OFF
-        [gateway] = it.gateways
-        gate, asked = gate_of(it, gateway)
-        paused = it.host(it.begun(asked))
-        pause(paused)
-        assert it.host(it.begun(asked, 2)) is it.other(paused)
-        gate.dissolve()
-        asked.output()
-        wait_until(lambda: all(run.ended for run in it.runs(asked)))
-        before = gateway.metrics().value("requests_total", outcome="ok")
-        resume(paused)
-        wait_until(lambda: paused.metrics().value("batches_total") == 1)
-        gateway.ask("afterwards").output()
-        gateway.all_healthy()
-        assert gateway.metrics().value("requests_total", outcome="ok") == before + 1
         assert len(it.runs(asked)) == 2

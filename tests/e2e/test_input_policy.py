@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.client import Answer, Connection, request, wait_until
 from tests.e2e.fleet import PATIENT, fleet
-from tests.e2e.server import TIERS, Server, launched, serving
+from tests.e2e.server import TIERS, Server, serving
 from tests.promises import ways_in
 from tests.promises.calls import Stream, answered, channel
 from tests.promises.ways_in import Told, WayIn
@@ -61,18 +61,6 @@ def post(server: Server, path: str, body: Any, *fields: str) -> Answer:
 
 def counted(server: Server) -> dict[str, float]:
     return server.metrics().by("input_policy_total", "rule")
-
-
-WAYS_IN = [
-    ("/v1/inference", {"input": HIDDEN}, ()),
-    ("/v1/inference", b'{"input": "\\u0046orb\\u0069dden"}', ()),
-    ("/v1/inference", {"input": "good", "parameters": {"system": [HIDDEN]}}, ()),
-    ("/v1/inference", {"inputs": ["good", "better", HIDDEN]}, ()),
-    ("/v1/inference", {"input": HIDDEN}, (JSON, "Prefer: respond-async")),
-    ("/api/inference", {"input": HIDDEN}, ()),
-    ("/v1/predict", {"model_id": "default", "input_data": HIDDEN}, ()),
-    ("/v1/predict?model_id=default", HIDDEN.encode(), (OCTETS,)),
-]
 
 
 def spellings(way: WayIn, body: bytes) -> list[bytes]:
@@ -136,19 +124,6 @@ def test_a_gateway_over_redis_screens_and_judges_what_it_takes_in(tmp_path: Path
         assert counted(gateway) == {"unseen": 1.0, "forms": 1.0, "words": 1.0, "judge": 1.0}
 
 
-def test_a_function_that_goes_wrong_is_replaced_and_others_go_on(tmp_path: Path) -> None:
-    flags = "--input-policy", policy(tmp_path, JUDGE), "--workers", "1"
-    with serving(tmp_path, *TIERS, *flags) as server:
-        server.expected = {"the input policy's function fails", "worker process ended"}
-        server.ask("good").output()
-        assert server.ask("a bad one").refusal() == "REJECTED_BY_POLICY"
-        for text in ("raise", "odd", "crash"):
-            assert server.ask(text).refusal() == "REJECTED_BY_POLICY"
-        assert server.ask("too soon").refusal() == "SERVICE_OVERLOADED"
-        wait_until(lambda: server.metrics().value("worker_restarts_total", worker="policy-judge") == 1)
-        assert server.metrics().value("input_policy_total", rule="judge", effect="failed") == 4
-
-
 def test_rules_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
     rules = [
         f'[[rules]]\nname = "{name}"\npatterns = ["{name}"]\n{JUDGE.replace("judge", f"judge-{name}", 1)}'
@@ -191,10 +166,3 @@ def test_rules_change_under_load_and_no_request_is_lost(tmp_path: Path) -> None:
         assert faults == []
         assert found["neither"] == 0
         assert set(counted(server)) == {"first"}
-
-
-def test_a_file_that_will_not_do_stops_the_start(tmp_path: Path) -> None:
-    text = '[[rules]]\nname = "one"\npattern = ["a"]'
-    with launched(tmp_path, "--input-policy", policy(tmp_path, text), logs_json=False) as server:
-        assert server.ended() == 3
-        assert "rules[1].pattern = ['a']: there is no such key. Did you mean patterns?" in server.log_text()

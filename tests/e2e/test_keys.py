@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import run
-from tests.e2e.client import PATIENCE, wait_until
-from tests.e2e.server import Server, launched, serving
+from tests.e2e.client import wait_until
+from tests.e2e.server import Server, serving
 from tests.servers.postgres import SharedPostgres
 
 KNOWN_WITHIN = 5.0
@@ -89,13 +89,6 @@ def test_while_the_file_is_broken_the_last_known_keys_go_on(tmp_path: Path) -> N
         wait_until(lambda: not accepted(server, key))
         file.write_text(good)
         wait_until(lambda: accepted(server, key))
-
-
-def test_a_file_that_will_not_do_ends_the_start(tmp_path: Path) -> None:
-    with launched(tmp_path, "--keys", "keys.toml") as server:
-        assert server.process.wait(PATIENCE) == 3
-        assert "--keys = 'keys.toml'" in server.log_text()
-        assert "cannot be read" in server.log_text()
 
 
 def test_keys_that_nobody_is_asked_for_are_told_at_the_start(tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 import headway
 from headway.app.background import BackgroundService
 from headway.client import ApiError
 from headway.config import Settings
 from headway.config.target import ObservedTarget, RemoteTarget
-from headway.errors import TargetError
 from headway.model import Role
 from headway.runtime.certificates import RemoteCertificates
 from tests.authority import Authority
@@ -68,32 +65,6 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
         yield made
 
 
-def test_certificates_change_under_load_without_a_failed_request(chain: Chain) -> None:
-    stop, wrong, counts = threading.Event(), list[BaseException](), [0, 0]
-    with chain.front() as front, headway.Client(front.url, retries=0) as client:
-
-        def ask_on(number: int) -> None:
-            try:
-                while not stop.is_set():
-                    assert client.infer(f"text {number}").output == f"TEXT {number}"
-                    counts[number] += 1
-            except BaseException as exc:
-                wrong.append(exc)
-
-        threads = [threading.Thread(target=ask_on, args=(number,)) for number in range(len(counts))]
-        for thread in threads:
-            thread.start()
-        for _ in range(3):
-            chain.authority.issue("front")
-            chain.reread(front)
-            assert client.infer("new").output == "NEW"
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert all(counts)
-
-
 def test_a_certificate_that_has_become_bad_is_nobodys_fault_and_can_be_mended(chain: Chain) -> None:
     with chain.front() as front, headway.Client(front.url, retries=0) as client:
         assert client.infer("a").output == "A"
@@ -111,14 +82,3 @@ def test_a_certificate_that_has_become_bad_is_nobodys_fault_and_can_be_mended(ch
                 break
             except ApiError as exc:  # The breaker may rest yet.
                 assert exc.status in (502, 503, 504)
-
-
-def test_a_start_without_a_certificate_says_so(chain: Chain) -> None:
-    with (
-        # Whether the alert or the end of the connection is seen first is chance.
-        pytest.raises(
-            TargetError, match=r"it asks for a certificate\. Name one with remote_cert|Can not write request body"
-        ),
-        structlog.testing.capture_logs(),
-    ):
-        chain.front(remote_cert="", remote_key="")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +39,6 @@ def statuses(server: Server) -> dict[str, str]:
     return {worker["worker_id"]: worker["status"] for worker in server.workers()}
 
 
-def pid_of(server: Server, worker: str) -> int:
-    return int(next(one["pid"] for one in server.workers() if one["worker_id"] == worker))
-
-
 def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_path: Path) -> None:
     server = serving(tmp_path, "abc", "--models-per-gpu", "2")
     try:
@@ -65,30 +58,6 @@ def test_a_cold_model_is_loaded_when_it_is_asked_for_and_another_makes_room(tmp_
         assert metrics.value("model_loads_total", model="c", worker="c/cpu-0") == 1
         assert metrics.value("model_load_seconds_count", model="c") == 1
         assert metrics.value("gpu_batch_seconds_count", model="c") == 1, "a load is no batch"
-        server.signal()
-        server.check_end()
-    finally:
-        server.kill()
-
-
-def test_a_model_that_dies_while_it_loads_leaves_the_others_of_its_gpu_alone(tmp_path: Path) -> None:
-    server = serving(tmp_path, "abc", "--models-per-gpu", "2")
-    try:
-        server.ready()
-        server.expected = {
-            "worker does not start", "worker process ended", "batch failed",
-        }  # fmt: skip
-        client = Client(server, "none")
-        (tmp_path / "c-fault").touch()
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(client.native, "x", "c")
-            server.logged("worker does not start")
-            assert client.native("y", "a")["output"] == "a:y"
-            wait_until(lambda: statuses(server)["c/cpu-0"] == "failed")
-            (tmp_path / "c-fault").unlink()
-            assert asked.result()["output"] == "c:x"
-        os.kill(pid_of(server, "c/cpu-0"), signal.SIGKILL)
-        assert client.native("z", "c")["output"] == "c:z"
         server.signal()
         server.check_end()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 from pathlib import Path
@@ -114,38 +113,6 @@ def test_a_signal_under_load_fails_no_request(tmp_path: Path) -> None:
         server.check_end()
 
 
-def test_what_waits_and_what_runs_is_answered_while_draining(tmp_path: Path) -> None:
-    with launched(tmp_path) as server:
-        server.ready()
-        gate = Gate(tmp_path)
-        running = server.ask(gate.text())
-        gate.reached()
-        waiting = [server.ask(f"waiting {number}") for number in range(50)]
-        server.queued(50)
-        server.signal()
-        server.logged("draining")
-        assert server.admin("/readyz").status == 503
-        assert server.health()["status"] == "draining"
-        wait_until(lambda: closed(server.port))
-        gate.open()
-        for one in (running, *waiting):
-            answer = one.answer()
-            assert answer.status == 200
-            assert answer.header["connection"] == "close"
-        server.check_end()
-
-
-def test_a_lame_duck_says_that_it_is_not_ready_and_serves_on(tmp_path: Path) -> None:
-    with launched(tmp_path, "--lame-duck-ms", "600000") as server:
-        server.ready()
-        server.signal()
-        wait_until(lambda: server.get("/readyz").status == 503)
-        answer = server.ask("late").answer()
-        assert (answer.status, answer.header["connection"]) == (200, "close")
-        server.signal()
-        server.check_end()
-
-
 def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path) -> None:
     with launched(tmp_path) as server:
         server.ready()
@@ -161,18 +128,6 @@ def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path
         for one in held:
             assert one.refusal() == "DRAINING"
         server.expected = UNHAPPY
-        server.check_end()
-
-
-def test_the_drain_has_an_end(tmp_path: Path) -> None:
-    with launched(tmp_path, "--drain-timeout-ms", "300") as server:
-        server.ready()
-        gate = Gate(tmp_path)
-        held = server.ask(gate.text())
-        gate.reached()
-        server.signal()
-        assert held.refusal() == "DRAINING"
-        server.expected = UNHAPPY | {"drain time-out: answering what is left with 503"}
         server.check_end()
 
 
@@ -202,21 +157,6 @@ def test_a_signal_ends_a_slow_start(tmp_path: Path) -> None:
         assert server.ended() == 0
         assert server.banner() == ""
         server.expected = UNHAPPY
-        server.check_end()
-
-
-def test_a_signal_while_all_workers_load_again_ends_it(tmp_path: Path) -> None:
-    with launched(tmp_path, "--workers", "2", "--drain-timeout-ms", "1000") as server:
-        server.ready()
-        gate = Gate(tmp_path, SETUP_GATE)
-        for worker in server.workers():
-            os.kill(worker["pid"], signal.SIGKILL)
-        gate.reached()
-        waiting = server.ask("waiting")
-        server.queued(1)
-        server.signal()
-        assert waiting.refusal() in ("NO_WORKERS", "DRAINING")
-        server.expected = UNHAPPY | {"drain time-out: answering what is left with 503"}
         server.check_end()
 
 

@@ -1,4 +1,4 @@
-"""Tasks of a running service: handed over, waited for, cancelled, expired, and kept apart from its shutdown."""
+"""A task of a running service, from its request to its being forgotten."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import Answer, Connection, Gate, request, wait_until
-from tests.e2e.server import launched, serving
+from tests.e2e.server import serving
 
 ASYNC = "Prefer: respond-async"
 COUNTED: dict[str, Any] = {"target": "tests.targets.counted:Counted", "lawful": False}
@@ -53,19 +53,3 @@ def test_from_the_request_to_its_being_forgotten(tmp_path: Path) -> None:
         assert (failed["status"], failed["error"]["error"]) == ("FAILED", "REJECTED_BY_MODEL")
         outcomes = server.metrics().by("requests_total", "outcome")
         assert outcomes == {"ok": 1, "rejected_by_model": 1}, "who only waits for a task is no request"
-
-
-def test_a_shutdown_ends_waits_and_not_tasks(tmp_path: Path) -> None:
-    with launched(tmp_path, *PATIENT, "--drain-timeout-ms", "30000", target=COUNTED["target"]) as server:
-        server.ready()
-        gate, line = Gate(tmp_path), server.connect()
-        path = task(line, gate.text())
-        gate.reached()
-        line.send(request(b"", f"{path}?wait=60", method="GET"))
-        wait_until(lambda: server.health()["pending"] == 2)
-        server.signal()
-        answer = line.answer()
-        assert (answer.json["status"], answer.header["connection"]) == ("PENDING", "close")
-        assert server.health()["pending"] == 1, "the task is finished, whoever may still ask for it"
-        gate.open()
-        server.check_end()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.client import wait_until
-from tests.e2e.server import TIERS, launched, serving
+from tests.e2e.server import TIERS, serving
 from tests.identity.issuing import ISSUER, jwk, jwks, publishing, token
 from tests.identity.writing import entry, key_of
 
@@ -60,11 +60,3 @@ def test_tokens_and_keys_side_by_side(tmp_path: Path) -> None:
             told = server.log_text() + server.banner() + server.admin("/metrics").body.decode() + str(server.health())
             assert "canary" not in told
             assert good.split()[-1].split(".")[1] not in told
-
-
-def test_a_wrong_file_of_issuers_ends_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "issuers.toml"
-    path.write_text('[[issuers]]\nissuer = "x"')
-    with launched(tmp_path, "--jwt", str(path)) as server:
-        assert server.ended() == 3
-        assert "issuers[1]" in server.log_text()

@@ -73,24 +73,6 @@ def test_a_request_whose_worker_was_killed_has_one_trace_over_all_processes(
     assert len([one for one in spans if one.name.startswith("POST")]) == 1
 
 
-def test_a_batch_of_64_has_64_links(tmp_path: Path, collector: Collector) -> None:
-    collector.keeps = False  # No connection is left open, as the laws of a service have it.
-    with serving(tmp_path, "--trace", "--max-batch-size", "64", "--access-log", "1") as server:
-        with server.held_back():
-            asked = [server.ask(f"input {number}", PARENT) for number in range(64)]
-        for one in asked:
-            one.output()
-        polls = collector.until(lambda spans: sum(len(one.links) for one in spans if one.name == "poll default") == 64)
-        [full] = (one for one in polls if one.name == "poll default")
-        assert (len(full.links), full.attributes["messaging.batch.message_count"]) == (64, 64)
-        assert len({link.attributes["messaging.message.id"] for link in full.links}) == 64
-        spans = collector.until(lambda spans: sum(one.name == "POST /v1/inference" for one in spans) == 64)
-        assert {link.span for link in full.links} == {one.span for one in spans if one.name == "send default"}
-        lines = [line for line in server.log("request") if line.get("trace_id")]
-        assert {line["trace_id"] for line in lines} == {TRACE}
-        assert len(lines) == 64
-
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

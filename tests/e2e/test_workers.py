@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,32 +12,10 @@ from typing import Any
 import pytest
 
 from headway.app.devices import find_gpus
-from tests.e2e.client import Gate, request, wait_until
+from tests.e2e.client import request, wait_until
 from tests.e2e.server import serving
 
 UNHAPPY = {"batch failed", "worker process ended"}
-
-
-def test_a_batch_whose_worker_is_killed_runs_again_elsewhere(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2") as server:
-        server.expected = UNHAPPY
-        gate = Gate(tmp_path)
-        with server.held_back(workers=2):
-            asked = [server.ask(gate.text()), server.ask("mate"), server.ask("another")]
-        gate.reached()
-        [victim] = wait_until(lambda: [worker for worker in server.workers() if gate.holds(worker["pid"])])
-        os.kill(victim["pid"], signal.SIGKILL)
-        server.logged("worker process ended", pid=victim["pid"])
-        gate.reached()
-        gate.open()
-        for one in asked:
-            one.output()
-        server.all_healthy()
-        metrics = server.metrics()
-        assert metrics.value("retries_total", cause="crashed") == 3
-        assert metrics.value("wasted_gpu_seconds_total", cause="crashed") > 0
-        assert metrics.by("worker_restarts_total", "worker") == {victim["worker_id"]: 1}
-        assert server.letters() == []
 
 
 def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_path: Path) -> None:
@@ -64,22 +41,6 @@ def test_every_way_to_die_ends_with_the_last_words_in_the_dead_letter_queue(tmp_
             assert letter["attempts"] in ((2, 3) if cause == "raised" else (3, 4))
             assert words in letter["error"], word
         wait_until(lambda: "Fatal Python error: Segmentation fault" in server.log_text())
-
-
-def test_requests_are_held_while_all_workers_are_gone_and_served_when_they_are_back(tmp_path: Path) -> None:
-    with serving(tmp_path, "--workers", "2", "--queue-timeout-ms", "4000") as server:
-        server.expected = UNHAPPY
-        with server.without_workers():
-            assert server.get("/readyz").status == 503
-            assert server.get("/livez").status == 200
-            assert server.health()["status"] == "unavailable"
-            late = server.ask("held too long")
-            assert late.refusal() == "NO_WORKERS"
-            kept = [server.ask(f"held {number}") for number in range(40)]
-        for one in kept:
-            one.output()
-        server.all_healthy()
-        assert server.get("/readyz").status == 200
 
 
 def test_workers_are_recycled_without_a_failed_request(tmp_path: Path) -> None:
@@ -167,19 +128,6 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         server.all_healthy()
 
 
-def test_an_input_that_failed_in_the_old_code_runs_once_the_code_is_mended(tmp_path: Path) -> None:
-    target = tmp_path / "model.py"
-    target.write_text("def answer(inputs):\n    return [text + str(len(text) / (len(text) - 3)) for text in inputs]\n")
-    with serving(tmp_path, "--reload", target="model.py:answer", lawful=False) as server:
-        server.expected = {"batch failed"}
-        first, again = (server.ask("abc").answer() for _ in range(2))
-        assert (first.status, again.status) == (422, 422)
-        assert "ZeroDivisionError" in again.json["detail"], "the repeated answer carries the first error"
-        target.write_text("def answer(inputs):\n    return [text.upper() for text in inputs]\n")
-        server.logged("target reloaded")
-        wait_until(lambda: server.ask("abc").answer().status == 200)
-
-
 def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
     forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.app.lifecycle]"
     with serving(tmp_path, logs_json=False) as server:
@@ -197,25 +145,6 @@ def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_li
     assert sum(line.endswith("cpu-0 | one") for line in said) == 2, "on both streams, as it is"
     assert {line for line in lines if forged in line} <= set(said)
     assert "\x1b" not in server.log_text()
-
-
-def test_one_bad_request_is_one_story_in_the_log(tmp_path: Path) -> None:
-    with serving(tmp_path, "--access-log", "1") as server:
-        server.expected = {"batch failed"}
-        with server.held_back():
-            bad, mates = server.ask("raise"), [server.ask(f"mate {number}") for number in range(9)]
-        assert bad.refusal() == "REJECTED_BY_MODEL"
-        for mate in mates:
-            mate.output()
-        server.logged("batch failed", 2)
-        whole, found = [line for line in server.log() if line["level"] == "warning"]
-        assert (whole["event"], found["event"]) == ("batch failed", "batch failed")
-        assert (whole["size"], found["size"], found["request_id"]) == (10, 1, f"req_{bad.id}")
-        assert whole["exception"].startswith("Traceback") and "faults.py" in whole["exception"]
-        assert "exception" not in found, "the traceback is told once"
-        assert server.logged("request", request_id=f"req_{bad.id}")["status"] == 422
-        server.logged("request", 11)  # The access log has a line for each.
-        assert not [line for line in server.log("worker output") if "Traceback" in line["line"]]
 
 
 @pytest.mark.parametrize(

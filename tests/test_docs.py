@@ -17,6 +17,7 @@ from headway.cli import COMMANDS
 from headway.config import FIELDS, Settings
 from headway.config.extras import PACKAGES
 from headway.grpc.inference_call import MOST_ANSWER
+from headway.grpc.statuses import pushback, status_of
 from headway.http.openapi import document
 from headway.model import MOST_OUTPUT
 from headway.runtime.counters import Counters
@@ -125,6 +126,23 @@ def test_every_error_is_in_the_guide_with_its_status() -> None:
     shown = {(status, errors.SHOWN.get(code, code)) for code, status in errors.STATUS.items()}
     assert {(int(status), code) for status, code in told} == shown
     assert len(told) == len(errors.STATUS)
+
+
+def test_every_error_is_in_the_page_of_grpc_with_its_status() -> None:
+    table = (DOCS / "grpc.md").read_text(encoding="utf-8").split("\n## Errors\n", 1)[1].split("\n## ", 1)[0]
+    rows = re.findall(r"^\| ([A-Z_]+) \| (.*) \| (later|never) \|$", table, re.MULTILINE)
+    told = [(code, status, retry) for status, cell, retry in rows for code in re.findall(r"`([A-Z_]+)`", cell)]
+    over_http = {errors.METHOD_NOT_ALLOWED, errors.HEADERS_TOO_LARGE}
+    assert set(told) == {
+        (errors.SHOWN.get(code, code), status_of(code).name, "later" if pushback(code, 1.0) > 0 else "never")
+        for code in errors.CODES.keys() - over_http
+    }
+    assert len(told) == len(set(told))
+
+
+def test_every_refusal_is_in_the_page_of_the_ledger() -> None:
+    told = (DOCS / "ledger.md").read_text(encoding="utf-8").split("\nCounted so are ", 1)[1].split(". ", 1)[0]
+    assert set(re.findall(r"`([A-Z_]+)`", told)) == {errors.SHOWN.get(code, code) for code in errors.REFUSALS}
 
 
 def test_every_metric_is_in_the_operations_and_no_other() -> None:

@@ -255,7 +255,9 @@ CANCELLED = "CANCELLED"
             "docs/guide.md",
             "| 429 | `SHED` | at this load",
             "| 418 | `TEAPOT` | coffee was asked for | ask for tea |\n| 429 | `SHED` | at this load",
-        )
+        ),
+        after("docs/grpc.md", "| INVALID_ARGUMENT | `BAD_REQUEST`,", " `TEAPOT`,"),
+        after("docs/ledger.md", "Counted so are `BAD_REQUEST`,", " `TEAPOT`,"),
     ],
 )
 
@@ -351,6 +353,71 @@ async def _tea(request: Request) -> RouteAnswer:
     ],
 )
 
+GRPC_METHOD = Addition(
+    "method of gRPC",
+    {
+        "headway/protos/headway/v1/tea.proto": """
+syntax = "proto3";
+
+package headway.v1;
+
+service Tea {
+  rpc Pour(PourRequest) returns (PourResponse);
+}
+
+message PourRequest {
+  string leaves = 1;
+}
+
+message PourResponse {
+  string cup = 1;
+}
+""",
+        "headway/grpc/tea.py": '''
+"""Tea service of the port: `headway.v1.Tea`."""
+
+from __future__ import annotations
+
+from headway import errors
+from headway.errors import RequestError
+from headway.grpc import messages
+from headway.model import Principal
+
+_REQUEST = messages.message("headway.v1.PourRequest")
+_RESPONSE = messages.message("headway.v1.PourResponse")
+
+
+async def pour(body: bytes, principal: Principal) -> bytes:
+    """Answer Pour."""
+    leaves = messages.read(_REQUEST, body).leaves
+    if leaves == "coffee":
+        raise RequestError("this is a teapot", code=errors.TEAPOT)
+    return bytes(_RESPONSE(cup=f"hot {leaves}").SerializeToString())
+''',
+    },
+    [
+        (
+            "headway/grpc/methods.py",
+            "from headway.grpc.stream import CallStream\n",
+            "from headway.grpc.stream import CallStream\nfrom headway.grpc.tea import pour\n",
+        ),
+        before(
+            "headway/grpc/methods.py",
+            '        f"/{messages.HEALTH}/Check": lambda',
+            '        f"/{messages.TEA}/Pour": lambda stream: PlainCall(port, stream, pour),\n',
+        ),
+        after("headway/grpc/messages.py", 'HEADWAY = "headway.v1.Inference"\n', 'TEA = "headway.v1.Tea"\n'),
+        ("headway/grpc/messages.py", "SERVICES = (HEADWAY, ", "SERVICES = (HEADWAY, TEA, "),
+    ],
+    [
+        before(
+            "docs/grpc.md",
+            "| `inference.GRPCInferenceService` |",
+            "| `headway.v1.Tea` | `Pour`: `leaves` to a `cup` |\n",
+        )
+    ],
+)
+
 INFERENCE_ROUTE = Addition(
     "inference route",
     {
@@ -410,7 +477,15 @@ def _encode_error(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
         before(
             "headway/http/contract.json",
             '      "/v1/result/{task_id}": {\n',
-            '      "/brew": {"post": {"operationId": "brew", "responses": {"200": {"description": "A cup."}}}},\n',
+            """      "/brew": {
+        "post": {
+          "operationId": "brew",
+          "requestBody": {"required": true, "content": {"application/json": {"schema": {"type": "object"}}}},
+          "responses": {"200": {"description": "A cup.", "headers": {"...": ["limited"]}}},
+          "security": "${security}"
+        }
+      },
+""",
         ),
     ],
     [before("tests/http/test_public.py", '"/v1/result/{task_id}", "/livez"', '"/brew", ')],
@@ -455,4 +530,4 @@ def butler(settings: Settings, targets: Sequence[str]) -> None:
     ],
 )
 
-ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, SETTING, ROUTE, INFERENCE_ROUTE, ROLE)
+ADDITIONS = (POLICY, BROKER, BACKEND, DIALECT, ERROR, METRIC, SETTING, ROUTE, GRPC_METHOD, INFERENCE_ROUTE, ROLE)

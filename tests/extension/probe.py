@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import io
 import json
+import socket
 import sys
 import urllib.error
 import urllib.request
 from typing import Any
+
+import grpc
 
 import headway
 from headway import cli, errors
@@ -19,10 +22,12 @@ from headway.config import load
 from headway.core.policies import build
 from headway.dialects import reach
 from headway.errors import SettingError
+from headway.grpc import messages
 from headway.model import Role
 from headway.runtime.counters import Counters
 
 ANYWHERE = {"port": "0", "admin_port": "0", "broker": "kettle://here", "policy": "patient", "steep_s": "4"}
+CODE = "x-headway-error"
 
 
 def asked(port: int, path: str, body: dict[str, str] | None = None) -> tuple[int, str]:
@@ -34,6 +39,17 @@ def asked(port: int, path: str, body: dict[str, str] | None = None) -> tuple[int
     except urllib.error.HTTPError as refusal:
         with refusal:
             return refusal.code, refusal.read().decode()
+
+
+def poured(port: int, leaves: str) -> str:
+    """Cup that a call of the added method of gRPC gives, or status and code of its error."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        pour = channel.unary_unary(f"/{messages.TEA}/Pour")  # type: ignore[attr-defined]
+        try:
+            body = pour(messages.message("headway.v1.PourRequest")(leaves=leaves).SerializeToString(), timeout=20)
+        except grpc.RpcError as exc:
+            return f"{exc.code().name} {dict(exc.trailing_metadata())[CODE]}"
+        return str(messages.message("headway.v1.PourResponse").FromString(body).cup)
 
 
 def shown(*arguments: str) -> str:
@@ -55,7 +71,9 @@ def refusal(**flags: str) -> str:
 
 async def serve(seen: dict[str, Any]) -> None:
     """Start a process that has all of them, and ask it."""
-    process = wiring.build(load(ANYWHERE, {}), Role.SERVE, "kettle://boil")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = wiring.build(load({**ANYWHERE, "grpc_port": str(port)}, {}), Role.SERVE, "kettle://boil")
     await process.service.start()
     try:
         assert process.public is not None
@@ -76,6 +94,7 @@ async def serve(seen: dict[str, Any]) -> None:
         seen["contract"] = [one for one in contract["x-headway-errors"] if one["error"] == "TEAPOT"]
         seen["answers"] = sorted(contract["paths"]["/v1/inference"]["post"]["responses"])
         seen["paths"] = sorted(contract["paths"])
+        seen["method of gRPC"] = [await asyncio.to_thread(poured, port, leaves) for leaves in ("oolong", "coffee")]
         seen["policy"] = (await ask("admin", "/internal/health"))[1]["policy"]
         seen["metric"] = "# TYPE headway_cups_total counter" in (await ask("admin", "/metrics"))[1]
     finally:

@@ -28,8 +28,15 @@ CHECKS = (
     "tests/test_metrics.py",
     "tests/client/test_messages.py",
     "tests/http/test_public.py",
+    "tests/http/test_contract_words.py",
+    "tests/grpc/test_port.py::test_health_tells_of_the_process_and_of_each_service",
+    "tests/grpc/test_port.py::test_reflection_gives_all_services_and_their_files",
+    "tests/grpc/test_port.py::test_the_descriptors_are_those_of_the_files",
     "tests/test_docs.py::test_the_table_of_settings_is_that_of_the_settings",
+    "tests/test_docs.py::test_the_page_of_the_files_is_that_of_the_files",
     "tests/test_docs.py::test_every_error_is_in_the_guide_with_its_status",
+    "tests/test_docs.py::test_every_error_is_in_the_page_of_grpc_with_its_status",
+    "tests/test_docs.py::test_every_refusal_is_in_the_page_of_the_ledger",
     "tests/test_docs.py::test_every_metric_is_in_the_operations_and_no_other",
 )
 """Tests that compare lists of what there is; the additions must not need more than the table says to pass them."""
@@ -37,11 +44,14 @@ CHECKS = (
 
 def in_it(house: Path, *command: str) -> str:
     """Output of a Python program that finds the copy as `headway`."""
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HEADWAY"))}
+    return shown(house, sys.executable, *command)
+
+
+def shown(house: Path, *command: str) -> str:
+    """Output of a command in the copy."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "HEADWAY", "MAKE"))}
     environment = {**outer, "PYTHONPATH": str(house)}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=house, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run(command, cwd=house, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -52,11 +62,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("house")
     for name in COPIED:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md"):
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"):
         shutil.copy(ROOT / name, root)
     for addition in ADDITIONS:
         addition.make(root)
     in_it(root, "docs/settings.py")
+    in_it(root, "docs/tree.py")
+    bin = os.path.relpath(Path(sys.executable).parent, root)
+    shown(root, "make", "--silent", "--assume-old=.venv/.ready", "protos", f"BIN={bin}")
     return root
 
 
@@ -71,7 +84,7 @@ def seen(house: Path) -> dict[str, Any]:
 def rows() -> dict[str, tuple[set[str], set[str]]]:
     """Rows of the table, by kind: places to touch, and places to say so."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    found = re.findall(r"^\| an? ([a-z ]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
+    found = re.findall(r"^\| an? ([A-Za-z ]+) \| (.*) \| (.*)\|$", text, re.MULTILINE)
     return {kind: (places(touch), places(say)) for kind, touch, say in found}
 
 
@@ -138,6 +151,10 @@ def test_a_route_is_served_and_in_the_contract(seen: dict[str, Any]) -> None:
     assert "/tea" in seen["paths"]
 
 
+def test_a_method_of_grpc_is_answered_and_its_error_has_a_status(seen: dict[str, Any]) -> None:
+    assert seen["method of gRPC"] == ["hot oolong", "INVALID_ARGUMENT TEAPOT"]
+
+
 def test_an_inference_route_has_its_own_answers_and_errors(seen: dict[str, Any]) -> None:
     assert seen["inference route"] == [200, {"cup": "hot oolong"}]
     status, document = seen["inference error"]
@@ -156,7 +173,8 @@ def test_a_role_has_a_command_its_parts_and_its_word(seen: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("addition", ADDITIONS, ids=lambda addition: addition.kind)
 def test_an_addition_keeps_the_rules_of_the_house(addition: Addition, house: Path) -> None:
-    for name in {*addition.files, *(name for name, _, _ in addition.lines)}:
+    touched = {*addition.files, *(name for name, _, _ in addition.lines)}
+    for name in (name for name in touched if name.endswith(".py")):
         module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
         assert problems(module, (house / name).read_text(encoding="utf-8")) == [], name
 

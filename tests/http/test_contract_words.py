@@ -111,7 +111,8 @@ def test_types_and_places_are_such_as_there_are() -> None:
 
 def test_inference_routes_demand_a_body() -> None:
     posts = {path: item["post"] for path, item in document()["paths"].items() if "requestBody" in item.get("post", {})}
-    assert [post["requestBody"]["required"] for path, post in posts.items() if path != INDEX] == [True] * 12
+    assert len(posts) > 12
+    assert [path for path, post in posts.items() if path != INDEX and post["requestBody"]["required"] is not True] == []
 
 
 def test_bulk_jobs_are_in_the_contract_where_they_are_served() -> None:
@@ -150,13 +151,12 @@ def test_header_fields_have_the_names_of_the_guide() -> None:
 
 def test_every_answer_to_a_caller_with_limits_has_their_fields() -> None:
     limited = [
-        response
-        for path, item in document()["paths"].items()
+        (path, response.get("headers", {}))
+        for path, item in document(keys="keys.toml")["paths"].items()
         for method in METHODS
-        if method in item and not path.endswith("z") and (method, path[:3]) != ("get", "/v2") and path != INDEX
+        if method in item and item[method]["security"]
         for status, response in item[method]["responses"].items()
         if status < "300"
     ]
     assert len(limited) > 5
-    for response in limited:
-        assert set(response["headers"]) >= LIMITED
+    assert [path for path, headers in limited if not headers.keys() >= LIMITED] == []

@@ -414,12 +414,12 @@ class BulkRunner(Protocol):
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
         """Run lines in empty seats.
 
-        Each line ends with one reply, by an output or a failure. Retries, outages of the broker and the search for bad
+        Each of them ends with one reply, by an output or a failure. Retries, outages of the broker and the search for bad
         lines are the runner's.
         """
 
-    def withdraw(self, job: str) -> None:
-        """Let go of a job's lines that have not ended; `done` is not called for them."""
+    def withdraw(self, job: str, number: int = 0) -> None:
+        """Let go of a job's lines that have not ended, or of the parts of one; `done` is not called for them."""
 
     def paused(self, model: str, tenant: str = "") -> str:
         """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""

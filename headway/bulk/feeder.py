@@ -155,18 +155,19 @@ class Feeder:
         """Send lines of a model to the runner, as many as it has room for."""
         runner = self._of.runner
         room = await runner.room(model)
-        lines = self._of.turns.take(model, room, partial(runner.paused, model)) if room > 0 else []
-        if not lines:
+        taken = self._of.turns.take(model, room, partial(runner.paused, model)) if room > 0 else []
+        if not taken:
             await asyncio.sleep(SPIN)
             return
-        for line in lines:
-            if (run := self.runs.get(line.job)) is not None:
-                run.went(line)
+        runs = self.runs
+        lines = [line for line in taken if (run := runs.get(line.job)) is not None and run.wants(line)]
         try:
             runner.offer(lines, self._done)
         except Exception:
             self._of.turns.add(lines)
             raise
+        for line in lines:
+            runs[line.job].went(line)
 
     def _done(self, line: BulkLine, reply: Reply) -> None:
         if (run := self.runs.get(line.job)) is not None:

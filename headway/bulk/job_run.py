@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from headway.bulk.answer_log import ERR, OUT, AnswerLog
 from headway.bulk.folder import BulkFolder, FileWriter
-from headway.bulk.forms import AskedLine, LineForm, NotYet
+from headway.bulk.forms import AskedLine, LineForm, Making, NotYet
 from headway.bulk.line_reader import pages
 from headway.bulk.line_set import LineSet
 from headway.bulk.turns import Turns
@@ -41,11 +41,11 @@ TICK = 1.0
 RENEW = 5.0
 """Seconds between two writes of a job without progress, which only renew its lease."""
 AHEAD = 512
-"""Lines of one job that are ready before the runner wants them."""
+"""Parts of lines of one job that are ready before the runner wants them, beyond which no more are read."""
 AHEAD_BYTES = 8 << 20
-"""Bytes of the lines of one job that are ready, or on their way, beyond which no more are read."""
+"""Bytes of the lines of one job that are ready, or on their way, beyond which no more are read. Outputs that wait for others count."""
 YIELD = 16
-"""Lines that are read or written before the event loop gets its turn."""
+"""Parts of lines that are read before the event loop gets its turn."""
 PAUSE = 5.0
 """Seconds after which a disk is asked again that did not do something."""
 
@@ -105,8 +105,12 @@ class JobRun:
         self._answers = AnswerLog(context.folder, job.id, job.generation)
         self._asked: dict[int, AskedLine] = {}
         """Lines that are ready or on their way, by number."""
-        self._ready: dict[int, BulkLine] = {}
-        """Lines that have not gone to the runner, by number."""
+        self._ready: dict[tuple[int, int], BulkLine] = {}
+        """Parts of lines that have not gone to the runner, by number of line and part."""
+        self._making: deque[tuple[int, Making]] = deque()
+        """Numbers of lines that are at their end, with what remains of the making of their records."""
+        self._made = asyncio.Event()
+        """Set when there are such lines."""
         self._bytes = 0
         self._read_all = False
         self._moved = asyncio.Event()
@@ -156,20 +160,54 @@ class JobRun:
                 await self._of.store.keep(self.standing(), 0.0)
         self._answers.close()
 
+    def wants(self, line: BulkLine) -> bool:
+        """Whether a line that was ready is still to run: not so when another part of it has failed."""
+        return (line.number, line.part) in self._ready
+
     def went(self, line: BulkLine) -> None:
         """Note that a line has gone to the runner."""
-        self._ready.pop(line.number, None)
+        self._ready.pop((line.number, line.part), None)
         self._moved.set()
 
     def ended(self, line: BulkLine, reply: Reply) -> None:
-        """Take the reply to a line."""
-        asked = self._asked.pop(line.number, None)
+        """Take the reply to a line, or to a part of one."""
+        asked = self._asked.get(line.number)
         if asked is None:
             return
-        self._bytes -= asked.size
-        answered, record = asked.record(reply)
-        self._add(OUT if answered else ERR, line.number, record)
+        held = asked.held
+        making = asked.take(line.part, reply)
+        self._bytes += asked.held - held
+        if making is None:
+            return
+        if asked.failure is not None and len(asked.parts) > 1:
+            for part in asked.parts:
+                self._ready.pop((part.number, part.part), None)
+            self._of.runner.withdraw(self.job.id, line.number)
+        if not self._further(line.number, making):
+            self._making.append((line.number, making))
+            self._made.set()
+
+    def _further(self, number: int, making: Making) -> bool:
+        """Make the next piece of a line's record. Returns whether that was the last."""
+        found = next(making)
+        if found is None:
+            return False
+        asked = self._asked.pop(number)
+        self._bytes -= asked.size + asked.held
+        answered, record = found
+        self._add(OUT if answered else ERR, number, record)
         self._moved.set()
+        return True
+
+    async def _make(self) -> None:
+        """Make the records that take long, bit by bit, so that nobody waits for one."""
+        while True:
+            while self._making:
+                await asyncio.sleep(0)
+                if self._further(*self._making[0]):
+                    self._making.popleft()
+            self._made.clear()
+            await self._made.wait()
 
     # Steps.
 
@@ -201,17 +239,19 @@ class JobRun:
 
     async def _answer(self) -> None:
         """Have lines answered until all are, or time or the client ends it."""
-        reading = asyncio.create_task(self._read())
+        tasks = [asyncio.create_task(step()) for step in (self._read, self._make)]
         try:
             while not self._all_ended and self._ending() is None and self._fault is None:
-                if reading.done():
-                    reading.result()
+                for task in tasks:
+                    if task.done():
+                        task.result()
                 await self._wait(TICK)
                 await self._tick()
         finally:
             done = self._all_ended
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._let_go()
         await self._until_done(self._answers.flush)
         if self._fault is not None:
@@ -306,33 +346,35 @@ class JobRun:
                         continue
                     await self._room()
                     while True:
-                        if self._taken(number, text):
+                        if taken := self._taken(number, text):
                             break
                         await asyncio.sleep(PAUSE)
-                    done += 1
-                    if done % YIELD == 0:
+                    done += taken
+                    if done >= YIELD:
+                        done = 0
                         await asyncio.sleep(0)
 
-    def _taken(self, number: int, text: bytes) -> bool:
-        """Make a line ready, or record what is wrong with it; False while nobody can tell which."""
+    def _taken(self, number: int, text: bytes) -> int:
+        """Make a line ready, or record what is wrong with it. Returns the number of its parts; 0 while nobody can tell which."""
         try:
             asked = self._of.form.read(self.job, number, text)
             self._in_doubt = ""
         except NotYet as exc:
             self._in_doubt = str(exc)
-            return False
+            return 0
         if isinstance(asked, bytes):
             self._add(ERR, number, asked)
-            return True
+            return 1
+        parts, model = asked.parts, asked.parts[0].model
         if not self.job.model:
-            self.job = replace(self.job, model=asked.line.model)
+            self.job = replace(self.job, model=model)
         self._asked[number] = asked
-        self._ready[number] = asked.line
+        self._ready.update({(number, part.part): part for part in parts})
         self._bytes += asked.size
         if not self._held_back:
-            self._of.turns.add((asked.line,))
-            self._of.wake(asked.line.model)
-        return True
+            self._of.turns.add(parts)
+            self._of.wake(model)
+        return len(parts)
 
     def _add(self, kind: str, number: int, record: bytes) -> None:
         self._answers.add(kind, number, record)
@@ -470,4 +512,5 @@ class JobRun:
         self._of.runner.withdraw(self.job.id)
         self._asked.clear()
         self._ready.clear()
+        self._making.clear()
         self._bytes = 0

@@ -254,19 +254,23 @@ class SeatRunner:
         self._shape = self._shape % SHAPES + 1
         return self._shape
 
-    def withdraw(self, job: str) -> None:
+    def withdraw(self, job: str, number: int = 0) -> None:
         """See BulkRunner."""
+
+        def meant(riding: _Riding) -> bool:
+            return riding.line.job == job and number in (0, riding.line.number)
+
         for key, one in list(self._riding.items()):
-            if cast(_Riding, one).line.job == job:
+            if meant(cast(_Riding, one)):
                 del self._riding[key]
                 self._session.withdraw(one.entry.submission)
                 self._left(cast(_Riding, one))
         for held in self._held.values():
-            for riding in [one for one in held if one.line.job == job]:
+            for riding in filter(meant, [*held]):
                 held.remove(riding)
                 self._left(riding)
         for key, riding in list(self._resting.items()):
-            if riding.line.job == job:
+            if meant(riding):
                 del self._resting[key]
                 self._left(riding)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from headway import errors
 from headway.core.admission import Refused
 from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
@@ -37,6 +39,13 @@ def error_of(failure: Failure) -> errors.RequestError:
 def at_input(position: int, count: int, message: str) -> str:
     """Message on one of several inputs of a request; `position` is from 0."""
     return f"input {position} of {count}, counted from 0: {message}"
+
+
+def of_input(position: int, count: int, failure: Failure) -> Failure:
+    """Failure of a request, as one of its inputs has it; see `at_input`."""
+    if count == 1:
+        return failure
+    return replace(failure, message=at_input(position, count, failure.message))
 
 
 def refusal(found: Refused) -> Failure:

@@ -70,10 +70,7 @@ class AnswerRoom:
     def hold(self, amount: int) -> Failure | None:
         """Hold `amount` bytes in all; the failure of the request when they are too many, for one or beside its owner's others."""
         if amount > self._most:
-            message = (
-                f"the outputs are more than {self._most} bytes together; ask for fewer in one request ({self._why})"
-            )
-            return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
+            return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
         if more > 0 and not self._bytes.take(self._owner, more):
             error = no_room(self._bytes.used(self._owner))
@@ -86,6 +83,12 @@ class AnswerRoom:
         if self.held > amount:
             self._bytes.give(self._owner, self.held - amount)
             self.held = amount
+
+
+def too_large(most: int, why: str = "max_bodies_mb") -> Failure:
+    """Failure of a request whose outputs have more than so many bytes together."""
+    message = f"the outputs are more than {most} bytes together; ask for fewer in one request ({why})"
+    return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
 
 
 class CountedConnection(Protocol):

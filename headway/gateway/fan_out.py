@@ -105,8 +105,10 @@ class FanOut:
             self._submit()
         elif least is not None and (counted := self._counted()) > max(least.burst, 1.0):
             self._turn_away(failures.never_within(least, counted))
-        elif count > 1 and (message := self._too_large()):
-            self._turn_away(Failure(errors.PAYLOAD_TOO_LARGE, message))
+        elif failure := too_many_bytes(
+            self._several.inputs, self._several.parameters, self._gateway.settings.max_body_bytes
+        ):
+            self._turn_away(failure)
         elif count <= FEW:
             self._submit()
         else:
@@ -132,18 +134,6 @@ class FanOut:
             return True
         apart = self._gateway.settings.large_payload_bytes
         return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
-
-    def _too_large(self) -> str:
-        """Message that tells why the parts have too many bytes together; empty where they have not."""
-        several, count = self._several, self._count
-        inputs, parameters = sum(map(len, several.inputs)), len(several.parameters)
-        most = MOST_BODIES * self._gateway.settings.max_body_bytes
-        if inputs + count * parameters <= most:
-            return ""
-        return (
-            f"{count} inputs come to {inputs} bytes, and {count} times {parameters} of parameters, as each has them with it; at "
-            f"most {most} are taken in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
-        )
 
     def abandon(self) -> None:
         """Let go of all parts and outputs, as the client has left."""
@@ -277,8 +267,7 @@ class FanOut:
             return failure
         if self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
             return failure
-        message = failures.at_input(position, count, failure.message)
-        return msgspec.structs.replace(failure, message=message)
+        return failures.of_input(position, count, failure)
 
     def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:
         if reply is None:
@@ -315,6 +304,18 @@ class _Part:
     def admitted(self) -> None:
         if not self.position:
             self._whole.take_admitted()
+
+
+def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -> Failure | None:
+    """Failure of a request whose several inputs have too many bytes together; `most_body`: those of the largest body."""
+    count, total, most = len(inputs), sum(map(len, inputs)), MOST_BODIES * most_body
+    if count == 1 or total + count * len(parameters) <= most:
+        return None
+    message = (
+        f"{count} inputs come to {total} bytes, and {count} times {len(parameters)} of parameters, as each has them with it; at "
+        f"most {most} are taken in one request ({MOST_BODIES} times max_body_bytes). Send fewer inputs at a time"
+    )
+    return Failure(errors.PAYLOAD_TOO_LARGE, message)
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:

@@ -285,10 +285,7 @@ def _always() -> bool:
 
 def _of_several(failure: Failure, position: int, count: int) -> Failure:
     """Failure that names the input, where there are several."""
-    if count == 1 or position == count:
-        return failure
-    message = failures.at_input(position, count, failure.message)
-    return msgspec.structs.replace(failure, message=message)
+    return failure if position == count else failures.of_input(position, count, failure)
 
 
 def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:

@@ -10,7 +10,7 @@ from headway.model.value import Value
 
 
 class BulkLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a bulk job on its way to a GPU.
+    """One line of a bulk job on its way to a GPU, or a part of one that has several inputs.
 
     Attributes:
         job: id of the job, `batch_…`.
@@ -20,6 +20,7 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
         version: version of the model; empty: any.
         input: the value for the model.
         parameters: the line's `parameters` as the text of one JSON object; empty for none.
+        part: which of the line's inputs it is, from 0.
     """
 
     job: str
@@ -29,6 +30,7 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
     version: str
     input: Value
     parameters: bytes = b""
+    part: int = 0
 
 
 class BulkFile(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
-from headway.bulk.forms import AskedLine, NotYet
+from headway.bulk.forms import AskedLine, Making, NotYet
 from headway.bulk.job_run import JobContext
 from headway.bulk.turns import Turns
 from headway.errors import StoreUnavailable
@@ -58,21 +58,25 @@ class MemoryStore(BulkRows):
     _read = _write
 
 
+_Key = tuple[str, int, int]
+
+
 class FakeRunner:
     """Runner that answers each line after a while: `RAISE` in an input fails.
 
     Attributes:
-        ran: how often each line has gone to it, by job and number.
+        ran: how often each line has gone to it, by job, number and part.
         order: tenants in the order of their lines.
         why: why nothing runs; empty while it does.
+        answer: output of every line; empty: its input in capitals.
     """
 
     def __init__(self, seats: int = 10, seconds: float = 0.1) -> None:
         self.seats, self.seconds = seats, seconds
-        self.ran: Counter[tuple[str, int]] = Counter()
+        self.ran: Counter[_Key] = Counter()
         self.order: list[str] = []
-        self.why = ""
-        self._out: dict[tuple[str, int], asyncio.TimerHandle] = {}
+        self.why = self.answer = ""
+        self._out: dict[_Key, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
 
     async def room(self, model: str) -> int:
@@ -83,13 +87,13 @@ class FakeRunner:
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
         for line in lines:
-            key = line.job, line.number
+            key = line.job, line.number, line.part
             self.ran[key] += 1
             self.order.append(line.tenant)
             self._out[key] = asyncio.get_running_loop().call_later(self.seconds, self._end, key, line, done)
 
-    def withdraw(self, job: str) -> None:
-        for key in [key for key in self._out if key[0] == job]:
+    def withdraw(self, job: str, number: int = 0) -> None:
+        for key in [key for key in self._out if key[0] == job and number in (0, key[1])]:
             self._out.pop(key).cancel()
         self._freed.set()
 
@@ -100,16 +104,16 @@ class FakeRunner:
         self.why = ""
         self._freed.set()
 
-    def _end(self, key: tuple[str, int], line: BulkLine, done: Callable[[BulkLine, Reply], None]) -> None:
+    def _end(self, key: _Key, line: BulkLine, done: Callable[[BulkLine, Reply], None]) -> None:
         del self._out[key]
         self._freed.set()
         text = str(line.input)
         failed = Failure("REJECTED_BY_MODEL", "no") if "RAISE" in text else None
-        done(line, Reply("id", line.tenant, None if failed else text.upper(), failed))
+        done(line, Reply("id", line.tenant, None if failed else self.answer or text.upper(), failed))
 
 
 class PlainForm:
-    """Lines of plain text; `BAD` is none.
+    """Lines of plain text, of several parts where there are bars; `BAD` is none.
 
     Attributes:
         in_doubt: why nobody can tell yet what is one; empty when that is known.
@@ -121,14 +125,24 @@ class PlainForm:
         if self.in_doubt:
             raise NotYet(self.in_doubt)
 
-        def record(reply: Reply) -> tuple[bool, bytes]:
-            told = {"line": number, "output": reply.output, "error": reply.failure and reply.failure.code}
-            return reply.failure is None, json.dumps(told).encode()
+        def record(ended: Sequence[Reply] | Failure) -> Making:
+            if isinstance(ended, Failure):
+                told: dict[str, Any] = {"line": number, "output": None, "error": ended.code, "message": ended.message}
+                yield False, json.dumps(told).encode()
+                return
+            for _ in ended[1:]:
+                yield None
+            output = "|".join(str(reply.output) for reply in ended)
+            yield True, json.dumps({"line": number, "output": output, "error": None}).encode()
 
         if text.startswith(b"BAD"):
             return json.dumps({"line": number, "error": "bad"}).encode()
         model = "other" if text.startswith(b"other") else "default"
-        return AskedLine(BulkLine(job.id, job.tenant, number, model, "", text.decode()), len(text), record)
+        parts = [
+            BulkLine(job.id, job.tenant, number, model, "", one, part=part)
+            for part, one in enumerate(text.decode().split("|"))
+        ]
+        return AskedLine(parts, len(text), record, 10_000)
 
     def expired(self, number: int, text: bytes) -> bytes:
         return json.dumps({"line": number, "error": "batch_expired"}).encode()

@@ -26,8 +26,10 @@ def on_a_stand(path: Path, story: Callable[[Stand], Coroutine[Any, Any, None]]) 
     async def main(clock: Callable[[], float]) -> None:
         stand = Stand(path, clock)
         await stand.begin()
-        await story(stand)
-        await stand.end()
+        try:
+            await story(stand)
+        finally:
+            await stand.end()
 
     run(main)
 
@@ -126,6 +128,37 @@ async def test_a_line_that_is_too_long_is_read_no_further(stand: Stand) -> None:
 async def test_tenants_take_turns(stand: Stand) -> None:
     for _ in range(3):
         await stand.submit(["a"] * 400)
+    await asyncio.sleep(2.0)
+    late = await stand.submit(["b"] * 100, "other")
+    await stand.until_ended(late)
+    order = stand.runner.order
+    begun = order.index("other")
+    assert 90 <= order[begun:][:200].count("other") <= 110
+
+
+@on_stand
+async def test_a_line_of_several_parts_is_answered_once_all_of_them_are(stand: Stand) -> None:
+    found = await stand.until_ended(await stand.submit(["a|b|c", "a|RAISE|" + "b|" * 450, "|".join("d" * 400), "e"]))
+    assert (found.total, found.completed, found.failed) == (4, 3, 1)
+    answers = {one["line"]: one["output"] for one in stand.records(found.output_file)}
+    assert answers == {1: "A|B|C", 3: "|".join("D" * 400), 4: "E"}
+    [failed] = stand.records(found.error_file)
+    assert (failed["line"], failed["error"]) == (2, "REJECTED_BY_MODEL")
+    assert failed["message"].startswith("input 1 of")
+    assert sum(number == 2 for _, number, _ in stand.runner.ran) <= stand.runner.seats + 2
+
+
+@on_stand
+async def test_outputs_of_one_line_have_a_bound_together(stand: Stand) -> None:
+    stand.runner.answer = "x" * 4_000
+    found = await stand.until_ended(await stand.submit(["a|b", "a|b|c", "a"]))
+    assert (found.completed, found.failed) == (2, 1)
+    assert stand.records(found.error_file)[0]["error"] == "PAYLOAD_TOO_LARGE"
+
+
+@on_stand
+async def test_a_line_of_many_parts_takes_turns_with_the_lines_of_others(stand: Stand) -> None:
+    await stand.submit(["|".join("a" * 450)] * 20)
     await asyncio.sleep(2.0)
     late = await stand.submit(["b"] * 100, "other")
     await stand.until_ended(late)
@@ -271,7 +304,7 @@ async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     crashes=st.lists(st.integers(1, 120), min_size=1, max_size=4),
-    lines=st.lists(st.sampled_from(["a", "BAD", "RAISE", ""]), min_size=1, max_size=300),
+    lines=st.lists(st.sampled_from(["a", "BAD", "RAISE", "", "a|b|c", "a|RAISE|b"]), min_size=1, max_size=300),
     ending=st.sampled_from(["", "", "expires", "cancelled"]),
 )
 def test_each_line_has_one_record_whenever_its_holders_are_killed(

@@ -35,7 +35,7 @@ def form(content: bytes, purpose: str = "batch", boundary: str = BOUNDARY) -> by
     ).encode() + content + f"\r\n--{boundary}--\r\n".encode()  # fmt: skip
 
 
-def line(number: int, prompt: str | list[str] = "a", **body: Any) -> str:
+def line(number: int, prompt: str | list[Any] = "a", **body: Any) -> str:
     asked = {"model": "default", "prompt": prompt, **body}
     return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": asked})
 
@@ -114,18 +114,20 @@ def test_a_batch_is_answered_as_its_route_would(make: Make) -> None:
     wrong = [
         line(2, model="elsewhere"),
         line(3, stream=True),
-        line(4, n=2),
+        line(4, n=200),
         json.dumps({"custom_id": "5", "method": "POST", "url": "/v1/embeddings", "body": {}}),
         "no JSON",
-        line(7, prompt=["a", "b"]),
+        line(7, prompt=["a", 3]),
         json.dumps({"custom_id": "8", "method": "GET", "url": "/v1/completions", "body": {}}),
     ]
-    batch = client.batch(line(1, "hello"), *wrong, metadata={"k": "v"})
+    batch = client.batch(line(1, "hello"), *wrong, line(9, ["a", "b"], n=2), metadata={"k": "v"})
     assert (batch["object"], batch["status"], batch["endpoint"]) == ("batch", "validating", "/v1/completions")
     found = client.ended(batch)
-    assert found["request_counts"] == {"total": 8, "completed": 1, "failed": 7}
+    assert found["request_counts"] == {"total": 9, "completed": 2, "failed": 7}
     assert found["metadata"] == {"k": "v"} and found["errors"] is None
-    [answer] = client.records(found["output_file_id"]).values()
+    answers = client.records(found["output_file_id"])
+    assert [one["text"] for one in answers["9"]["response"]["body"]["choices"]] == ["A", "A", "B", "B"]
+    answer = answers["1"]
     assert answer["error"] is None and answer["response"]["status_code"] == 200
     told = answer["response"]["body"]
     sync = client.json("POST", "/v1/completions", {"model": "default", "prompt": "hello"})

@@ -46,6 +46,14 @@ def asked(form: OpenAILines, **change: Any) -> AskedLine:
     return found
 
 
+def made(line: AskedLine, *replies: Reply) -> tuple[bool, bytes]:
+    *_, found = [line.take(at, reply) for at, reply in enumerate(replies)]
+    assert found is not None
+    *_, record = found
+    assert record is not None
+    return record
+
+
 @given(text=st.binary(max_size=60) | st.recursive(st.none() | st.text(), lambda of: st.dictionaries(st.sampled_from([*GOOD, "x"]), of)).map(lambda one: json.dumps(one).encode()))  # fmt: skip
 def test_any_line_that_is_no_request_has_its_record(text: bytes) -> None:
     found = lines().read(JOB, 3, text)
@@ -57,14 +65,63 @@ def test_any_line_that_is_no_request_has_its_record(text: bytes) -> None:
 
 @pytest.mark.parametrize("code", ["BACKEND_ERROR", "REJECTED_BY_MODEL", CANCELLED, "of the future"])
 def test_any_failure_has_its_record(code: str) -> None:
-    answered, record = asked(lines()).record(Reply("id", "acme", None, Failure(code, "lone \ud800")))
+    answered, record = made(asked(lines()), Reply("id", "acme", None, Failure(code, "lone \ud800")))
     assert not answered and told(record)["response"]["status_code"] >= 400 and told(record)["custom_id"] == "1"
 
 
-@pytest.mark.parametrize("output", ["lone \ud800", b'{\n "text": "b"\n}', 3])
-def test_any_output_has_its_record(output: Any) -> None:
-    answered, record = asked(lines()).record(Reply("id", "acme", output))
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
+@pytest.mark.parametrize("output", ["lone \ud800", b'{\n "text": "b"\n}', b'{"text": 3}'])
+def test_any_output_has_its_record(output: Any, prompt: Any) -> None:
+    line = asked(lines(), body={"model": "default", "prompt": prompt})
+    answered, record = made(line, *([Reply("id", "acme", output)] * len(line.parts)))
     assert (told(record)["response"]["status_code"] == 200) is answered
+
+
+def test_a_fault_at_a_line_has_its_record() -> None:
+    answered, record = made(asked(lines()), Reply("id", "acme", 3))  # type: ignore[arg-type]
+    assert not answered and told(record)["response"]["status_code"] == 500
+
+
+def test_choices_of_several_prompts_are_parts_in_the_order_of_the_route() -> None:
+    line = asked(lines(), body={"model": "default", "prompt": ["a", "b"], "n": 2, "top_k": 3})
+    assert [(part.part, part.input, part.parameters) for part in line.parts] == [
+        (at, input, b'{"top_k":3}') for at, input in enumerate("aabb")
+    ]
+    answered, record = made(line, *(Reply("id", "acme", f"{part.input!s}{part.part}") for part in line.parts))
+    choices = told(record)["response"]["body"]["choices"]
+    assert answered and [(one["index"], one["text"]) for one in choices] == [(0, "a0"), (1, "a1"), (2, "b2"), (3, "b3")]
+
+
+def test_a_failed_part_fails_its_line_with_the_errors_of_its_route() -> None:
+    line = asked(lines(), body={"model": "default", "prompt": ["a", "b"]})
+    assert line.take(0, Reply("id", "acme", "a")) is None
+    making = line.take(1, Reply("id", "acme", None, Failure("REJECTED_BY_MODEL", "no")))
+    assert making is not None and line.take(1, Reply("id", "acme", "b")) is None
+    body = told(next(making)[1])["response"]["body"]  # type: ignore[index]
+    assert body["error"]["message"].startswith("input 1 of 2, counted from 0: no")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": ["a"] * 2_049}, 413),
+        ({"prompt": ["a"] * 2_000, "n": 2}, 413),
+        ({"prompt": "a" * 900_000, "n": 100}, 413),
+        ({"prompt": [], "n": 2}, 400),
+        ({"prompt": "a", "n": 0}, 400),
+    ],
+)
+def test_a_line_has_as_many_parts_at_most_as_a_request(body: dict[str, Any], status: int) -> None:
+    found = lines().read(JOB, 3, json.dumps({**GOOD, "body": {"model": "default", **body}}).encode())
+    assert isinstance(found, bytes) and told(found)["response"]["status_code"] == status
+
+
+def test_a_large_answer_is_made_bit_by_bit() -> None:
+    line = asked(lines(), body={"model": "default", "prompt": ["a"] * 1_000})
+    making = line.record([Reply("id", "acme", "x" * 5_000)] * 1_000)
+    *steps, last = making
+    assert len(steps) > 20 and last is not None
+    assert len(told(last[1])["response"]["body"]["choices"]) == 1_000
 
 
 def test_a_line_is_not_judged_while_no_model_is_known() -> None:

@@ -55,8 +55,10 @@ def main() -> None:
     ]
     found = of_endpoint(chat, [line("c", chat, messages=[{"role": "user", "content": "hi"}])])
     seen["chat"] = found["told"]["c"][1]["choices"][0]["message"]["content"]
-    found = of_endpoint(embeddings, [line("e", embeddings, input="e:")])
-    seen["embeddings"] = found["told"]["e"][1]["data"][0]["embedding"]
+    found = of_endpoint(
+        embeddings, [line("e", embeddings, input="e:"), line("several", embeddings, input=["e:", "e:", "e:"])]
+    )
+    seen["embeddings"] = [[one["embedding"] for one in found["told"][id][1]["data"]] for id in ("e", "several")]
     files, batches = client().files.list(limit=3), client().batches.list(limit=2)
     seen["files"] = [len(files.data), len([*files]), files.data[0].purpose]
     seen["batches"] = [len(batches.data), len([*batches]), batches.data[0].metadata]

@@ -20,7 +20,7 @@ def test_openais_client_runs_batches_unchanged(tmp_path: Path) -> None:
         assert seen == {
             "completions": ["completed", [3, 1, 2], "HELLO", 400],
             "chat": "USER: HI\nASSISTANT:",
-            "embeddings": [2.0, 0.5, -1.0],
+            "embeddings": [[[2.0, 0.5, -1.0]] * count for count in (1, 3)],
             "files": [3, 7, "batch_output"],
             "batches": [2, 3, {"k": "v"}],
             "file": True,

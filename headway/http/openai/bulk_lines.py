@@ -8,15 +8,16 @@ Records of errors also have `line`, the number of the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from headway import errors
-from headway.bulk.forms import AskedLine, NotYet
+from headway.bulk.forms import AT_ONCE, AskedLine, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.errors import BadRequest, PayloadTooLarge, RequestError
+from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.bad_bodies import why_not
@@ -28,7 +29,7 @@ from headway.http.openai.completions import completions_reader
 from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_error
 from headway.http.problem import AnyError
-from headway.model import Failure, Reply, RequestOptions
+from headway.model import Failure, Reply, RequestOptions, Value
 from headway.model.bulk import BulkJob, BulkLine
 from headway.runtime.logger import get_logger
 
@@ -94,6 +95,7 @@ class OpenAILines:
     def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
         self._readers = {path: make(settings) for path, make in READERS.items()}
         self._most, self._version = settings.max_body_bytes, settings.model_version
+        self._most_answer = settings.max_bodies_mb << 19
         self._served, self._new_id = served, new_id
 
     def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
@@ -110,15 +112,21 @@ class OpenAILines:
         except Exception as exc:
             return self._fault(job.id, number, custom_id, exc)
 
-        def record(reply: Reply) -> tuple[bool, bytes]:
+        def record(ended: Sequence[Reply] | Failure) -> Making:
             try:
-                return self._answered(number, line.custom_id, exchange, reply)
+                if isinstance(ended, Failure):
+                    yield False, self._failed(number, line.custom_id, ended)
+                else:
+                    yield from self._answered(number, line.custom_id, exchange, ended)
             except Exception as exc:
-                return False, self._fault(job.id, number, line.custom_id, exc)
+                yield False, self._fault(job.id, number, line.custom_id, exc)
 
-        asked = BulkLine(job.id, job.tenant, number, exchange.model or "", "", exchange.input, exchange.parameters)  # type: ignore[arg-type]
+        parts = [
+            BulkLine(job.id, job.tenant, number, exchange.model or "", "", input, exchange.parameters, part)
+            for part, input in enumerate(_inputs(exchange))
+        ]
         exchange.input = ""
-        return AskedLine(asked, len(text), record)
+        return AskedLine(parts, len(text), record, self._most_answer)
 
     def expired(self, number: int, text: bytes) -> bytes:
         """See LineForm."""
@@ -145,33 +153,50 @@ class OpenAILines:
         exchange = self._readers[job.endpoint](bytes(line.body), _OPTIONS, self._served.seen_by(only))
         if isinstance(exchange.write, ChoicesWriter) and exchange.write.stream:
             raise BadRequest("a batch has no streams; leave it out - at `$.stream`")
-        if isinstance(exchange.input, list):
-            raise BadRequest("a line of a batch has one input and one choice; write a line for each")
-        exchange.model = exchange.model or self._served.default_of(only)
-        failure = self._served.check(exchange.model, exchange.input, only)
-        if failure is None and only and exchange.model not in only:
-            failure = self._served.absence(exchange.model, only)
+        model = exchange.model = exchange.model or self._served.default_of(only)
+        failure: Failure | None
+        if model not in self._served or (only and model not in only):
+            failure = self._served.absence(model, only)
+        else:
+            inputs = _inputs(exchange)
+            failure = too_many_bytes(inputs, exchange.parameters, self._most) or self._check(model, inputs)
         if failure is not None and (self._served.in_doubt() or not self._served.models):
             raise NotYet(failure.message)
         if failure is not None:
             raise failures.error_of(failure)
         return exchange
 
-    def _answered(self, number: int, custom_id: str, exchange: Exchange, reply: Reply) -> tuple[bool, bytes]:
-        """Whether a reply is an answer, and the record of it."""
-        if reply.output is None:
-            return False, self._failed(number, custom_id, failures.failure_of(reply))
+    def _check(self, model: str, inputs: Sequence[Value]) -> Failure | None:
+        """Failure of a line one of whose inputs the model does not take."""
+        for part, input in enumerate(inputs):
+            if (failure := self._served.check(model, input)) is not None:
+                return failures.of_input(part, len(inputs), failure)
+        return None
+
+    def _answered(self, number: int, custom_id: str, exchange: Exchange, replies: Sequence[Reply]) -> Making:
+        """Make the record of outputs; that of an error where they are no answer."""
         shown = SHOWN + self._new_id()
-        ran = reply.ran
+        ran = joined("", replies).ran
         version = (ran.version if ran is not None else "") or self._version
+        outputs = [reply.output for reply in replies if reply.output is not None]
+        pieces, size = list[bytes](), 0
         try:
-            _, written = exchange.write(Outcome(shown, [reply.output], 0.0, version, [reply.tokens]))
-            body = written if isinstance(written, bytes) else b"".join(written)
+            _, written = exchange.write(Outcome(shown, outputs, 0.0, version, [reply.tokens for reply in replies]))
+            for piece in (written,) if isinstance(written, bytes) else written:
+                pieces.append(
+                    piece.translate(None, b"\r\n")
+                )  # As the white space between the parts of an output's JSON.
+                size += len(piece)
+                if size >= AT_ONCE:
+                    size = 0
+                    yield None
         except RequestError as exc:
-            return False, self._failed(number, custom_id, exc)
+            yield False, self._failed(number, custom_id, exc)
         except UnicodeEncodeError:
-            return False, self._failed(number, custom_id, failures.no_text())
-        return True, _encode(_Record(self._record_id(), custom_id, _Response(200, shown, _one_line(body)), None))
+            yield False, self._failed(number, custom_id, failures.no_text())
+        else:
+            response = _Response(200, shown, msgspec.Raw(b"".join(pieces)))
+            yield True, _encode(_Record(self._record_id(), custom_id, response, None))
 
     def _fault(self, job: str, number: int, custom_id: str | None, exc: Exception) -> bytes:
         """Record of a line at which nobody foresaw what was raised, which is logged."""
@@ -197,6 +222,5 @@ def _custom_id(text: bytes) -> str | None:
         return None
 
 
-def _one_line(body: bytes) -> msgspec.Raw:
-    """JSON without line breaks, which a model's output may have between its parts."""
-    return msgspec.Raw(msgspec.json.format(body, indent=-1) if b"\n" in body else body)
+def _inputs(exchange: Exchange) -> list[Value]:
+    return exchange.input if isinstance(exchange.input, list) else [exchange.input]

@@ -299,7 +299,8 @@ def emulated(batch_ms: float, max_batch: int, workers: int, *flags: str, name: s
     """
     return headway(
         EMULATED_GPU,
-        *("--workers", str(workers), "--max-batch-size", str(max_batch), "--log-level", "warning", *flags),
+        *("--workers", str(workers), "--devices", "cpu", "--max-batch-size", str(max_batch), "--log-level", "warning"),
+        *flags,
         name=name,
         environment={"EMULATED_MS": str(batch_ms), "EMULATED_MAX": str(max_batch)},
     )

@@ -46,7 +46,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.model.board import HistoryRow, News, Notice, Posted
-from headway.model.bulk import BulkFile, BulkJob, BulkLine
+from headway.model.bulk import MOST_ENDED, BulkFile, BulkJob, BulkLine, Stored
 
 
 class QueueCondition(Protocol):
@@ -421,6 +421,9 @@ class BulkRunner(Protocol):
     def withdraw(self, job: str, number: int = 0) -> None:
         """Let go of a job's lines that have not ended, or of the parts of one; `done` is not called for them."""
 
+    def full(self, tenant: str) -> bool:
+        """Whether so many bytes of a tenant's lines are on their way that no more of them may be offered."""
+
     def paused(self, model: str, tenant: str = "") -> str:
         """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""
 
@@ -577,8 +580,8 @@ class BulkStore(Protocol):
     async def open(self) -> None:
         """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
 
-    async def add_file(self, file: BulkFile, most: int | None = None) -> bool:
-        """Add a file, of which there may be one under its id; False when its tenant would have more than `most` bytes."""
+    async def add_file(self, file: BulkFile, most: Stored | None = None) -> bool:
+        """Add a file, of which there may be one under its id; False when its tenant would have more than `most`."""
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """File of an id."""
@@ -586,23 +589,33 @@ class BulkStore(Protocol):
     async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
         """Newest files of a tenant; those older than the file `after`, where that is given."""
 
-    async def stored(self, tenant: str) -> int:
-        """Bytes of all files of a tenant."""
+    async def stored(self, tenant: str) -> Stored:
+        """Files of a tenant, all together."""
 
     async def remove_file(self, tenant: str, id: str) -> bool:
-        """Forget a file; False for one that is not there."""
+        """Forget a file; False for one that is not there, or that a job reads which has not ended."""
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
         """Oldest files from before Unix time `before`, of all tenants, but for those that jobs read."""
 
-    async def add_job(self, job: BulkJob, most: int) -> bool:
-        """Add a job; False when its tenant would have more than `most` that have not ended."""
+    async def file_ids(self, after: str, limit: int) -> Sequence[str]:
+        """Ids of the files of all tenants in their order, from behind `after`."""
+        ...
+
+    async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
+        """Add a job; False when its tenant would have more than `most` that have not ended.
+
+        Of those that have ended the tenant keeps the newest `most_ended`."""
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
         """Job of an id."""
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
         """Newest jobs of a tenant; those older than the job `after`, where that is given."""
+
+    async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
+        """Jobs of all tenants that have not ended, in the order of their ids, from behind `after`."""
+        ...
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
         """Wish that a job ends, which changes nothing for one that has ended. Returns the job."""

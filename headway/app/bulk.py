@@ -23,7 +23,7 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.http.openai.bulk_lines import OpenAILines
 from headway.model import LedgerRecord
-from headway.model.bulk import BulkJob, JobStatus
+from headway.model.bulk import BulkJob, JobStatus, Stored
 from headway.ports import Broker, BulkRunner, BulkStore
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
@@ -57,7 +57,7 @@ def make_bulk_jobs(
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
-        settings.bulk_max_lines, settings.bulk_max_bytes, counters.bulk_lines,
+        settings.bulk_max_lines, Stored(settings.bulk_max_bytes, settings.bulk_max_files), counters.bulk_lines,
     )  # fmt: skip
 
     def ended(job: BulkJob) -> None:

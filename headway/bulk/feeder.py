@@ -153,21 +153,23 @@ class Feeder:
 
     async def _send(self, model: str) -> None:
         """Send lines of a model to the runner, as many as it has room for."""
-        runner = self._of.runner
+        runner, turns, sent = self._of.runner, self._of.turns, 0
         room = await runner.room(model)
-        taken = self._of.turns.take(model, room, partial(runner.paused, model)) if room > 0 else []
-        if not taken:
+        while sent < room and (line := turns.take(model, partial(self._rests, model))) is not None:
+            if (run := self.runs.get(line.job)) is None or not run.wants(line):
+                continue
+            try:
+                runner.offer((line,), self._done)
+            except Exception:
+                turns.add((line,))
+                raise
+            run.went(line)
+            sent += 1
+        if not sent:
             await asyncio.sleep(SPIN)
-            return
-        runs = self.runs
-        lines = [line for line in taken if (run := runs.get(line.job)) is not None and run.wants(line)]
-        try:
-            runner.offer(lines, self._done)
-        except Exception:
-            self._of.turns.add(lines)
-            raise
-        for line in lines:
-            runs[line.job].went(line)
+
+    def _rests(self, model: str, tenant: str) -> bool:
+        return self._of.runner.full(tenant) or bool(self._of.runner.paused(model, tenant))
 
     def _done(self, line: BulkLine, reply: Reply) -> None:
         if (run := self.runs.get(line.job)) is not None:

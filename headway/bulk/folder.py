@@ -30,7 +30,7 @@ BUFFER = 1 << 18
 AT_ONCE = 4
 """Threads that ask the disk at once."""
 LEFT_AFTER = 86_400.0
-"""Seconds after which what is on its way in counts as left behind."""
+"""Seconds after which what nobody touches counts as left behind, if nobody knows it."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
 """Runner of a function that waits for a disk."""
@@ -101,11 +101,19 @@ class BulkFolder:
 
         def remove() -> None:
             for one in (self._path / "incoming").iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    if one.stat().st_mtime < time.time() - LEFT_AFTER:
-                        one.unlink()
+                if _left(one):
+                    one.unlink(missing_ok=True)
 
         await self.do(remove)
+
+    async def names(self) -> dict[str, bool]:
+        """Ids of files, and of jobs with a log, with whether nobody has touched them for long."""
+
+        def found() -> dict[str, bool]:
+            kinds = (("files", "file-*"), ("jobs", "batch_*"))
+            return {one.name: _left(one) for folder, kind in kinds for one in (self._path / folder).glob(kind)}
+
+        return await self.do(found)
 
     async def pieces(self, path: Path, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
         """Read a file piece by piece. Raises FolderUnavailable, and FileLost where only the file is gone."""
@@ -190,6 +198,14 @@ class FileWriter:
         self._file.close()
         self._path.rename(path)
         sync_folder(path.parent)
+
+
+def _left(path: Path) -> bool:
+    """Whether nobody has touched what stands at a path for long."""
+    try:
+        return path.stat().st_mtime < time.time() - LEFT_AFTER
+    except FileNotFoundError:
+        return False
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:

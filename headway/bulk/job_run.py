@@ -28,7 +28,7 @@ from headway.bulk.line_set import LineSet
 from headway.bulk.turns import Turns
 from headway.errors import FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
-from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus
+from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
 from headway.ports import BulkRunner, BulkStore
 from headway.runtime.logger import get_logger
 
@@ -69,7 +69,7 @@ class JobContext(NamedTuple):
         new_id: makes the text of a fresh UUIDv7.
         most_line: bytes of the longest line.
         most_lines: most lines of a job.
-        most_bytes: bytes of a tenant's files beyond which none of its jobs begins.
+        most: files of a tenant beyond which none of its jobs begins.
         lines: numbers of lines that got a record, `answered` or `failed`.
     """
 
@@ -84,7 +84,7 @@ class JobContext(NamedTuple):
     new_id: Callable[[], str]
     most_line: int
     most_lines: int
-    most_bytes: int
+    most: Stored
     lines: defaultdict[str, int]
 
 
@@ -214,12 +214,16 @@ class JobRun:
     async def _validate(self) -> None:
         """Count the lines."""
         total, of = 0, self._of
-        if await of.store.stored(self.job.tenant) > of.most_bytes:
-            message = (
-                f"your files have more than {of.most_bytes} bytes together; delete some, then send the batch again"
-            )
-            await self._fail(JobFault("too_many_bytes", message))
-            return
+        stored = await of.store.stored(self.job.tenant)
+        for code, number, most in (
+            ("too_many_bytes", stored.size, of.most.size),
+            ("too_many_files", stored.number, of.most.number),
+        ):
+            if number > most:
+                what = code.rpartition("_")[2]
+                message = f"you store more than {most} {what}; delete some files, then send the batch again"
+                await self._fail(JobFault(code, message))
+                return
         path = of.folder.file(self.job.input_file)
         async with aclosing(pages(of.folder, path, of.most_line)) as found:
             async for page in found:

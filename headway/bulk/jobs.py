@@ -12,15 +12,22 @@ from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.config import Settings
 from headway.errors import PayloadTooLarge, StoreUnavailable
-from headway.model.bulk import BulkJob
+from headway.model.bulk import BulkJob, Stored
 from headway.ports import BulkStore
+from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 
+log = get_logger(__name__)
+
 SWEEP_EVERY = 60.0
 """Seconds between two looks for what is old."""
+STRAYS_EVERY = 3_600.0
+"""Seconds between two looks for what is nobody's."""
 BITE = 100
 """Most files, and most jobs, that are asked for at once."""
+PAGE = 1_000
+"""Ids that are asked for at once."""
 DAY = 86_400.0
 
 
@@ -37,7 +44,7 @@ class BulkJobs:
 
     Attributes:
         store, folder, feeder, settings: see the arguments.
-        jobs: number of jobs by status, as last looked at.
+        most: files that a tenant may store.
     """
 
     def __init__(
@@ -50,9 +57,11 @@ class BulkJobs:
         wall: Callable[[], float],
     ) -> None:
         self.store, self.folder, self.feeder, self.settings = store, folder, feeder, settings
+        self.most = Stored(settings.bulk_max_bytes, settings.bulk_max_files)
         self.wall = wall
         self._uploading = Counter[str]()
         """Bytes that are on their way in, by tenant."""
+        self._strays_at = 0.0
         self._sweeper = Periodic("bulk files", self.sweep, clock, "ledger", SWEEP_EVERY)
 
     async def open(self) -> None:
@@ -96,11 +105,12 @@ class BulkJobs:
             PayloadTooLarge: the tenant would store too much.
         """
         stored, held = await self.store.stored(tenant), 0
-        most = self.settings.bulk_max_bytes
+        if stored.number >= self.most.number:
+            raise self.too_much()
 
         def count(more: int) -> None:
             nonlocal held
-            if stored + self._uploading[tenant] + more > most:
+            if stored.size + self._uploading[tenant] + more > self.most.size:
                 raise self.too_much()
             held += more
             self._uploading[tenant] += more
@@ -114,20 +124,49 @@ class BulkJobs:
 
     def too_much(self) -> PayloadTooLarge:
         """Error of a file for which its tenant has no room."""
-        most = self.settings.bulk_max_bytes
         return PayloadTooLarge(
-            f"your files would have more than {most} bytes together; delete some that you no longer need (bulk_max_bytes)"
+            f"you may store {self.most.number} files (bulk_max_files) of {self.most.size} bytes together (bulk_max_bytes), "
+            "and this would be more; delete some that you no longer need"
         )
 
     async def sweep(self) -> None:
-        """Remove files and jobs that are old, and what uploads have left behind. Raises StoreUnavailable."""
+        """Remove files and jobs that are old, and what those have left behind who died. Raises StoreUnavailable."""
         await self.folder.sweep()
+        if self.wall() >= self._strays_at:
+            await self._sweep_strays()
+            self._strays_at = self.wall() + STRAYS_EVERY
         if not self.settings.bulk_keep_days:
             return
         before = self.wall() - self.settings.bulk_keep_days * DAY
         while files := await self.store.old_files(before, BITE):
             for file in files:
-                await self.store.remove_file(file.tenant, file.id)
-                await self.folder.remove_file(file.id)
+                if await self.store.remove_file(file.tenant, file.id):
+                    await self.folder.remove_file(file.id)
         while await self.store.remove_jobs(before, BITE):
             pass
+
+    async def _sweep_strays(self) -> None:
+        """Remove files that are nobody's: their process died before it had told the store of them, or after.
+
+        They are listed before the store is asked. So what comes meanwhile is not among them, and the output of a job that is
+        finalized is named either by the job, or by its own row.
+        """
+        names = await self.folder.names()
+        unknown = set(names)
+        after = ""
+        while jobs := await self.store.open_jobs(after, PAGE):
+            unknown -= {name for job in jobs for name in (job.id, job.output_file, job.error_file)}
+            after = jobs[-1].id
+        after = ""
+        while ids := await self.store.file_ids(after, PAGE):
+            unknown.difference_update(ids)
+            after = ids[-1]
+        strays = [name for name in unknown if names[name]]
+        if len(strays) > len(names) - len(unknown):
+            log.warning(
+                "most files of bulk jobs are nobody's; is it another database? None is removed", number=len(strays)
+            )
+            return
+        for name in strays:
+            log.info("a file of bulk jobs is nobody's, and is removed", file=name)
+            await (self.folder.remove_job(name) if name.startswith("batch_") else self.folder.remove_file(name))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -55,7 +55,7 @@ MOST_TENANTS = 10_000
 FIRST_BATCHES, MOST_BATCHES = 2, 64
 """Full batches of a model that are on their way at first, and at most."""
 MOST_BYTES = 64 << 20
-"""Bytes of inputs on their way beyond which none are offered."""
+"""Bytes of inputs on their way, about. A tenant may have as many as it leaves free, so that there is room for whoever comes next."""
 LATER = 0.2
 """Seconds after which lines are offered again that the broker had no room for."""
 LONGEST_PAUSE = 30.0
@@ -148,7 +148,9 @@ class SeatRunner:
         """Lines that the broker had no room for, by model."""
         self._windows: dict[str, float] = {}
         self._on_their_way: dict[str, int] = defaultdict(int)
-        self._bytes = self._nonce = 0
+        self._bytes = Counter[str]()
+        """Bytes of inputs on their way, by tenant."""
+        self._nonce = 0
         self._shape = int(rng() * (SHAPES - 1)) + 1
         self._records: dict[str, _Record] = {}
         self._ready: frozenset[str] | None = None
@@ -186,12 +188,17 @@ class SeatRunner:
         return room
 
     def _room(self, model: str) -> int:
-        if self.paused(model) or self._held[model] or self._bytes >= MOST_BYTES:
+        if self.paused(model) or self._held[model]:
             return 0
         return int(self._window(model)) - self._on_their_way[model]
 
     def _window(self, model: str) -> float:
         return self._windows.get(model) or FIRST_BATCHES * self._served[model].settings.max_batch_size
+
+    def full(self, tenant: str) -> bool:
+        """See BulkRunner."""
+        held = self._bytes[tenant]
+        return held > 0 and held >= MOST_BYTES - self._bytes.total()
 
     def paused(self, model: str, tenant: str = "") -> str:
         """See BulkRunner."""
@@ -277,11 +284,13 @@ class SeatRunner:
     def _came(self, riding: _Riding) -> None:
         """Note that a line is on its way."""
         self._on_their_way[riding.line.model] += 1
-        self._bytes += len(riding.line.input)
+        self._bytes[riding.line.tenant] += len(riding.line.input)
 
     def _went(self, riding: _Riding) -> None:
         self._on_their_way[riding.line.model] -= 1
-        self._bytes -= len(riding.line.input)
+        self._bytes[riding.line.tenant] -= len(riding.line.input)
+        if not self._bytes[riding.line.tenant]:
+            del self._bytes[riding.line.tenant]
 
     def _left(self, riding: _Riding) -> None:
         """Note that a line is on its way no more."""

@@ -25,24 +25,24 @@ class Turns:
             tenants = self._models.setdefault(line.model, OrderedDict())
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
-    def take(self, model: str, most: int, rests: Callable[[str], object] = lambda tenant: False) -> list[BulkLine]:
-        """Take at most so many lines of a model, one of each tenant that does not rest before the next of any."""
-        taken: list[BulkLine] = []
+    def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
+        """Take the next line of a model, whose tenant does not rest; None: there is none."""
         tenants = self._models.get(model, OrderedDict())
-        resting = {tenant for tenant in tenants if rests(tenant)}
-        while len(taken) < most and (tenant := next((one for one in tenants if one not in resting), None)) is not None:
-            jobs = tenants[tenant]
-            job, lines = next(iter(jobs.items()))
-            taken.append(lines.popleft())
-            jobs.move_to_end(job)
-            tenants.move_to_end(tenant)
-            if not lines:
-                del jobs[job]
-            if not jobs:
-                del tenants[tenant]
+        tenant = next((one for one in tenants if not rests(one)), None)
+        if tenant is None:
+            return None
+        jobs = tenants[tenant]
+        job, lines = next(iter(jobs.items()))
+        line = lines.popleft()
+        jobs.move_to_end(job)
+        tenants.move_to_end(tenant)
+        if not lines:
+            del jobs[job]
+        if not jobs:
+            del tenants[tenant]
         if not tenants:
-            self._models.pop(model, None)
-        return taken
+            del self._models[model]
+        return line
 
     def drop(self, tenant: str, job: str) -> None:
         """Forget the lines of a job."""

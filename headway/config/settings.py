@@ -545,6 +545,14 @@ class Settings:
         parts=RolePart.GATEWAY,
         needs="bulk_dir",
     )
+    bulk_max_files: int = setting(
+        10_000,
+        _BULK,
+        "Most files that a tenant may store.",
+        within=(1, 1_000_000),
+        parts=RolePart.GATEWAY,
+        needs="bulk_dir",
+    )
     bulk_max_lines: int = setting(
         10_000_000,
         _BULK,

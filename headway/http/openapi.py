@@ -173,6 +173,7 @@ def _settled(settings: Settings) -> dict[str, Any]:
         "longest_request_ms": f"{settings.longest_request_s * 1000:g}",
         "longest_task_ms": f"{settings.longest_task_s * 1000:g}",
         "bulk_bytes": settings.bulk_max_bytes,
+        "bulk_files": settings.bulk_max_files,
         "bulk_jobs": settings.bulk_max_jobs,
         "kept_s": f"{settings.result_ttl_s:g}",
         "settled": {name: {"description": "As the request has it."} for name in SETTLED},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +54,18 @@ class BulkFile(msgspec.Struct, frozen=True):
     created_at: float
 
 
+class Stored(NamedTuple):
+    """Files that a tenant has, or may have.
+
+    Attributes:
+        size: their bytes together.
+        number: how many they are.
+    """
+
+    size: int
+    number: int
+
+
 class JobStatus(enum.Enum):
     """Statuses of a bulk job."""
 
@@ -72,6 +85,8 @@ class JobStatus(enum.Enum):
 
 OPEN_STATUSES = tuple(one for one in JobStatus if not one.ended)
 """Statuses of jobs that are not at their end."""
+MOST_ENDED = 10_000
+"""Jobs of a tenant that are kept once they have ended; the oldest go first."""
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):

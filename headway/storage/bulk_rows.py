@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headway.model.bulk import OPEN_STATUSES, BulkFile, BulkJob, JobStatus
+from headway.model.bulk import MOST_ENDED, OPEN_STATUSES, BulkFile, BulkJob, JobStatus, Stored
 
 _OPEN = ", ".join(f"'{one.value}'" for one in OPEN_STATUSES)
 _FILE = "id, tenant, name, size, purpose, created_at"
@@ -20,8 +20,9 @@ _JOB = "document, status, cancelling_at, owner, generation"
 _ADD_FILE = f"""
 INSERT INTO headway_bulk_files ({_FILE})
 SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS BIGINT), CAST($5 AS TEXT), CAST($6 AS DOUBLE PRECISION)
-WHERE CAST($7 AS BIGINT) < 0 OR CAST($7 AS BIGINT) >= CAST($4 AS BIGINT) + (
-    SELECT coalesce(sum(size), 0) FROM headway_bulk_files WHERE tenant = CAST($2 AS TEXT)
+WHERE CAST($7 AS BIGINT) < 0 OR (
+    SELECT coalesce(sum(size), 0) + CAST($4 AS BIGINT) <= CAST($7 AS BIGINT) AND count(*) < CAST($8 AS BIGINT)
+    FROM headway_bulk_files WHERE tenant = CAST($2 AS TEXT)
 )
 ON CONFLICT (id) DO UPDATE SET size = excluded.size RETURNING id
 """  # noqa: S608
@@ -29,8 +30,13 @@ _FILE_OF = f"SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND id = $
 _FILES = f"""
 SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3
 """  # noqa: S608
-_STORED = "SELECT CAST(coalesce(sum(size), 0) AS BIGINT) FROM headway_bulk_files WHERE tenant = $1"
-_REMOVE_FILE = "DELETE FROM headway_bulk_files WHERE tenant = $1 AND id = $2 RETURNING id"
+_STORED = "SELECT CAST(coalesce(sum(size), 0) AS BIGINT), count(*) FROM headway_bulk_files WHERE tenant = $1"
+_FILE_IDS = "SELECT id FROM headway_bulk_files WHERE id > $1 ORDER BY id LIMIT $2"
+_REMOVE_FILE = f"""
+DELETE FROM headway_bulk_files WHERE tenant = $1 AND id = $2 AND NOT EXISTS (
+    SELECT 1 FROM headway_bulk_jobs WHERE tenant = $1 AND input_file = $2 AND status IN ({_OPEN})
+) RETURNING id
+"""  # noqa: S608
 _OLD_FILES = f"""
 SELECT {_FILE} FROM headway_bulk_files WHERE created_at < $1 AND id NOT IN (
     SELECT input_file FROM headway_bulk_jobs WHERE status IN ({_OPEN})
@@ -44,6 +50,14 @@ WHERE CAST($7 AS BIGINT) > (
     SELECT count(*) FROM headway_bulk_jobs WHERE tenant = CAST($2 AS TEXT) AND status IN ({_OPEN})
 )
 RETURNING id
+"""  # noqa: S608
+_FORGET_OLDEST = f"""
+DELETE FROM headway_bulk_jobs WHERE id IN (
+    SELECT id FROM headway_bulk_jobs WHERE tenant = $1 AND status NOT IN ({_OPEN}) ORDER BY id DESC LIMIT 1000 OFFSET $2
+) RETURNING id
+"""  # noqa: S608
+_OPEN_JOBS = f"""
+SELECT {_JOB} FROM headway_bulk_jobs WHERE status IN ({_OPEN}) AND id > $1 ORDER BY id LIMIT $2
 """  # noqa: S608
 _JOB_OF = f"SELECT {_JOB} FROM headway_bulk_jobs WHERE tenant = $1 AND id = $2"  # noqa: S608
 _JOBS = f"""
@@ -94,9 +108,9 @@ class BulkRows:
         """Rows of a query."""
         raise NotImplementedError
 
-    async def add_file(self, file: BulkFile, most: int | None = None) -> bool:
+    async def add_file(self, file: BulkFile, most: Stored | None = None) -> bool:
         """See BulkStore."""
-        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), -1 if most is None else most))
+        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), *(most or (-1, 0))))
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """See BulkStore."""
@@ -106,10 +120,14 @@ class BulkRows:
         """See BulkStore."""
         return _files(await self._read(_FILES, tenant, after, limit))
 
-    async def stored(self, tenant: str) -> int:
+    async def stored(self, tenant: str) -> Stored:
         """See BulkStore."""
-        [[size]] = await self._read(_STORED, tenant)
-        return int(size)
+        [[size, number]] = await self._read(_STORED, tenant)
+        return Stored(size, number)
+
+    async def file_ids(self, after: str, limit: int) -> Sequence[str]:
+        """See BulkStore."""
+        return [id for [id] in await self._read(_FILE_IDS, after, limit)]
 
     async def remove_file(self, tenant: str, id: str) -> bool:
         """See BulkStore."""
@@ -119,10 +137,16 @@ class BulkRows:
         """See BulkStore."""
         return _files(await self._read(_OLD_FILES, before, limit))
 
-    async def add_job(self, job: BulkJob, most: int) -> bool:
+    async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
         """See BulkStore."""
         values = job.id, job.tenant, job.status.value, job.input_file, job.created_at, _text(job), most
-        return bool(await self._write(_ADD_JOB, *values))
+        added = bool(await self._write(_ADD_JOB, *values))
+        await self._write(_FORGET_OLDEST, job.tenant, most_ended)
+        return added
+
+    async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
+        """See BulkStore."""
+        return [_job(row) for row in await self._read(_OPEN_JOBS, after, limit)]
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
         """See BulkStore."""

@@ -17,7 +17,7 @@ from headway.bulk.job_run import JobContext
 from headway.bulk.turns import Turns
 from headway.errors import StoreUnavailable
 from headway.model import Failure, Reply
-from headway.model.bulk import BulkFile, BulkJob, BulkLine
+from headway.model.bulk import BulkFile, BulkJob, BulkLine, Stored
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.storage.bulk_rows import BulkRows
@@ -69,13 +69,14 @@ class FakeRunner:
         order: tenants in the order of their lines.
         why: why nothing runs; empty while it does.
         answer: output of every line; empty: its input in capitals.
+        full_of: tenant of which no more may be offered; empty for none.
     """
 
     def __init__(self, seats: int = 10, seconds: float = 0.1) -> None:
         self.seats, self.seconds = seats, seconds
         self.ran: Counter[_Key] = Counter()
         self.order: list[str] = []
-        self.why = self.answer = ""
+        self.why = self.answer = self.full_of = ""
         self._out: dict[_Key, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
 
@@ -96,6 +97,9 @@ class FakeRunner:
         for key in [key for key in self._out if key[0] == job and number in (0, key[1])]:
             self._out.pop(key).cancel()
         self._freed.set()
+
+    def full(self, tenant: str) -> bool:
+        return tenant == self.full_of
 
     def paused(self, model: str, tenant: str = "") -> str:
         return self.why
@@ -206,7 +210,7 @@ class Stand:
         await self.folder.open()
         context = JobContext(
             self.store, self.folder, self.runner, self.form, Turns(), lambda model: None, self.clock, self.wall,
-            new_id, 1000, 10_000, 100_000, defaultdict(int),
+            new_id, 1000, 10_000, Stored(100_000, 100), defaultdict(int),
         )  # fmt: skip
         self.supervisor = Supervisor()
         self.feeder = Feeder(f"life-{self._lives}", context, self.ended.append)

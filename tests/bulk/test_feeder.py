@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headway.bulk.answer_log import AnswerLog
 from headway.bulk.job_run import LEASE
-from headway.bulk.jobs import BITE, BulkJobs
+from headway.bulk.jobs import BITE, STRAYS_EVERY, BulkJobs
 from headway.config import Settings
 from headway.model.bulk import BulkFile, JobStatus
 from tests.bulk.stand import FakeRunner, Stand
@@ -86,6 +89,43 @@ async def test_answers_beyond_a_tenants_bytes_keep_its_next_job_from_running(sta
     for file in await stand.store.files("acme", "", 10):
         await stand.store.remove_file("acme", file.id)
     assert (await stand.until_ended(await stand.submit(["a"]))).status is JobStatus.COMPLETED
+
+
+@on_stand
+async def test_many_files_of_a_tenant_keep_its_next_job_from_running(stand: Stand) -> None:
+    for number in range(101):
+        await stand.store.add_file(BulkFile(f"file-{number}", "acme", "lines", 0, "batch", stand.wall()))
+    found = await stand.until_ended(await stand.submit(["a"]))
+    assert (found.status, found.faults[0].code) == (JobStatus.FAILED, "too_many_files")
+
+
+@on_stand
+async def test_what_nobody_knows_goes_after_a_while(stand: Stand) -> None:
+    """A process has died between a file's last step and its row, or between its row and the file's removal."""
+
+    def leave(*paths: Path) -> None:
+        for path in paths:
+            path.mkdir(exist_ok=True) if path.name.startswith("batch_") else path.touch()
+            os.utime(path, (0.0, 0.0))
+
+    files, logs = stand.path / "files", stand.path / "jobs"
+    jobs = BulkJobs(stand.store, stand.folder, stand.feeder, Settings(bulk_keep_days=0), stand.clock, stand.wall)
+    stand.runner.why = "no workers"
+    job = await stand.submit(["a"])
+    await asyncio.sleep(1.0)
+    leave(files / job.input_file, logs / job.id, files / ".nfs0001")
+    made = replace(await stand.job(job), status=JobStatus.FINALIZING, output_file="file-made")
+    stand.store._database.execute("UPDATE headway_bulk_jobs SET document = ?", [msgspec.json.encode(made).decode()])
+    known = {*files.iterdir(), *logs.iterdir(), files / "file-made", files / "file-new"}
+    leave(files / "file-made", files / "file-stray", logs / "batch_stray")
+    (files / "file-new").touch()
+    await jobs.sweep()
+    assert {*files.iterdir(), *logs.iterdir()} == known
+    leave(*(files / f"file-{number}" for number in range(9)))
+    await asyncio.sleep(STRAYS_EVERY)
+    await jobs.sweep()
+    assert len([*files.iterdir()]) == 13, "what most of it is tells of another database"
+    stand.runner.go_on()
 
 
 @on_stand
@@ -165,6 +205,16 @@ async def test_a_line_of_many_parts_takes_turns_with_the_lines_of_others(stand: 
     order = stand.runner.order
     begun = order.index("other")
     assert 90 <= order[begun:][:200].count("other") <= 110
+
+
+@on_stand
+async def test_a_tenant_whose_bytes_are_on_their_way_keeps_nobody_waiting(stand: Stand) -> None:
+    stand.runner.full_of = "acme"
+    large, small = await stand.submit(["a"] * 100), await stand.submit(["b"] * 100, "other")
+    assert (await stand.until_ended(small, 10.0)).completed == 100
+    assert "acme" not in stand.runner.order
+    stand.runner.full_of = ""
+    assert (await stand.until_ended(large, 10.0)).completed == 100
 
 
 @on_stand

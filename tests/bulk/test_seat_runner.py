@@ -122,6 +122,24 @@ def play(script: Callable[[Play], Awaitable[None]], seed: int = 0) -> None:
     run(main)
 
 
+def test_a_tenant_of_large_lines_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat_runner, "MOST_BYTES", 6_000)
+
+    async def script(one: Play) -> None:
+        sent: Counter[str] = Counter()
+        for tenant in ("a", "b", "c"):
+            while not one.runner.full(tenant):
+                sent[tenant] += 1
+                line = BulkLine(f"job-{tenant}", tenant, sent[tenant], "m", "", "x" * 100)
+                one.runner.offer([line], one.done)
+        assert sent == {"a": 30, "b": 15, "c": 8}
+        assert not one.runner.full("d")
+        await one.until(sent.total())
+        assert not any(map(one.runner.full, sent))
+
+    play(script)
+
+
 def test_all_lines_are_answered_in_full_batches() -> None:
     async def script(one: Play) -> None:
         await one.feed([f"text {number}" for number in range(500)])

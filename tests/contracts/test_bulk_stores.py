@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus
+from headway.model.bulk import BulkFile, BulkJob, JobFault, JobStatus, Stored
 from headway.ports import BulkStore
 from headway.runtime.request_id import new_id
 from headway.storage.postgres.bulk import PostgresBulkStore
@@ -74,14 +74,17 @@ async def test_a_job_comes_back_as_it_was(store: BulkStore) -> None:
 @on_store
 async def test_a_tenants_bytes_are_bounded_and_a_file_is_there_once(store: BulkStore) -> None:
     first, second = file(size=60), file(size=41)
-    assert await store.add_file(first, 100)
-    assert not await store.add_file(second, 100)
-    assert await store.add_file(replace(second, tenant="other"), 100)
-    assert await store.add_file(file(size=40), 100)
+    assert await store.add_file(first, Stored(100, 9))
+    assert not await store.add_file(second, Stored(100, 9))
+    assert await store.add_file(replace(second, tenant="other"), Stored(100, 9))
+    assert await store.add_file(file(size=40), Stored(100, 9))
     output = file(size=500)
     assert await store.add_file(output)
     assert await store.add_file(output)
-    assert await store.stored("acme") == 600
+    assert await store.stored("acme") == (600, 3)
+    assert await store.stored("nobody") == (0, 0)
+    assert not await store.add_file(file(size=0), Stored(1000, 3))
+    assert await store.add_file(file(size=0), Stored(1000, 4))
     assert await store.file("acme", second.id) is None
     assert await store.file("acme", first.id) == first
     assert await store.remove_file("acme", first.id)
@@ -110,6 +113,47 @@ async def test_open_jobs_of_a_tenant_are_bounded(store: BulkStore) -> None:
     assert await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
     assert await store.add_job(job(), 1)
     assert await store.counts() == {"completed": 1, "validating": 2}
+
+
+@on_store
+async def test_a_tenant_keeps_its_newest_jobs_that_have_ended(store: BulkStore) -> None:
+    ids = []
+    for _ in range(4):
+        await store.add_job(job(), 9, 2)
+        held = await store.claim("a", 30.0, 9)
+        assert held is not None
+        await store.keep(replace(held, status=JobStatus.CANCELLED), 0.0)
+        ids.append(held.id)
+    await store.add_job(job("other"), 9, 0)
+    running = job()
+    await store.add_job(running, 9, 2)
+    assert [one.id for one in await store.jobs("acme", "", 9)] == [running.id, ids[3], ids[2]]
+
+
+@on_store
+async def test_all_open_jobs_and_all_files_are_read_page_by_page(store: BulkStore) -> None:
+    jobs, files = [job("acme"), job("other"), job("acme")], [file("acme"), file("other"), file("acme")]
+    for one, other in zip(jobs, files, strict=True):
+        assert await store.add_job(one, 9) and await store.add_file(other)
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None and held.id == jobs[0].id
+    assert [one.id for one in await store.open_jobs("", 2)] == [jobs[0].id, jobs[1].id]
+    await store.keep(replace(held, status=JobStatus.COMPLETED), 0.0)
+    assert [one.id for one in await store.open_jobs("", 9)] == [jobs[1].id, jobs[2].id]
+    assert list(await store.file_ids("", 2)) == [files[0].id, files[1].id]
+    assert list(await store.file_ids(files[1].id, 9)) == [files[2].id]
+
+
+@on_store
+async def test_a_file_stays_that_a_job_reads(store: BulkStore) -> None:
+    one = file()
+    await store.add_file(one)
+    await store.add_job(job(input_file=one.id), 1)
+    assert not await store.remove_file("acme", one.id)
+    held = await store.claim("a", 30.0, 9)
+    assert held is not None
+    await store.keep(replace(held, status=JobStatus.FAILED), 0.0)
+    assert await store.remove_file("acme", one.id)
 
 
 @on_store

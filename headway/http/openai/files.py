@@ -94,10 +94,8 @@ class _Files:
         file = await self._file(request)
         if request.method != "DELETE":
             return as_json(_shown(file))
-        jobs = await self._jobs.store.jobs(file.tenant, "", 10_000)
-        if used := next((one.id for one in jobs if one.input_file == file.id and not one.status.ended), ""):
-            raise BadRequest(f"the file is read by {used}; cancel that first, or wait until it has ended")
-        await self._jobs.store.remove_file(file.tenant, file.id)
+        if not await self._jobs.store.remove_file(file.tenant, file.id):
+            raise BadRequest("a batch reads the file that has not ended; cancel that first, or wait until it has")
         await self._jobs.folder.remove_file(file.id)
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
@@ -149,7 +147,7 @@ class _Files:
                     self._jobs.wall(),
                 )  # fmt: skip
                 await writer.commit(file.id)
-                if not await self._jobs.store.add_file(file, self._jobs.settings.bulk_max_bytes):
+                if not await self._jobs.store.add_file(file, self._jobs.most):
                     await self._jobs.folder.remove_file(file.id)
                     raise self._jobs.too_much()
         finally:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headway.admin.process import ProcessView
-from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.admin.rendering import as_json, id_in, instant, text, tier_name
 from headway.core import tensor_json
 from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
@@ -20,6 +20,7 @@ from headway.http.error_responses import refusal
 from headway.http.readiness import soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
+from headway.http.server.head import ID_PREFIX
 from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext, Value
 from headway.runtime.request_id import new_id
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway.config import Settings
 from headway.errors import BrokerUnavailable
-from headway.gateway.gateway import Gateway
 from headway.http.readiness import soon
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures, State, collect, reach
+
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway
 
 
 class ProcessView(msgspec.Struct, frozen=True):

@@ -9,9 +9,7 @@ from typing import Any
 import msgspec
 
 from headway.http.requests import JSON, Request, RouteAnswer
-
-ID_PREFIX = "req_"
-"""Prefix of a request's id wherever people read it."""
+from headway.http.server.head import ID_PREFIX
 
 
 def id_in(request: Request) -> str:

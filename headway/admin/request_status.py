@@ -16,11 +16,12 @@ from typing import Any
 
 from headway import errors
 from headway.admin.process import ProcessView
-from headway.admin.rendering import ID_PREFIX, as_json, id_in, instant, text, tier_name
+from headway.admin.rendering import as_json, id_in, instant, text, tier_name
 from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
 from headway.http.readiness import ANSWER_WITHIN, soon
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
+from headway.http.server.head import ID_PREFIX
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 

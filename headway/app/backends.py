@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
 from headway.app.target_digest import target_digest
-from headway.backends.process.backend import ProcessBackend
-from headway.backends.process.group_guard import GroupGuard
-from headway.backends.process.host_memory import HostMemory
-from headway.backends.process.nvml import NvmlGpus
-from headway.backends.remote.credentials import Credentials
 from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
-from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
 from headway.core.weight_estimate import WeightEstimate
-from headway.dialects import Remote, reach
 from headway.errors import SettingError
-from headway.model import ModelReport, Slot
-from headway.ports import Backend, WorkSource
+from headway.model import ModelReport
+from headway.ports import Backend
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.spans import SpanRecorder
-from headway.worker.batch_traces import BatchTraces
-from headway.worker.batcher import Batcher
-from headway.worker.failure_log import FailureLog
-from headway.worker.places import Places
-from headway.worker.pool import WorkerPool
-from headway.worker.shared_gpus import MakeBatcher, Started
-from headway.worker.starting import Limits
 
 if TYPE_CHECKING:
+    from headway.backends.process.group_guard import GroupGuard
     from headway.backends.remote.backend import RemoteBackend
+    from headway.backends.remote.credentials import Credentials
+    from headway.dialects.dialect import Remote
 
 log = get_logger(__name__)
 
@@ -114,6 +100,8 @@ class BackendKind(msgspec.Struct, frozen=True):
 
 
 def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
+    from headway.backends.process.backend import ProcessBackend
+
     settings = plan.settings
     return ProcessBackend(
         target,
@@ -167,6 +155,9 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
 
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
     """The API with its dialect, and what goes with every request to it."""
+    from headway.backends.remote.credentials import Credentials
+    from headway.dialects.table import reach
+
     if target.over_grpc:
         _remote_backend(target)
     remote = reach(target.url, settings.remote_format, settings.remote_model)
@@ -280,113 +271,6 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
     return BACKENDS[type(target)].make(target, plan)
 
 
-def make_batchers(
-    settings: Settings,
-    target: Target,
-    devices: Devices,
-    counters: Counters,
-    clock: Callable[[], float],
-    name: Callable[[Settings, Target, Devices, int], str] = worker_name,
-    request_timeout: float = math.inf,
-    queue_timeout: float = math.inf,
-    certificates: RemoteCertificates | None = None,
-    *,
-    versioned: bool = False,
-    recorder: SpanRecorder | None = None,
-    gpus: NvmlGpus | None = None,
-) -> MakeBatcher:
-    """Make the builder of the batchers that run a target.
-
-    Raises SettingError for settings with which no backend of the target can be made.
-
-    `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
-    `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
-    their spans, if there is one. `gpus` watches their GPUs; None: nothing does.
-    """
-    plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
-    policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
-    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
-    memory, failure_log = HostMemory(clock), FailureLog(settings.gpu_timeout_ms / 1000)
-    report = make_report(settings, target)
-    version = settings.model_version if versioned else ""
-    traces = BatchTraces(recorder) if recorder is not None else None
-
-    def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
-        plan, breaker = plan_of(index)
-        return Batcher(
-            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report, version),
-            partial(make_backend, target, plan),
-            broker,
-            policy,
-            breaker,
-            limits,
-            counters,
-            clock,
-            memory=memory.used,
-            gpu=gpus.watch(plan.device) if gpus is not None and plan.device != CPU else None,
-            failure_log=failure_log,
-            started=started,
-            traces=traces,
-        )
-
-    return make
-
-
-def _slot_plans(
-    settings: Settings,
-    target: Target,
-    devices: Devices,
-    counters: Counters,
-    name: Callable[[Settings, Target, Devices, int], str],
-    certificates: RemoteCertificates | None,
-) -> Callable[[int], tuple[SlotPlan, Breaker]]:
-    """Make the function from a slot's index to its plan and its breaker, with what all slots of a target have in common. Raises SettingError."""
-    kind = BACKENDS[type(target)]
-    shared = kind.check(target, settings)
-    one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
-    weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
-    pace, guard = CallPace(settings.remote_rate), GroupGuard()
-
-    def plan_of(index: int) -> tuple[SlotPlan, Breaker]:
-        breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
-        plan = SlotPlan(
-            settings,
-            name(settings, target, devices, index),
-            devices.of(index),
-            breaker,
-            guard,
-            weights=weights,
-            certificates=certificates,
-            counters=counters,
-            pace=pace,
-            shared=shared,
-        )
-        return plan, breaker
-
-    return plan_of
-
-
 def make_report(settings: Settings, target: Target) -> ModelReport:
     """Make the report of workers on their model."""
     return ModelReport(settings.model_version, target_digest(target), terms_of(settings))
-
-
-def make_pool(
-    settings: Settings,
-    devices: Devices,
-    make: MakeBatcher,
-    broker: WorkSource,
-    slots: set[str] | None = None,
-    places: Places | None = None,
-) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
-
-    Arguments:
-        settings: settings of the model.
-        devices: devices of its workers.
-        make: builds its batchers.
-        broker: broker that batches come from.
-        slots: set that its slots are kept in, beside those of other pools.
-        places: places that it has by turns with other pools; None: it has places of its own.
-    """
-    return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway.app.lifecycle import BrokerConnection
-from headway.brokers.memory.board import MemoryBoard
-from headway.brokers.memory.broker import MemoryBroker
-from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.brokers.memory.fleet import MemoryFleet
 from headway.config import Settings
 from headway.config.broker import SCHEMES
 from headway.config.extras import needing
@@ -19,6 +16,10 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.ports import Board, Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
+
+if TYPE_CHECKING:
+    from headway.brokers.memory.broker import MemoryBroker
+    from headway.brokers.memory.dead_letters import DeadLetterBox
 
 
 class BrokerBundle(msgspec.Struct, frozen=True):
@@ -71,12 +72,20 @@ def make_memory_broker(
 
     Its dead letters go into `letters`, or are lost.
     """
+    from headway.brokers.memory.broker import MemoryBroker
+    from headway.brokers.memory.dead_letters import DeadLetterBox
+
     box, room = DeadLetterBox() if letters is None else letters, settings.max_queue_mb << 20
     of_models = _models(settings) if models is None else {model: queue_limits(one) for model, one in models.items()}
     return MemoryBroker(of_models, box, counters, clock, random.random, _kept(settings), room)
 
 
 def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    """Make the broker in this process. It is imported only here."""
+    from headway.brokers.memory.board import MemoryBoard
+    from headway.brokers.memory.dead_letters import DeadLetterBox
+    from headway.brokers.memory.fleet import MemoryFleet
+
     letters = DeadLetterBox()
 
     async def now() -> float:

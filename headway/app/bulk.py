@@ -27,7 +27,6 @@ from headway.model.bulk import BulkJob, JobStatus, Stored
 from headway.ports import Broker, BulkRunner, BulkStore
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.storage.sqlite.bulk import SqliteBulkStore
 
 
 def build_runner(
@@ -70,6 +69,8 @@ def make_bulk_jobs(
 
 def make_store(settings: Settings) -> BulkStore:
     """Make the store of jobs: in the ledger's database; without one in a file in the folder of bulk jobs."""
+    from headway.storage.sqlite.bulk import SqliteBulkStore
+
     if not settings.ledger:
         return SqliteBulkStore(f"sqlite:///{Path(settings.bulk_dir).absolute()}/jobs.db")
     if settings.ledger.startswith("sqlite:"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from headway.app.backends import make_batchers, make_devices, make_pool
+from headway.app.backends import make_devices
 from headway.app.brokers import make_memory_broker
 from headway.app.devices import Devices
+from headway.app.workers import make_batchers, make_pool
 from headway.config import CHARS, Settings, fallbacks_of, shown_url
 from headway.config.target import Target, parse_target
 from headway.errors import SettingError, TargetError

@@ -18,24 +18,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from headway import errors
 from headway.config import Settings
-from headway.controller.controller import Controller
 from headway.core.excerpt import excerpt
 from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable, HeadwayError, SettingError, StoreUnavailable
-from headway.fleet.membership import Membership
 from headway.fleet.reaper import reap_on
-from headway.gateway.direct_mode import Fallback
-from headway.gateway.gateway import Gateway
-from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor, heed_cancellation
-from headway.worker.pools import Workers
+
+if TYPE_CHECKING:
+    from headway.controller.controller import Controller
+    from headway.fleet.membership import Membership
+    from headway.gateway.direct_mode import Fallback
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.workers_watcher import WorkersWatcher
+    from headway.worker.pools import Workers
 
 log = get_logger(__name__)
 

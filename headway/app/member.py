@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from headway import __version__
 from headway.config import Settings
-from headway.controller.controller import Controller
-from headway.gateway.gateway import Gateway
 from headway.model import ProcessInfo, Role
+
+if TYPE_CHECKING:
+    from headway.controller.controller import Controller
+    from headway.gateway.gateway import Gateway
 
 
 def describe_process(

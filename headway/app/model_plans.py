@@ -29,6 +29,10 @@ class ModelPlan(msgspec.Struct, frozen=True):
     target: Target
     devices: Devices
 
+    def versioned(self, name: str) -> bool:
+        """Whether its workers claim what is for their version: others may run another over their broker, or in their process."""
+        return bool(self.settings.broker) or name != self.settings.model
+
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
     """Plan of each model that the settings name, or of each of its versions, in order; by the keys of `Settings.runs`.

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import Parts
-from headway.bulk.feeder import Feeder
 from headway.config import Settings, fallbacks_of
 from headway.config.checks import NONE
-from headway.controller.controller import Controller
-from headway.gateway.gateway import Gateway
-from headway.gateway.input_gate import InputGate
-from headway.gateway.ledger_writer import LedgerWriter
 from headway.model import GpuFigures
 from headway.telemetry.figures import ProcessFigures
-from headway.worker.pools import Workers
+
+if TYPE_CHECKING:
+    from headway.bulk.feeder import Feeder
+    from headway.controller.controller import Controller
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.input_gate import InputGate
+    from headway.gateway.ledger_writer import LedgerWriter
+    from headway.worker.pools import Workers
 
 
 class OpenPort(Protocol):

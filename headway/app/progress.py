@@ -10,10 +10,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from headway.runtime.logger import get_logger
-from headway.worker.pools import Workers
+
+if TYPE_CHECKING:
+    from headway.worker.pools import Workers
 
 log = get_logger(__name__)
 

@@ -10,23 +10,23 @@ from headway.app.devices import CPU
 from headway.app.model_plans import ModelPlan
 from headway.config import Settings
 from headway.config.checks import KUBERNETES, LOCAL
-from headway.controller.autoscaler import Autoscaler
 from headway.core.scaling import rules
 from headway.core.scaling.scaler import ScaleLimits
 from headway.core.scaling.shares import Holding, rooms
 from headway.core.scaling.sizing import MOST_SLOTS
 from headway.errors import SettingError
-from headway.fleet.models import FleetModels
-from headway.fleet.scaling_follower import ScalingFollower
 from headway.ports import Fleet, ScalingDriver
 from headway.runtime.counters import Counters
 from headway.scaling.local import LocalScaling
 from headway.scaling.none import NoScaling
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools, Workers
 
 if TYPE_CHECKING:
+    from headway.controller.autoscaler import Autoscaler
+    from headway.fleet.models import FleetModels
+    from headway.fleet.scaling_follower import ScalingFollower
     from headway.scaling.kubernetes import ScaleTarget
+    from headway.worker.pool import WorkerPool
+    from headway.worker.pools import Workers
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
@@ -37,6 +37,9 @@ def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Worker
     """
     if settings.autoscale != LOCAL or pool is None:
         return {}
+    from headway.worker.pool import WorkerPool
+    from headway.worker.pools import WorkerPools
+
     pools = pool.of_models if isinstance(pool, WorkerPools) else {next(iter(plans)): pool}
     found = {model: one for model, one in pools.items() if isinstance(one, WorkerPool)}
     for model in found:
@@ -83,6 +86,8 @@ def make_autoscaler(
         counters: counters of the process.
         clock: monotonic seconds.
     """
+    from headway.controller.autoscaler import Autoscaler
+
     made: dict[str, tuple[Settings, ScaleLimits]] = {}
 
     def limits(model: str) -> ScaleLimits:
@@ -152,12 +157,11 @@ def kubernetes_targets(settings: Settings) -> dict[str, ScaleTarget]:
 def make_follower(
     process: str,
     models: Collection[str],
-    settings: Settings,
     pools: Mapping[str, WorkerPool],
     fleet: Fleet,
     clock: Callable[[], float],
-) -> ScalingFollower | None:
-    """Make the follower of a process that scales its own workers over a broker; None for any other."""
-    if not pools or not settings.broker:
-        return None
+) -> ScalingFollower:
+    """Make the follower of a process that scales its own workers, `pools`, over a broker."""
+    from headway.fleet.scaling_follower import ScalingFollower
+
     return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

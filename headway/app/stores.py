@@ -1,4 +1,4 @@
-"""Choice of identity, key store and ledger by the settings."""
+"""Choice of identity, key store and ledger by the settings; each is imported only where it is chosen."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.app.lifecycle import Resource
-from headway.app.unused_keys import UnusedKeys
 from headway.config import Settings, shown_url
 from headway.config.extras import needing
 from headway.errors import SettingError
 from headway.identity.anonymous import AnonymousIdentity
-from headway.identity.api_keys.cache import ApiKeyCache
-from headway.identity.api_keys.file import KeysFile
-from headway.identity.combined import CombinedIdentity
 from headway.ports import Identity, KeyStore, Ledger
 from headway.runtime.counters import Counters
-from headway.storage.sqlite.database import existing
-from headway.storage.sqlite.keys import SqliteKeys
-from headway.storage.sqlite.ledger import SqliteLedger
 
 
 def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
@@ -32,11 +25,15 @@ def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Seq
         return _keys(settings, counters)
     if not settings.keys:
         return _tokens(settings)
+    from headway.identity.combined import CombinedIdentity
+
     (keys, beside), (tokens, sets) = _keys(settings, counters), _tokens(settings)
     return CombinedIdentity(keys, tokens), (*beside, *sets)
 
 
 def _keys(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
+    from headway.identity.api_keys.cache import ApiKeyCache
+
     store = make_key_store(settings, create=settings.keys == "ledger")
     cache = ApiKeyCache(store, settings, counters, time.monotonic, time.time)
     return cache, (cache,)
@@ -46,6 +43,8 @@ def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
     """Make the resource that warns of keys in the ledger that no setting asks for, if it is needed."""
     if not settings.ledger or settings.keys == "ledger":
         return ()
+    from headway.app.unused_keys import UnusedKeys
+
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
     who = f"who has a credential of {others}" if others else "everybody"
     asked = dataclasses.replace(settings, keys="ledger")
@@ -63,17 +62,22 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
         SettingError: neither is named, there is no such file of SQLite, or a package is missing.
     """
     if settings.keys not in ("", "ledger"):
+        from headway.identity.api_keys.file import KeysFile
+
         return KeysFile(Path(settings.keys), create=create)
     if not settings.ledger:
         hint = "Name a file with --keys FILE, or a database with --ledger URL."
         raise SettingError("keys", settings.keys, "does not say where API keys are", hint)
     if settings.ledger.startswith("sqlite:"):
+        from headway.storage.sqlite.database import existing
+        from headway.storage.sqlite.keys import SqliteKeys
+
         return SqliteKeys(settings.ledger if create else existing(settings.ledger))
     return _postgres_keys(settings.ledger)
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    """Make the identity of tokens. Its package is imported only here."""
+    """Make the identity of tokens."""
     with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here"):
         from headway.identity.jwt.issuers import read_issuers
         from headway.identity.jwt.keysets import KeySet
@@ -93,6 +97,8 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
 def make_ledger(url: str) -> Ledger:
     """Make the ledger in the database of a URL, not yet open."""
     if url.startswith("sqlite:"):
+        from headway.storage.sqlite.ledger import SqliteLedger
+
         return SqliteLedger(url)
     with postgres_needed(url):
         from headway.storage.postgres.ledger import PostgresLedger

@@ -1,85 +1,60 @@
 """Wiring of a process, whatever its role: connects what `brokers`, `backends` and `access` choose.
 
-Every role is the same `Service` with some of its parts left out; `roles` says which.
+Every role is the same `Service` with some of its parts left out; `roles` says which. What only some roles, settings or ports
+need is imported where it is made, so that a process has no more in its memory, and starts no later, than it must.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import random
 import re
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.admin.snapshot_source import SnapshotSource
-from headway.app.backends import (
-    is_local,
-    make_batchers,
-    make_pool,
-    make_remote_certificates,
-    make_report,
-    model_worker_name,
-    worker_name,
-)
+from headway.app.backends import make_remote_certificates
 from headway.app.brokers import BrokerBundle, make_broker_bundle, queue_limits
-from headway.app.bulk import build_runner, make_bulk_jobs
 from headway.app.devices import NO_DEVICES, Devices
-from headway.app.fallbacks import fallback_targets, make_fallback
-from headway.app.grpc_port import make_grpc_listener
-from headway.app.input_policy import PolicyResource
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.member import describe_process
 from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.process_figures import FigureSource, expected_workers
 from headway.app.roles import ROLES, Parts
-from headway.app.scaling import local_pools, make_autoscaler, make_follower, scalable
-from headway.app.stores import look_for_unused_keys, make_identity, make_ledger
-from headway.app.tracing import make_tracing
-from headway.app.version_weights import WeightsResource, check_weights
-from headway.backends.process.nvml import NvmlGpus
-from headway.config import FIELDS, Settings, flag, idle, is_loopback
+from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
 from headway.config.target import Target
-from headway.controller.controller import Controller
 from headway.core.health import HEARTBEAT_EVERY
 from headway.errors import SettingError
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
-from headway.fleet.models import FleetModels
 from headway.fleet.pace import Pace
-from headway.gateway.access_log import AccessLog
-from headway.gateway.capacity_watcher import CapacityWatcher
-from headway.gateway.direct_mode import Fallback
-from headway.gateway.gateway import Gateway
-from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.pending import Observer
-from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.request_traces import RequestTraces
-from headway.gateway.screened import ScreenedGateway
-from headway.gateway.workers_watcher import Learner, WorkersWatcher, ZoneCheck
-from headway.http import public
-from headway.http.admission import Admission
 from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
-from headway.ports import Broker
+from headway.ports import Broker, Ledger
 from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 from headway.runtime.spans import SpanRecorder
-from headway.worker.helping import StrayWatcher
-from headway.worker.places import Places
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools, Workers, carry_out
-from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel
+
+if TYPE_CHECKING:
+    from headway.app.input_policy import PolicyResource
+    from headway.controller.controller import Controller
+    from headway.fleet.models import FleetModels
+    from headway.gateway.direct_mode import Fallback
+    from headway.gateway.gateway import Gateway
+    from headway.gateway.ledger_writer import LedgerWriter
+    from headway.gateway.workers_watcher import Learner, WorkersWatcher, ZoneCheck
+    from headway.worker.pool import WorkerPool
+    from headway.worker.pools import Workers
 
 log = get_logger(__name__)
 
@@ -135,6 +110,8 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
     if parts.gateway:
+        from headway.app.version_weights import check_weights
+
         check_weights(settings, {name: one.version_weights for name, one in settings.served.items()})
     tell_of_other_roles(settings, parts)
     if plans:
@@ -163,14 +140,30 @@ class _Wiring:
         parts = self.parts = ROLES[role]
         self.clock, self.counters = clock, counters = time.monotonic, Counters()
         bundle = self.bundle = make_broker_bundle(settings, counters, clock)
-        ledger = self.ledger = make_ledger(settings.ledger) if settings.ledger else None
-        self.ledger_writer = LedgerWriter(ledger, settings, counters, clock) if ledger is not None else None
-        wanted = parts.gateway and settings.input_policy
-        self.policy = PolicyResource(settings, [*settings.served], counters) if wanted else None
-        beside = fallback_targets(settings).values() if parts.gateway else ()
-        asked = *(plan.target for plan in plans.values()), *beside
-        remote = make_remote_certificates(settings, asked, counters)
-        tracing = make_tracing(settings, role, counters, clock)
+        self.ledger: Ledger | None = None
+        self.ledger_writer: LedgerWriter | None = None
+        if settings.ledger:
+            from headway.app.stores import make_ledger
+            from headway.gateway.ledger_writer import LedgerWriter
+
+            self.ledger = make_ledger(settings.ledger)
+            self.ledger_writer = LedgerWriter(self.ledger, settings, counters, clock)
+        self.policy: PolicyResource | None = None
+        if parts.gateway and settings.input_policy:
+            from headway.app.input_policy import PolicyResource
+
+            self.policy = PolicyResource(settings, [*settings.served], counters)
+        targets = [plan.target for plan in plans.values()]
+        if parts.gateway and fallbacks_of(settings):
+            from headway.app.fallbacks import fallback_targets
+
+            targets += fallback_targets(settings).values()
+        remote = make_remote_certificates(settings, targets, counters)
+        tracing = None
+        if settings.trace:
+            from headway.app.tracing import make_tracing
+
+            tracing = make_tracing(settings, role, counters, clock)
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
         made = self.made = make_components(
@@ -186,8 +179,14 @@ class _Wiring:
             remote,
             self.recorder,
         )
-        self.pools = local_pools(settings, plans, made.pool)
-        drained = None if made.pool is None else partial(carry_out, process=made.id, pool=made.pool)
+        self.pools: Mapping[str, WorkerPool] = {}
+        drained = None
+        if made.pool is not None:
+            from headway.app.scaling import local_pools
+            from headway.worker.pools import carry_out
+
+            self.pools = local_pools(settings, plans, made.pool)
+            drained = partial(carry_out, process=made.id, pool=made.pool)
         self.membership = Membership(
             bundle.fleet,
             self._describe,
@@ -218,6 +217,8 @@ class _Wiring:
         )
         figures.ports["admin"] = self.admin_listener
         if made.controller is not None:
+            from headway.app.scaling import make_autoscaler
+
             made.controller.models = partial(served_models, self.plans, made.gateway, self.fleet_models)
             made.controller.autoscaler = make_autoscaler(
                 self.settings, self.fleet_models, self.pools, self.counters, clock
@@ -249,7 +250,11 @@ class _Wiring:
 
     def _describe(self) -> ProcessInfo:
         made, port = self.made, self.admin_listener.port
-        held = scalable(self.plans, self.pools)
+        held: Mapping[str, tuple[int, int]] = {}
+        if self.pools:
+            from headway.app.scaling import scalable
+
+            held = scalable(self.plans, self.pools)
         every = self._every()
         return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held, every)
 
@@ -326,9 +331,18 @@ class _Wiring:
 
     def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, WorkersWatcher]:
         """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
+        from headway.app.stores import look_for_unused_keys, make_identity
+        from headway.gateway.capacity_watcher import CapacityWatcher
+        from headway.http import public
+        from headway.http.admission import Admission
+
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)
-        traces = None if self.recorder is None else RefusalTraces(self.recorder, counters, settings.scheme)
+        traces = None
+        if self.recorder is not None:
+            from headway.gateway.refusal_traces import RefusalTraces
+
+            traces = RefusalTraces(self.recorder, counters, settings.scheme)
         admission = Admission(gateway, identity, new_id, traces)
         self.resources.extend(() if self.policy is None else (self.policy,))
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
@@ -339,6 +353,8 @@ class _Wiring:
         learners: list[Learner] = [gateway.served, gateway, self.ready, *zone_checks(settings, clock)]
         bulk = None
         if settings.bulk_dir:
+            from headway.app.bulk import build_runner, make_bulk_jobs
+
             runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
             bulk = make_bulk_jobs(settings, gateway, runner, counters, self.ledger_writer, clock)
             figures.bulk = bulk.feeder
@@ -350,15 +366,21 @@ class _Wiring:
         public_listener = self.listener.public(admission, public.build(admission, self.ready, bulk), self.certificates)
         figures.ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
+            from headway.app.grpc_port import make_grpc_listener
+
             grpc_listener = make_grpc_listener(admission, self.ready, self.certificates)
             figures.ports["grpc"] = grpc_listener
             self.further.append(grpc_listener)
         if settings.weights_file:
+            from headway.app.version_weights import WeightsResource
+
             self.resources.append(WeightsResource(settings, gateway.served, gateway.learn))
         return public_listener, workers
 
     def _workers_watcher(self, learners: Sequence[Learner], every: Callable[[], float]) -> WorkersWatcher:
         """Watcher of the workers that tells the models of the fleet first, as they say which models are served."""
+        from headway.gateway.workers_watcher import WorkersWatcher
+
         first = () if self.fleet_models is None else (self.fleet_models,)
         return WorkersWatcher((*first, *learners), self.bundle.broker, self.clock, every)
 
@@ -371,16 +393,23 @@ class _Wiring:
         )
         if settings.broker:
             self.resources.append(snapshots)
-        if (follower := make_follower(made.id, self.plans, settings, self.pools, bundle.fleet, clock)) is not None:
-            self.resources.append(follower)
-        if made.pool is not None and any(map(versioned, self.plans, self.plans.values())):
-            pool = made.pool
+        if self.pools and settings.broker:
+            from headway.app.scaling import make_follower
+
+            self.resources.append(make_follower(made.id, self.plans, self.pools, bundle.fleet, clock))
+        if (pool := made.pool) is not None and any(plan.versioned(model) for model, plan in self.plans.items()):
+            from headway.worker.helping import StrayWatcher
+
             self.resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
 
 
 def zone_checks(settings: Settings, clock: Callable[[], float]) -> Sequence[ZoneCheck]:
     """Check of a gateway's zone over a broker; without one nobody else can be in another zone."""
-    return (ZoneCheck(settings.zone, clock),) if settings.broker else ()
+    if not settings.broker:
+        return ()
+    from headway.gateway.workers_watcher import ZoneCheck
+
+    return (ZoneCheck(settings.zone, clock),)
 
 
 def make_fleet_models(
@@ -394,6 +423,8 @@ def make_fleet_models(
     """Make the models of the fleet, for who has to know them; None where this process alone says which there are."""
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
+    from headway.fleet.models import FleetModels
+
     broker.know({}, others=True)
     models = FleetModels(
         settings,
@@ -454,99 +485,29 @@ def make_components(
     recorder: SpanRecorder | None = None,
 ) -> Components:
     """Build the services of a process, those that its role has."""
-    gateway = fallback = controller = None
+    gateway = fallback = controller = pool = None
     if parts.gateway:
-        fallback = make_fallback(settings, counters, clock, certificates, recorder)
-        observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
-        if settings.access_log:
-            observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
-        kind = Gateway if policy is None else partial(ScreenedGateway, gate=policy.gate)
-        traces = None if recorder is None else RequestTraces(recorder, settings.tier_names, counters, settings.scheme)
-        observers += () if traces is None else (traces,)
-        gateway = kind(
-            settings, [*settings.served], bundle.broker, counters, clock, direct=fallback, observers=observers
+        from headway.app.gateways import make_gateway
+
+        fallback, gateway = make_gateway(
+            settings, bundle.broker, counters, clock, ledger_writer, policy, certificates, recorder
         )
-        if traces is not None:
-            gateway.served.trace(traces)
-        if ledger_writer is not None:
-            ledger_writer.follow(gateway.held)
     id = gateway.name if gateway is not None else settings.name
-    pool = None
     if plans:
+        from headway.app.workers import make_pools
+
         decides = parts.gateway
         pool = make_pools(
             plans, bundle, id, counters, clock, decides=decides, certificates=certificates, recorder=recorder
         )
     if parts.controller:
+        from headway.controller.controller import Controller
+
         alone = not settings.broker
         controller = Controller(
             id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, pace, alone=alone, counters=counters
         )
     return Components(id, gateway, fallback, pool, controller)
-
-
-def make_pools(
-    plans: Mapping[str, ModelPlan],
-    bundle: BrokerBundle,
-    id: str,
-    counters: Counters,
-    clock: Callable[[], float],
-    *,
-    decides: bool,
-    certificates: RemoteCertificates | None,
-    recorder: SpanRecorder | None,
-) -> Workers:
-    """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
-    slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
-    shares = shared_models(plans)
-    pools: dict[str, WorkerPool | SharedGpus] = {}
-    batchers = {}
-    for model, plan in plans.items():
-        settings, whole, wait = plan.settings, math.inf, math.inf
-        if decides:
-            whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
-        name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
-        batchers[model] = make_batchers(
-            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
-            versioned=versioned(model, plan), recorder=recorder, gpus=watched,
-        )  # fmt: skip
-    by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
-    places = Places(by_turns[0].most) if by_turns else None
-    for model, plan in sorted(plans.items(), key=lambda one: not one[1].settings.min_workers):
-        if model not in shares:  # Those that may be without a worker begin with what others leave.
-            common = places if plan.devices.shared else None
-            pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
-    pools = {model: pools[model] for model in plans if model in pools}
-    if shares:
-        first = plans[shares[0]]
-        of_each = {model: _shared_model(plans[model], batchers[model]) for model in shares}
-        gpus = [worker_name(first.settings, first.target, first.devices, n) for n in range(first.settings.workers)]
-        room, may_load = first.settings.models_per_gpu, None
-        if first.settings.broker:
-
-            async def may_load(model: str, seconds: float) -> bool:
-                return await bundle.fleet.acquire_load(model, id, seconds)
-
-        pools[", ".join(shares)] = SharedGpus(gpus, room, of_each, broker, counters, clock, slots, may_load=may_load)
-    return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
-
-
-def versioned(name: str, plan: ModelPlan) -> bool:
-    """Whether workers claim what is for their version: others may run another over their broker, or in their process."""
-    return bool(plan.settings.broker) or name != plan.settings.model
-
-
-def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
-    """Names of the models that share GPUs: all that run here, if they do."""
-    local = [model for model, plan in plans.items() if is_local(plan.target)]
-    return local if len(plans) > 1 and local and plans[local[0]].settings.models_per_gpu else []
-
-
-def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
-    settings, target, devices = plan.settings, plan.target, plan.devices
-    worker = partial(model_worker_name, settings.model, settings, target, devices)
-    version = settings.model_version if settings.broker else ""
-    return SharedModel(make, worker, settings.min_warm, make_report(settings, target), version)
 
 
 def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:

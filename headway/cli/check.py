@@ -218,11 +218,11 @@ async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
     from dataclasses import replace
 
     from headway.app.backends import make_backend
-    from headway.dialects import AUTO, DIALECTS
+    from headway.dialects import AUTO, NAMES
 
     if plan.settings.remote_format != AUTO or spec.over_grpc:
         return ""
-    for name in DIALECTS:
+    for name in NAMES:
         settings = replace(plan.settings, remote_format=name)
         try:
             backend = make_backend(spec, msgspec.structs.replace(plan, settings=settings, shared=None))

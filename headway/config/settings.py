@@ -50,7 +50,7 @@ from headway.config.models import ModelSettings
 from headway.core import policies
 from headway.core.policies import POLICIES
 from headway.core.scaling import rules as scale_rules_of
-from headway.dialects import AUTO, DIALECTS
+from headway.dialects import AUTO, NAMES
 from headway.errors import SettingError
 
 PREFIX = "HEADWAY_"
@@ -704,8 +704,8 @@ class Settings:
     remote_format: str = setting(
         AUTO,
         _REMOTE,
-        f"Dialect of the remote API: {joined(DIALECTS, 'or')}; auto: the one that the path of its URL tells, else list.",
-        among=(AUTO, *DIALECTS),
+        f"Dialect of the remote API: {joined(NAMES, 'or')}; auto: the one that the path of its URL tells, else list.",
+        among=(AUTO, *NAMES),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
         common=True,

@@ -1,76 +1,15 @@
 """Dialects of remote APIs that take batches: pure functions from a batch to a request, and from an answer to items.
 
 dialect     what a dialect is
+table       each dialect by its name, and the one that an API is spoken to in
 json_lists  lists of exactly so many elements, out of JSON that may be anything
 open_inference  what both dialects of the Open Inference Protocol have in common
 
-Each other module is one dialect, or several that differ in a word, and has its line in DIALECTS.
+Each other module is one dialect, or several that differ in a word, and has its line in `table`. The names alone are here, as
+settings need these and no more.
 """
-
-from __future__ import annotations
-
-import re
-from collections.abc import Mapping
-from urllib.parse import urlsplit
-
-from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, NotSendable, Remote, RemoteCall
-from headway.dialects.oip import OpenInferenceHttp
-from headway.dialects.oip_grpc import OpenInferenceGrpc
-from headway.dialects.openai import Completions, Embeddings
-from headway.dialects.texts import NamedInputs, TextList
-from headway.errors import SettingError
-
-__all__ = [
-    "AUTO",
-    "DIALECTS",
-    "BadMetadata",
-    "Dialect",
-    "NoOutputs",
-    "NotSendable",
-    "RemoteCall",
-    "Remote",
-    "reach",
-]
 
 AUTO = "auto"
 """Name that stands for the dialect which the URL's scheme or path tells, and for `list` if they tell none."""
-
-DIALECTS: Mapping[str, type[Dialect]] = {
-    "list": TextList,
-    "inputs": NamedInputs,
-    "oip": OpenInferenceHttp,
-    "oip-grpc": OpenInferenceGrpc,
-    "openai-completions": Completions,
-    "openai-embeddings": Embeddings,
-}
-"""Dialects by name."""
-
-
-def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Say how the API at a URL is spoken to.
-
-    Arguments:
-        url: URL of one of the dialects' schemes, without credentials.
-        name: name of a dialect, or AUTO.
-        model: name of the remote model; empty: not said.
-
-    Raises:
-        SettingError: the URL or a setting does not fit the dialect.
-    """
-    parts = urlsplit(url)
-    chosen = _told_by(parts.scheme, parts.path) if name == AUTO else name
-    kind = DIALECTS[chosen]
-    if parts.scheme not in kind.schemes:
-        hint = f"Use a URL of {' or '.join(f'{scheme}://' for scheme in kind.schemes)}, or leave it out."
-        raise SettingError("remote_format", name, f"is not spoken over {parts.scheme}://", hint)
-    return kind.reach(url, model)
-
-
-def _told_by(scheme: str, path: str) -> str:
-    kinds = {name: kind for name, kind in DIALECTS.items() if scheme in kind.schemes}
-    if scheme not in Dialect.schemes and kinds:
-        return next(iter(kinds))
-    if re.fullmatch(".*/chat/completions/?", path):
-        hint = "Name its …/v1/completions, which takes a list of prompts."
-        raise SettingError("remote_format", AUTO, f"finds no dialect for {path}, which takes one conversation", hint)
-    return next((name for name, kind in kinds.items() if kind.path and re.fullmatch(kind.path, path)), "list")
+NAMES = ("list", "inputs", "oip", "oip-grpc", "openai-completions", "openai-embeddings")
+"""Names of all dialects."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +25,9 @@ from headway.gateway.pending import PendingRequest, PendingTable
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
-from headway.worker.pools import Workers
+
+if TYPE_CHECKING:
+    from headway.worker.pools import Workers
 
 
 class Fallback:

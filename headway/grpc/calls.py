@@ -26,8 +26,7 @@ from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, t
 from headway.grpc.stream import CallStream, Ended
 from headway.http.admission import Admission
 from headway.http.error_responses import UNFORESEEN
-from headway.http.inference.inference_head import SHOWN
-from headway.http.server.head import TRACE_FIELDS, picked
+from headway.http.server.head import ID_PREFIX, TRACE_FIELDS, picked
 from headway.model import Principal
 from headway.runtime.logger import get_logger
 
@@ -306,7 +305,7 @@ class PlainCall(Call):
 
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
-        self.shown = SHOWN + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.admission.new_id()
         if self._known:
             self.identify(read_fields(self.headers).get(b"authorization", b""))
         else:

@@ -13,8 +13,8 @@ from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream, to_be_opened_anew
-from headway.http.inference.inference_head import SHOWN
 from headway.http.readiness import AGE, CachedReadiness
+from headway.http.server.head import ID_PREFIX
 from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")
@@ -86,7 +86,7 @@ class WatchCall(StreamCall):
 
     async def talk(self) -> Metadata:
         """Tell the status until the client has left, or is to open another connection."""
-        self.shown = SHOWN + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.admission.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service
         self.drop(self.kept)

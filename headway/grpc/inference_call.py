@@ -18,7 +18,8 @@ from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, marks_of
-from headway.http.inference.inference_head import SHOWN, read_id, read_options
+from headway.http.inference.inference_head import read_options
+from headway.http.server.head import ID_PREFIX, read_id
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Reply, RequestOptions
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
@@ -94,7 +95,7 @@ class InferenceCall(Call):
         id = read_id(fields) if usual is None else ""
         chosen = bool(id)
         id = id or admission.new_id()
-        self.shown = SHOWN + id
+        self.shown = ID_PREFIX + id
         authorization = fields.get(b"authorization", b"") if usual is None else usual.authorization
         principal = self.identify(authorization)
         if principal.limits and (over := admission.excess(principal, id)) is not None:
@@ -171,7 +172,7 @@ class InferenceCall(Call):
         if self._fan_out is not None:
             self._fan_out.abandon()
         else:
-            self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(SHOWN))
+            self.port.gateway.abandon(sink, self.principal.tenant, self.shown.removeprefix(ID_PREFIX))
 
     async def outcome(self) -> tuple[bytes, Metadata]:
         """Wait for the outcome of the request that was submitted.

@@ -9,7 +9,7 @@ from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata, StatusCode
 from headway.grpc.stream import CallStream
-from headway.http.inference.inference_head import SHOWN
+from headway.http.server.head import ID_PREFIX
 
 
 class ReflectionCall(StreamCall):
@@ -30,7 +30,7 @@ class ReflectionCall(StreamCall):
 
     async def talk(self) -> Metadata:
         """Answer questions until the client has no more."""
-        self.shown = SHOWN + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.admission.new_id()
         self.belong_to_address()
         self.hold_room()
         while (body := await self.next()) is not None:

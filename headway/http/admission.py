@@ -21,9 +21,7 @@ from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.credential import SERVICE
 from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions
 from headway.ports import Identity, WatchedIdentity
-
-NewId = Callable[[], str]
-"""Function that makes the text of a fresh UUIDv7."""
+from headway.runtime.request_id import NewId
 
 
 class RepliesSink(ReplySink, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,7 +97,7 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
     tensors = any(ValueKind.TENSORS in (one.takes, one.gives) for one in models)
     numbers = "; the numbers of its rows, little-endian, where it takes one input" if tensors else ""
     settled = _settled(settings)
-    contract = msgspec.json.decode(resources.files("headway.http").joinpath("contract.json").read_bytes())
+    contract = msgspec.json.decode(Path(__file__).with_name("contract.json").read_bytes())
     facts = {
         **settled,
         **_refusals(),

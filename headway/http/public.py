@@ -10,11 +10,11 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable
-from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.bulk.jobs import BulkJobs
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, readiness, tasks
@@ -23,12 +23,15 @@ from headway.http.authentication import Authentication
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.oip.models import ShownModels
-from headway.http.openai import batches, files, models
+from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import NoRoute, Route, Router
 from headway.runtime.request_id import new_id
+
+if TYPE_CHECKING:
+    from headway.bulk.jobs import BulkJobs
 
 
 def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
@@ -46,7 +49,7 @@ def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) 
             *readiness.routes(glance, for_clients=True),
             *tasks.routes(gateway, known),
             *models.routes(gateway, known),
-            *(() if bulk is None else (*files.routes(bulk, known, new_id), *batches.routes(bulk, known, new_id))),
+            *(() if bulk is None else _bulk_routes(bulk, known)),
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
@@ -54,6 +57,12 @@ def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) 
         ],
         "; /docs lists what is",
     )
+
+
+def _bulk_routes(bulk: BulkJobs, known: Authentication) -> Iterable[Route]:
+    from headway.http.openai import batches, files
+
+    return *files.routes(bulk, known, new_id), *batches.routes(bulk, known, new_id)
 
 
 class _Routes:
@@ -93,7 +102,7 @@ async def _never(request: Request) -> RouteAnswer:
 
 def _read_page() -> tuple[bytes, str]:
     """Read the page of the contract, and the policy under which a browser runs nothing but what is in it."""
-    page = resources.files("headway.http").joinpath("docs.html").read_text(encoding="utf-8")
+    page = Path(__file__).with_name("docs.html").read_text(encoding="utf-8")
     sources = {
         tag: " ".join(f"'sha256-{_digest(text)}'" for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
         for tag in ("style", "script")

@@ -20,11 +20,11 @@ from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.error_responses import refuse, without_reason
 from headway.http.inference.answer_pieces import tensor_pieces
-from headway.http.inference.inference_head import SHOWN
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
+from headway.http.server.head import ID_PREFIX
 from headway.model import EntryState, Failure, Reply, Tensors
 from headway.runtime.race import race
 
@@ -92,7 +92,7 @@ class _Tasks:
         if known is None:
             raise NotFound(failures.no_task().message)
         if isinstance(known, EntryState):
-            return _as_json(Result(SHOWN + id, "PENDING"), {"retry-after": "1"})
+            return _as_json(Result(ID_PREFIX + id, "PENDING"), {"retry-after": "1"})
         raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
         response = _outcome(known, id, raw, gateway.settings.model_version)
         if not gateway.broker.kept.keeps(
@@ -135,7 +135,7 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
     Raises:
         BadRequest: the output is tensors that cannot be sent in this form.
     """
-    shown = SHOWN + id
+    shown = ID_PREFIX + id
     if reply.output is not None:
         try:
             if raw:

@@ -10,7 +10,7 @@ The descriptors are those of the files beside this one; `make protos` compiles t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -19,7 +19,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 def _load() -> tuple[Any, Mapping[str, bytes]]:
     """Pool of the descriptors, and each file's descriptor as it is sent to those who ask for it, by name."""
     pool = descriptor_pool.DescriptorPool()
-    compiled = resources.files(__name__).joinpath("descriptors.json").read_text("utf-8")
+    compiled = Path(__file__).with_name("descriptors.json").read_text("utf-8")
     found = json_format.Parse(compiled, descriptor_pb2.FileDescriptorSet())
     files = {file.name: file.SerializeToString() for file in found.file}
     for file in files.values():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import uuid_utils
+
+NewId = Callable[[], str]
+"""Function that makes the text of a fresh UUIDv7."""
 
 
 def new_id() -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 from aiohttp import web
 
-from headway.dialects import AUTO, Remote, reach
+from headway.dialects import AUTO
+from headway.dialects.dialect import Remote
+from headway.dialects.table import reach
 from headway.model import ItemResult
 
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from headway import protos
 from headway.core.values import shown
-from headway.dialects import AUTO, DIALECTS, BadMetadata, Dialect, NoOutputs, reach
+from headway.dialects import AUTO, NAMES
+from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs
+from headway.dialects.table import DIALECTS, reach
 from headway.errors import SettingError
 from headway.model import ItemResult, TokenCount, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded, tensor
@@ -245,3 +247,7 @@ def test_the_tokens_of_an_answer_over_grpc_are_with_its_first_item(told: int, to
     answer.parameters["tokens_used"].int64_param = told
     asked = reach("grpc://h:8001/m", AUTO, "").dialect.decode(answer.SerializeToString(), 2)
     assert asked == [ItemResult("A", tokens=tokens), ItemResult("B")]
+
+
+def test_every_dialect_has_a_name_in_the_settings() -> None:
+    assert tuple(DIALECTS) == NAMES

@@ -14,7 +14,7 @@ import pytest
 from headway.backends.http.backend import HttpBackend
 from headway.backends.process.backend import ProcessBackend
 from headway.config.target import FileTarget, RemoteTarget
-from headway.dialects import reach
+from headway.dialects.table import reach
 from headway.errors import BatchRaised, RemoteRefused
 from headway.model import ItemResult
 from tests.backends.entries import batch

@@ -21,7 +21,8 @@ from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.values import as_json
-from headway.dialects import NoOutputs, reach
+from headway.dialects.dialect import NoOutputs
+from headway.dialects.table import reach
 from headway.errors import (
     BackendError,
     BadOutput,

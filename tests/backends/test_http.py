@@ -18,7 +18,8 @@ from headway.backends.http.verdicts import retry_after
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
-from headway.dialects import AUTO, reach
+from headway.dialects import AUTO
+from headway.dialects.table import reach
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, TargetError
 from headway.model import Cause, ItemResult
 from tests.backends.entries import batch

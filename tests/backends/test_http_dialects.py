@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from headway.backends.http.backend import HttpBackend
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
-from headway.dialects import reach
+from headway.dialects.table import reach
 from headway.errors import (
     BadOutput,
     RemoteAbsent,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.backends.remote import reader
-from headway.dialects import NoOutputs
+from headway.dialects.dialect import NoOutputs
 from headway.dialects.texts import MEMBERS, TextList, read
 from headway.model import ItemResult
 

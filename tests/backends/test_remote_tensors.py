@@ -19,7 +19,8 @@ from headway.backends.remote.grouping import rows_of_each
 from headway.config.target import RemoteTarget
 from headway.core.tensors import BYTES, JSON, SIZES, Tensor, TensorHead, count_of, join_elements, pack, unpack
 from headway.core.values import as_json
-from headway.dialects import BadMetadata, Dialect, NoOutputs, reach
+from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs
+from headway.dialects.table import reach
 from headway.errors import RemoteRefused, TargetError
 from headway.model import ItemResult, Tensors, TensorSpec, Value, ValueKind
 from tests.backends.entries import batch

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,27 @@ HEAVY = {
     "structlog",
     "uvloop",
 }
+UNASKED = frozenset((
+    "aiohttp", "asyncpg", "email", "google.protobuf", "grpc", "hpack", "http.server", "jwt", "numpy", "prometheus_client", "pydantic",
+    "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
+    "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
+    "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",
+))  # fmt: skip
+"""Modules that no process has in its memory unless a setting asks for them."""
+NO_CLIENTS = frozenset((
+    "headway.gateway.gateway", "headway.http.inference", "headway.http.oip", "headway.http.openai", "headway.http.public", "headway.oip",
+))  # fmt: skip
+NO_WORKERS = frozenset(("headway.backends.process.backend", "headway.worker"))
+LEAN = {
+    "serve": (320, UNASKED | {"headway.brokers.redis", "redis"}),
+    "gateway": (316, (UNASKED | NO_WORKERS | {"headway.brokers.memory", "headway.controller"}) - {"email"}),
+    "worker": (250, (UNASKED | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"}) - {"email"}),
+    "controller": (236, (UNASKED | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"}) - {"email"}),
+}
+"""By role: how many modules of Headway a process has at most that no setting asks for more, and what it has not.
+
+The client of Redis brings `email`.
+"""
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
 
 
@@ -51,13 +73,23 @@ def help_of(*command: str) -> str:
 
 def modules_after(statement: str) -> set[str]:
     """Top-level names of what is imported after a statement in a fresh interpreter."""
+    return {name.split(".")[0] for name in all_modules_after(statement)}
+
+
+def all_modules_after(statement: str) -> list[str]:
     program = (
         f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nimport json\nprint(json.dumps(list(sys.modules)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
-    return {name.split(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    names: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return names
+
+
+def within(names: Collection[str], packages: Collection[str]) -> set[str]:
+    """Those of some modules that are, or are in, some packages."""
+    return {name for name in names if any(f"{name}.".startswith(f"{one}.") for one in packages)}
 
 
 @pytest.mark.processes
@@ -85,6 +117,25 @@ def test_the_command_line_itself_does_not_import_its_looks() -> None:
 @pytest.mark.processes
 def test_what_serves_a_function_does_not_import_the_http_client() -> None:
     assert "aiohttp" not in modules_after("import headway.app.runner")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("role", LEAN)
+def test_a_role_imports_only_what_it_needs(role: str) -> None:
+    most, absent = LEAN[role]
+    given = {} if role == "serve" else {"broker": "redis://127.0.0.1:1/0"}
+    target = "json:loads" if role in ("serve", "worker") else ""
+    statement = f"""import asyncio
+    from headway.app.runner import build
+    from headway.config import load
+    from headway.model import Role
+    settings = load({given}, {{}})
+    async def made(): build(settings, Role({role!r}), {target!r})
+    asyncio.run(made())"""
+    modules = all_modules_after(statement)
+    assert f"headway.app.{'workers' if target else 'wiring'}" in modules
+    assert within(modules, absent) == set()
+    assert len(within(modules, ["headway"])) <= most
 
 
 @pytest.mark.processes

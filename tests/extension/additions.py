@@ -225,14 +225,19 @@ class KettleList(TextList, frozen=True):
     },
     [
         (
-            "headway/dialects/__init__.py",
+            "headway/dialects/table.py",
             '    "list": TextList,\n',
             '    "list": TextList,\n    "kettle-list": KettleList,\n',
         ),
         (
-            "headway/dialects/__init__.py",
+            "headway/dialects/table.py",
             "from headway.dialects.oip import",
             "from headway.dialects.kettle import KettleList\nfrom headway.dialects.oip import",
+        ),
+        (
+            "headway/dialects/__init__.py",
+            'NAMES = ("list", ',
+            'NAMES = ("list", "kettle-list", ',
         ),
     ],
 )

@@ -20,7 +20,7 @@ from headway.app import wiring
 from headway.app.brokers import make_broker_bundle
 from headway.config import load
 from headway.core.policies import build
-from headway.dialects import reach
+from headway.dialects.table import reach
 from headway.errors import SettingError
 from headway.grpc import messages
 from headway.model import Role

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from headway import protos
 from headway.config import Settings
-from headway.dialects import DIALECTS, BadMetadata, NoOutputs, reach
+from headway.dialects.dialect import BadMetadata, NoOutputs
+from headway.dialects.table import DIALECTS, reach
 from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels

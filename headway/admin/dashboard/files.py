@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from importlib import resources
+from pathlib import Path
 
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
@@ -32,7 +32,7 @@ HEADERS = {
 def routes() -> list[Route]:
     """Make a route for each file; the page itself is `/dashboard`, to which the port's own address leads."""
     found = [Route("/", _to_page)]
-    for file in sorted(resources.files("headway.admin.dashboard").joinpath("page").iterdir(), key=lambda one: one.name):
+    for file in sorted(Path(__file__).with_name("page").iterdir()):
         path = "/dashboard" if file.name == "index.html" else f"/dashboard/{file.name}"
         found.append(Route(path, _File(file.read_bytes(), TYPES[file.name.rpartition(".")[2]]).answer))
     return found

@@ -25,7 +25,8 @@ from headway.backends.remote.backend import Answered, RemoteBackend, Tried
 from headway.backends.remote.generations import NotStarted
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
-from headway.dialects import Remote, RemoteCall, reach
+from headway.dialects.dialect import Remote, RemoteCall
+from headway.dialects.table import reach
 from headway.errors import BadOutput, RemoteAbsent, RemoteError
 from headway.runtime.spans import OUTGOING
 

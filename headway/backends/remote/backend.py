@@ -34,7 +34,7 @@ from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
 from headway.core.token_shares import shares
 from headway.core.values import octets, shown
-from headway.dialects import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
+from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (
     BackendError,
     BadOutput,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from headway.core.tensors import NoTensors, check_heads, header_of, rows_of
 from headway.core.values import as_tensors
-from headway.dialects import Dialect
+from headway.dialects.dialect import Dialect
 from headway.model import Entry, ItemResult, Signature, Tensors, Value, ValueKind
 
 

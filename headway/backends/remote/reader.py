@@ -19,7 +19,8 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from headway.dialects import DIALECTS, Dialect, NoOutputs
+from headway.dialects.dialect import Dialect, NoOutputs
+from headway.dialects.table import DIALECTS
 from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
 APART_FROM = 4 << 20

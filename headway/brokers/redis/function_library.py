@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from importlib import resources
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
@@ -203,7 +203,7 @@ def _blamed(cause: Cause) -> bool:
 
 
 def _body() -> str:
-    folder = resources.files(__package__).joinpath("lua")
+    folder = Path(__file__).with_name("lua")
     files = [file for file in folder.iterdir() if file.name.endswith(".lua")]
     files.sort(key=lambda file: (int(file.name.partition("_")[0]), file.name))
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)

@@ -10,11 +10,11 @@ import asyncio
 from typing import Any, cast
 
 from headway.errors import FORBIDDEN, RequestError
+from headway.http.inference.context import InferenceContext
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.inference.inference_head import SHOWN, InferenceHead
+from headway.http.inference.inference_head import InferenceHead
 from headway.http.server.connection import IDLE
-from headway.http.server.connection_context import InferenceContext
-from headway.http.server.head import Head
+from headway.http.server.head import ID_PREFIX, Head
 
 ANY = "*"
 _EXPOSED = (
@@ -119,7 +119,7 @@ class CrossOriginConnection(FastPathConnection):
         self.transport.write(
             b"HTTP/1.1 204 No Content\r\ndate: %b\r\nx-request-id: %b\r\naccess-control-allow-methods: GET, POST, DELETE\r\n"
             b"%baccess-control-max-age: %d\r\n%b\r\n"
-            % (self.context.date, (SHOWN + self.id).encode(), headers, _MAX_AGE, close)
+            % (self.context.date, (ID_PREFIX + self.id).encode(), headers, _MAX_AGE, close)
         )
         if self.expect_body(head):
             self._drop_body()

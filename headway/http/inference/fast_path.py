@@ -29,12 +29,13 @@ from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
+from headway.http.inference.context import InferenceContext
 from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
-from headway.http.inference.inference_head import HEAD, SHOWN, InferenceHead, read_inference_head, several_as_task
+from headway.http.inference.inference_head import HEAD, InferenceHead, read_inference_head, several_as_task
 from headway.http.problem import AnyError
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
-from headway.http.server.connection_context import LARGE, InferenceContext
-from headway.http.server.head import Head
+from headway.http.server.connection_context import LARGE
+from headway.http.server.head import ID_PREFIX, Head
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
 
@@ -230,7 +231,7 @@ class FastPathConnection(Connection):
             version = inference.version if ran is None else ran.version or inference.version
             try:
                 body = self.codec.write(
-                    SHOWN + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
+                    ID_PREFIX + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
                 )
             except UnicodeEncodeError:
                 self.write_error(no_text())
@@ -268,7 +269,7 @@ class FastPathConnection(Connection):
         else:
             try:
                 milliseconds = int((now - self.begun) * 1e6) / 1000
-                shown = SHOWN + self.id
+                shown = ID_PREFIX + self.id
                 ran = reply.ran
                 version = (ran.version if ran is not None else "") or inference.version
                 room = None if self.fan_out is None else self.fan_out.room
@@ -448,7 +449,7 @@ class FastPathConnection(Connection):
             self._abandon()
             self._end_handoff()
         elif self.phase == BODY and self.request is not None:
-            self.inference.trace_refused(self.request.options, SHOWN + self.id, error, self.since)
+            self.inference.trace_refused(self.request.options, ID_PREFIX + self.id, error, self.since)
         self.request = None
         self.pieces.clear()
         super().reject(error, tier)
@@ -671,7 +672,7 @@ class FastPathConnection(Connection):
             request, inference = self.request, self.inference
             if request is not None and request.wish is not None:
                 inference.gateway.detach(self.principal.tenant, self.id)
-                self.transport.write(task_answer(SHOWN + self.id, request.wish, inference.date, self._ending()))
+                self.transport.write(task_answer(ID_PREFIX + self.id, request.wish, inference.date, self._ending()))
                 self.rest_from()
         except Exception as exc:
             self.fault(exc)
@@ -703,7 +704,7 @@ class FastPathConnection(Connection):
 
     def _deny(self, request: InferenceHead, error: RequestError, tier: str | None = "none") -> None:
         """Answer an error to a request that was read to its end; see `refuse`."""
-        self.inference.trace_refused(request.options, SHOWN + self.id, error, monotonic())
+        self.inference.trace_refused(request.options, ID_PREFIX + self.id, error, monotonic())
         self.request = None
         self.write_error(error)
         self.context.refused(error, tier)

@@ -17,13 +17,10 @@ from headway.errors import BadRequest
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, ReadRequest, RequestTarget
 from headway.http.inference.prefer_header import Wish, read_prefer
-from headway.http.server.head import Head, shorten, too_large
+from headway.http.server.head import ID_PREFIX, Head, read_id, shorten, too_large
 from headway.model import RequestOptions
 
-SHOWN = "req_"
-"""Prefix of a request's id wherever clients see it."""
-
-HEAD = b"%b" + SHOWN.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
+HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
 """Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
 
 MOST_KEY = 255
@@ -32,7 +29,6 @@ MOST_KEY = 255
 CODINGS = ("gzip", "x-gzip", "deflate")
 """Codings of a body that some routes take."""
 
-_ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
@@ -173,13 +169,6 @@ def read_options(
     if settings.trace and b"traceparent" in single:
         trace = read_trace_context(single[b"traceparent"], single.get(b"tracestate", b""))
     return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace)
-
-
-def read_id(single: Mapping[bytes, bytes]) -> str:
-    """UUID in the field `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
-    value = single.get(b"x-request-id")
-    found = None if value is None else _ID.fullmatch(value)
-    return found[1].decode().lower() if found else ""
 
 
 def _key(value: bytes) -> str:

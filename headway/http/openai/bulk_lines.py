@@ -22,13 +22,13 @@ from headway.gateway.served_models import ServedModels
 from headway.http.error_responses import UNFORESEEN
 from headway.http.inference.bad_bodies import why_not
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest
-from headway.http.inference.inference_head import SHOWN
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.chat import chat_reader
 from headway.http.openai.completions import completions_reader
 from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_error
 from headway.http.problem import AnyError
+from headway.http.server.head import ID_PREFIX
 from headway.model import Failure, Reply, RequestOptions, Value
 from headway.model.bulk import BulkJob, BulkLine
 from headway.runtime.logger import get_logger
@@ -175,7 +175,7 @@ class OpenAILines:
 
     def _answered(self, number: int, custom_id: str, exchange: Exchange, replies: Sequence[Reply]) -> Making:
         """Make the record of outputs; that of an error where they are no answer."""
-        shown = SHOWN + self._new_id()
+        shown = ID_PREFIX + self._new_id()
         ran = joined("", replies).ran
         version = (ran.version if ran is not None else "") or self._version
         outputs = [reply.output for reply in replies if reply.output is not None]
@@ -205,7 +205,7 @@ class OpenAILines:
 
     def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
         """Record of a line that has no output, with the error as its route would have told it."""
-        shown = SHOWN + self._new_id()
+        shown = ID_PREFIX + self._new_id()
         _, body = encode_error(error, shown)
         response = _Response(errors.STATUS[error.code], shown, msgspec.Raw(body))
         return _encode(_Record(self._record_id(), custom_id, response, None, number))

@@ -32,13 +32,12 @@ import httptools
 from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
 from headway.http.error_responses import UNFORESEEN, refuse
-from headway.http.inference.inference_head import SHOWN, read_id
 from headway.http.problem import AnyError, frame_error
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import descriptor_of
-from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long
+from headway.http.server.head import END, ID_PREFIX, Head, past_blank, read_head, read_id, suspect, too_large, too_long
 from headway.http.server.unread_answers import Unread, bound
 from headway.model import Failure
 from headway.runtime.logger import get_logger
@@ -215,7 +214,7 @@ class Connection(asyncio.Protocol):
             return
         address = self.transport.get_extra_info("peername")
         request = self.asked = Request(
-            head, url.path or b"/", url.query or b"", SHOWN + self.id, address[:2] if isinstance(address, tuple) else None,
+            head, url.path or b"/", url.query or b"", ID_PREFIX + self.id, address[:2] if isinstance(address, tuple) else None,
             self.encode_error, self.context.shut, self.shutdown, self._want_body,
         )  # fmt: skip
         self.phase = ROUTE
@@ -364,7 +363,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
         """Answer an error to a request whose body has not been read; keep the connection if the rest is short. The
         refusal is counted under a tier; None: it has been counted."""
-        self.context.trace_head(head, SHOWN + self.id, error, self.since)  # Since its head has come.
+        self.context.trace_head(head, ID_PREFIX + self.id, error, self.since)  # Since its head has come.
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
             self.reject(error, tier)
             return
@@ -397,7 +396,7 @@ class Connection(asyncio.Protocol):
     def fault(self, exc: Exception) -> None:
         """Answer an unforeseen exception with 500, and log it once, under the request's id."""
         self.id = self.id or self.context.new_id()
-        log.error("a request failed", request_id=SHOWN + self.id, exc_info=exc)
+        log.error("a request failed", request_id=ID_PREFIX + self.id, exc_info=exc)
         try:
             if self.phase in (DROP, WRITING, BLOCKED, LINGERING, CLOSED):  # The answer has been given, or begun.
                 self.phase = CLOSED
@@ -409,7 +408,7 @@ class Connection(asyncio.Protocol):
 
     def write_error(self, error: AnyError, fields: bytes = b"") -> None:
         """Write the answer of an error, with further lines of its header."""
-        context, shown = self.context, SHOWN + self.id
+        context, shown = self.context, ID_PREFIX + self.id
         encoded = self.encode_error(error, shown)
         close = self.last or context.closing
         self.transport.write(frame_error(error.code, shown, encoded, date=context.date, close=close, fields=fields))

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from email.utils import formatdate
+import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Settings
 from headway.errors import RequestError
-from headway.http.admission import Admission, NewId
-from headway.http.inference.exchange import JSON, CodecContext
-from headway.http.inference.routes import Routes
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.requests import Handler, Request
 from headway.http.server.hangups import Hangups
-from headway.http.server.head import TRACE_FIELDS, Head, OtherProtocol, picked
-from headway.model import RequestOptions
+from headway.http.server.head import Head, OtherProtocol
 from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
-from headway.runtime.listening import SPARE
 from headway.runtime.protocol_hints import ProtocolHints
+from headway.runtime.request_id import NewId
 
 if TYPE_CHECKING:
     from headway.http.server.connection import Connection
+
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 LINGER = 1.0
 """Seconds for which a refused client may go on sending before it is cut off."""
@@ -33,10 +32,6 @@ GRACE = 1.0
 
 LARGE = 1 << 16
 """Bytes of a body from which it waits for its turn, as do those of an answer: to read one takes up to some tens of milliseconds."""
-UPLOADS = b"/v1/files"
-"""Target at which files are uploaded."""
-FORM = 1 << 16
-"""Bytes of an upload beside the file."""
 SLOWEST = 16_384
 """Least bytes per second at which a client has to take its answer, or send an upload."""
 
@@ -95,13 +90,19 @@ class ConnectionContext:
         self.tasks: set[asyncio.Task[None]] = set()
         self.refresh()
 
+    def protocol(self) -> Callable[[], asyncio.Protocol]:
+        """Maker of the listener's connections."""
+        from headway.http.server.connection import Connection
+
+        return lambda: Connection(self)
+
     def most_body_of(self, head: Head) -> int:
         """Bytes of the largest body that a request with this head to an ordinary route may have."""
         return self.most_body
 
     def refresh(self) -> None:
         """Bring the Date header up to date. The listener calls it now and then."""
-        self.date = formatdate(usegmt=True).encode()
+        self.date = _date(time.gmtime())
 
     def retire(self) -> None:
         """Make every answer its connection's last from now on."""
@@ -143,60 +144,9 @@ class ConnectionContext:
         """Record the span of a request to an ordinary route that is answered with an error, if traces are recorded here."""
 
 
-class InferenceContext(ConnectionContext):
-    """Context of a listener with inference routes.
-
-    Arguments:
-        answer: answers the requests of ordinary routes.
-        admission: admission of the requests of the inference routes.
-    """
-
-    label = "public"
-    spare = SPARE
-
-    def __init__(self, answer: Handler, admission: Admission) -> None:
-        self.opening = self.bare_opening = b""
-        settings, gateway = admission.settings, admission.gateway
-        super().__init__(answer, settings, admission.new_id, admission.counters)
-        self.admission, self.gateway = admission, gateway
-        self.refusal_traces = admission.refusal_traces
-        self.routes = Routes(settings)
-        self.codec_context = CodecContext(settings, gateway.served, admission.counters)
-        self.rate_limits = admission.rate_limits
-        self.quotas = gateway.quotas
-        self.large_bodies = FairTurns(loop=self.loop)
-        self.most_at_once = min(self.most_body, LARGE - 1)
-        self.served = gateway.served
-        self.version = settings.model_version
-        self.tiers = admission.tiers
-
-    def most_body_of(self, head: Head) -> int:
-        """Bytes of the largest body that a request with this head may have: of an upload, as many as a tenant may store."""
-        upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
-        return self.settings.bulk_max_bytes + FORM if upload else self.most_body
-
-    def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request that is refused after its head."""
-        traces = self.refusal_traces
-        if traces is not None:
-            found = self.routes.find(head.target) if head.method == b"POST" else None
-            way = found[0].way if found is not None else head.method.decode()
-            traces.refused(way, head.single, id, error, begun)
-
-    def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
-        if self.refusal_traces is None or status < 400:
-            return
-        if fields := picked(request.fields, TRACE_FIELDS, TRACE_FIELDS):
-            self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
-
-    def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request whose head was good, and that is refused."""
-        if self.refusal_traces is not None:
-            self.refusal_traces.refused_below(options.trace, options.way, id, error, begun)
-
-    def refresh(self) -> None:
-        """Bring the Date header up to date, also in the prepared beginning of an answer."""
-        super().refresh()
-        bare = self.bare_opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date
-        self.opening = bare.replace(b"x-request-id", JSON + b"x-request-id")
+def _date(now: time.struct_time) -> bytes:
+    """Value of the Date header, which is in English whatever the locale."""
+    day, month = _DAYS[now.tm_wday], _MONTHS[now.tm_mon - 1]
+    return (
+        f"{day}, {now.tm_mday:02} {month} {now.tm_year} {now.tm_hour:02}:{now.tm_min:02}:{now.tm_sec:02} GMT".encode()
+    )

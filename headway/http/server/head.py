@@ -8,7 +8,7 @@ header twice where only one makes sense, no slash of the path written as %2F. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import httptools
 
@@ -16,6 +16,9 @@ from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, Pa
 from headway.runtime import protocol_hints
 
 END = b"\r\n\r\n"
+
+ID_PREFIX = "req_"
+"""Prefix of a request's id wherever clients see it."""
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
@@ -26,6 +29,7 @@ _HTTP2 = b"PRI * HTTP/2"
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
+_ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 _MOST_DIGITS = 20
 """Digits of the largest Content-Length that 64 bits hold."""
@@ -228,3 +232,10 @@ def too_large(most: int) -> PayloadTooLarge:
 def too_long(most: int) -> RequestError:
     """Error of a head of more than `most` bytes."""
     return RequestError(f"request line and header exceed {most} bytes", code=HEADERS_TOO_LARGE)
+
+
+def read_id(single: Mapping[bytes, bytes]) -> str:
+    """UUID in the field `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    value = single.get(b"x-request-id")
+    found = None if value is None else _ID.fullmatch(value)
+    return found[1].decode().lower() if found else ""

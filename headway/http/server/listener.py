@@ -16,19 +16,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from headway.config import Settings
 from headway.errors import BadRequest
-from headway.http.admission import Admission, NewId
-from headway.http.inference.cross_origin import CrossOriginConnection, Origins
-from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Handler
 from headway.http.server.connection import IDLE, Connection
-from headway.http.server.connection_context import ConnectionContext, InferenceContext
+from headway.http.server.connection_context import ConnectionContext
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import ListeningPort, descriptor_ceiling
+from headway.runtime.request_id import NewId
 from headway.runtime.tls_transport import TlsPort
+
+if TYPE_CHECKING:
+    from headway.http.admission import Admission
 
 SWEEP = 0.5
 """Seconds between two looks at all connections; shorter when a configured time-out is."""
@@ -73,6 +75,8 @@ class Listener(ListeningPort):
         certificates: Certificates | None = None,
     ) -> Listener:
         """Listener for clients: the fast path, and `answer` for all other routes."""
+        from headway.http.inference.context import InferenceContext
+
         settings = admission.settings
         return cls(
             settings.host, settings.port, "", settings, lambda: InferenceContext(answer, admission), certificates
@@ -105,7 +109,7 @@ class Listener(ListeningPort):
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
         """Get ready for connections. Returns the maker of their protocols."""
         context = self._context = self._make_context()
-        protocol = _protocol(context)
+        protocol = context.protocol()
         if self._certificates is not None:
             context.scheme = "https"
             tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
@@ -189,16 +193,6 @@ class Listener(ListeningPort):
         """
         loop = context.loop
         loop.call_soon(loop.call_soon, self.sweep, now)
-
-
-def _protocol(context: ConnectionContext) -> Callable[[], asyncio.Protocol]:
-    """Maker of a listener's connections."""
-    if not isinstance(context, InferenceContext):
-        return lambda: Connection(context)
-    if context.settings.cors_origins:
-        origins = Origins(context.settings.cors_origins)
-        return lambda: CrossOriginConnection(context, origins)
-    return lambda: FastPathConnection(context)
 
 
 def _refuse_plain(connection: Connection) -> None:

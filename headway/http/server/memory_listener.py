@@ -11,8 +11,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from headway.http.inference.context import InferenceContext
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.server.connection_context import InferenceContext
 from headway.http.server.listener import Listener
 
 END = b"\r\n\r\n"

@@ -1,0 +1,210 @@
+"""Making of a process's workers: batchers, pools of them, and GPUs that several models share. Imported only where there are any."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from headway.app.backends import (
+    BACKENDS,
+    BREAKER_COOLDOWN,
+    BREAKER_THRESHOLD,
+    SlotPlan,
+    is_local,
+    make_backend,
+    make_report,
+    make_weights,
+    model_worker_name,
+    worker_name,
+)
+from headway.app.brokers import BrokerBundle
+from headway.app.devices import CPU, Devices
+from headway.app.model_plans import ModelPlan
+from headway.backends.process.group_guard import GroupGuard
+from headway.backends.process.host_memory import HostMemory
+from headway.backends.process.nvml import NvmlGpus
+from headway.config import Settings
+from headway.config.target import Target
+from headway.core import policies
+from headway.core.breaker import Breaker
+from headway.core.call_pace import CallPace
+from headway.model import Slot
+from headway.ports import WorkSource
+from headway.runtime.certificates import RemoteCertificates
+from headway.runtime.counters import Counters
+from headway.runtime.spans import SpanRecorder
+from headway.worker.batch_traces import BatchTraces
+from headway.worker.batcher import Batcher
+from headway.worker.failure_log import FailureLog
+from headway.worker.places import Places
+from headway.worker.pool import WorkerPool
+from headway.worker.pools import WorkerPools, Workers
+from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel, Started
+from headway.worker.starting import Limits
+
+
+def make_pools(
+    plans: Mapping[str, ModelPlan],
+    bundle: BrokerBundle,
+    id: str,
+    counters: Counters,
+    clock: Callable[[], float],
+    *,
+    decides: bool,
+    certificates: RemoteCertificates | None,
+    recorder: SpanRecorder | None,
+) -> Workers:
+    """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
+    slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
+    shares = shared_models(plans)
+    pools: dict[str, WorkerPool | SharedGpus] = {}
+    batchers = {}
+    for model, plan in plans.items():
+        settings, whole, wait = plan.settings, math.inf, math.inf
+        if decides:
+            whole, wait = settings.request_timeout_ms / 1000, settings.queue_timeout_ms / 1000
+        name = worker_name if len(plans) == 1 else partial(model_worker_name, model)
+        batchers[model] = make_batchers(
+            settings, plan.target, plan.devices, counters, clock, name, whole, wait, certificates,
+            versioned=plan.versioned(model), recorder=recorder, gpus=watched,
+        )  # fmt: skip
+    by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
+    places = Places(by_turns[0].most) if by_turns else None
+    for model, plan in sorted(plans.items(), key=lambda one: not one[1].settings.min_workers):
+        if model not in shares:  # Those that may be without a worker begin with what others leave.
+            common = places if plan.devices.shared else None
+            pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
+    pools = {model: pools[model] for model in plans if model in pools}
+    if shares:
+        first = plans[shares[0]]
+        of_each = {model: _shared_model(plans[model], batchers[model]) for model in shares}
+        gpus = [worker_name(first.settings, first.target, first.devices, n) for n in range(first.settings.workers)]
+        room, may_load = first.settings.models_per_gpu, None
+        if first.settings.broker:
+
+            async def may_load(model: str, seconds: float) -> bool:
+                return await bundle.fleet.acquire_load(model, id, seconds)
+
+        pools[", ".join(shares)] = SharedGpus(gpus, room, of_each, broker, counters, clock, slots, may_load=may_load)
+    return WorkerPools(pools, slots) if len(pools) > 1 else next(iter(pools.values()))
+
+
+def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
+    """Names of the models that share GPUs: all that run here, if they do."""
+    local = [model for model, plan in plans.items() if is_local(plan.target)]
+    return local if len(plans) > 1 and local and plans[local[0]].settings.models_per_gpu else []
+
+
+def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
+    settings, target, devices = plan.settings, plan.target, plan.devices
+    worker = partial(model_worker_name, settings.model, settings, target, devices)
+    version = settings.model_version if settings.broker else ""
+    return SharedModel(make, worker, settings.min_warm, make_report(settings, target), version)
+
+
+def make_batchers(
+    settings: Settings,
+    target: Target,
+    devices: Devices,
+    counters: Counters,
+    clock: Callable[[], float],
+    name: Callable[[Settings, Target, Devices, int], str] = worker_name,
+    request_timeout: float = math.inf,
+    queue_timeout: float = math.inf,
+    certificates: RemoteCertificates | None = None,
+    *,
+    versioned: bool = False,
+    recorder: SpanRecorder | None = None,
+    gpus: NvmlGpus | None = None,
+) -> MakeBatcher:
+    """Make the builder of the batchers that run a target.
+
+    Raises SettingError for settings with which no backend of the target can be made.
+
+    `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
+    `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
+    their spans, if there is one. `gpus` watches their GPUs; None: nothing does.
+    """
+    plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
+    policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
+    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
+    memory, failure_log = HostMemory(clock), FailureLog(settings.gpu_timeout_ms / 1000)
+    report = make_report(settings, target)
+    version = settings.model_version if versioned else ""
+    traces = BatchTraces(recorder) if recorder is not None else None
+
+    def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
+        plan, breaker = plan_of(index)
+        return Batcher(
+            Slot(plan.name, settings.model, settings.max_batch_size, settings.max_batch_weight, report, version),
+            partial(make_backend, target, plan),
+            broker,
+            policy,
+            breaker,
+            limits,
+            counters,
+            clock,
+            memory=memory.used,
+            gpu=gpus.watch(plan.device) if gpus is not None and plan.device != CPU else None,
+            failure_log=failure_log,
+            started=started,
+            traces=traces,
+        )
+
+    return make
+
+
+def _slot_plans(
+    settings: Settings,
+    target: Target,
+    devices: Devices,
+    counters: Counters,
+    name: Callable[[Settings, Target, Devices, int], str],
+    certificates: RemoteCertificates | None,
+) -> Callable[[int], tuple[SlotPlan, Breaker]]:
+    """Make the function from a slot's index to its plan and its breaker, with what all slots of a target have in common. Raises SettingError."""
+    kind = BACKENDS[type(target)]
+    shared = kind.check(target, settings)
+    one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
+    weights = make_weights(settings, target, settings.max_batch_weight) if settings.max_batch_weight else None
+    pace, guard = CallPace(settings.remote_rate), GroupGuard()
+
+    def plan_of(index: int) -> tuple[SlotPlan, Breaker]:
+        breaker = one_breaker or Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN)
+        plan = SlotPlan(
+            settings,
+            name(settings, target, devices, index),
+            devices.of(index),
+            breaker,
+            guard,
+            weights=weights,
+            certificates=certificates,
+            counters=counters,
+            pace=pace,
+            shared=shared,
+        )
+        return plan, breaker
+
+    return plan_of
+
+
+def make_pool(
+    settings: Settings,
+    devices: Devices,
+    make: MakeBatcher,
+    broker: WorkSource,
+    slots: set[str] | None = None,
+    places: Places | None = None,
+) -> WorkerPool:
+    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
+
+    Arguments:
+        settings: settings of the model.
+        devices: devices of its workers.
+        make: builds its batchers.
+        broker: broker that batches come from.
+        slots: set that its slots are kept in, beside those of other pools.
+        places: places that it has by turns with other pools; None: it has places of its own.
+    """
+    return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)

@@ -1,0 +1,91 @@
+"""Context shared by all connections of a listener with inference routes: also what admits and answers their requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headway.errors import RequestError
+from headway.http.admission import Admission
+from headway.http.inference.exchange import JSON, CodecContext
+from headway.http.inference.routes import Routes
+from headway.http.requests import Handler, Request
+from headway.http.server.connection_context import LARGE, ConnectionContext
+from headway.http.server.head import TRACE_FIELDS, Head, picked
+from headway.model import RequestOptions
+from headway.runtime.fair_turns import FairTurns
+from headway.runtime.listening import SPARE
+
+UPLOADS = b"/v1/files"
+"""Target at which files are uploaded."""
+FORM = 1 << 16
+"""Bytes of an upload beside the file."""
+
+
+class InferenceContext(ConnectionContext):
+    """Context of a listener with inference routes.
+
+    Arguments:
+        answer: answers the requests of ordinary routes.
+        admission: admission of the requests of the inference routes.
+    """
+
+    label = "public"
+    spare = SPARE
+
+    def __init__(self, answer: Handler, admission: Admission) -> None:
+        self.opening = self.bare_opening = b""
+        settings, gateway = admission.settings, admission.gateway
+        super().__init__(answer, settings, admission.new_id, admission.counters)
+        self.admission, self.gateway = admission, gateway
+        self.refusal_traces = admission.refusal_traces
+        self.routes = Routes(settings)
+        self.codec_context = CodecContext(settings, gateway.served, admission.counters)
+        self.rate_limits = admission.rate_limits
+        self.quotas = gateway.quotas
+        self.large_bodies = FairTurns(loop=self.loop)
+        self.most_at_once = min(self.most_body, LARGE - 1)
+        self.served = gateway.served
+        self.version = settings.model_version
+        self.tiers = admission.tiers
+
+    def protocol(self) -> Callable[[], asyncio.Protocol]:
+        """Maker of the listener's connections: those with the fast path."""
+        from headway.http.inference.cross_origin import CrossOriginConnection, Origins
+        from headway.http.inference.fast_path import FastPathConnection
+
+        if self.settings.cors_origins:
+            origins = Origins(self.settings.cors_origins)
+            return lambda: CrossOriginConnection(self, origins)
+        return lambda: FastPathConnection(self)
+
+    def most_body_of(self, head: Head) -> int:
+        """Bytes of the largest body that a request with this head may have: of an upload, as many as a tenant may store."""
+        upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
+        return self.settings.bulk_max_bytes + FORM if upload else self.most_body
+
+    def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
+        """Record the span of a request that is refused after its head."""
+        traces = self.refusal_traces
+        if traces is not None:
+            found = self.routes.find(head.target) if head.method == b"POST" else None
+            way = found[0].way if found is not None else head.method.decode()
+            traces.refused(way, head.single, id, error, begun)
+
+    def trace_answer(self, request: Request, status: int, begun: float) -> None:
+        """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
+        if self.refusal_traces is None or status < 400:
+            return
+        if fields := picked(request.fields, TRACE_FIELDS, TRACE_FIELDS):
+            self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
+
+    def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
+        """Record the span of a request whose head was good, and that is refused."""
+        if self.refusal_traces is not None:
+            self.refusal_traces.refused_below(options.trace, options.way, id, error, begun)
+
+    def refresh(self) -> None:
+        """Bring the Date header up to date, also in the prepared beginning of an answer."""
+        super().refresh()
+        bare = self.bare_opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date
+        self.opening = bare.replace(b"x-request-id", JSON + b"x-request-id")

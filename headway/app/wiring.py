@@ -47,6 +47,7 @@ from headway.runtime.spans import SpanRecorder
 
 if TYPE_CHECKING:
     from headway.app.input_policy import PolicyResource
+    from headway.app.tracing import Tracing
     from headway.controller.controller import Controller
     from headway.fleet.models import FleetModels
     from headway.gateway.direct_mode import Fallback
@@ -140,30 +141,19 @@ class _Wiring:
         parts = self.parts = ROLES[role]
         self.clock, self.counters = clock, counters = time.monotonic, Counters()
         bundle = self.bundle = make_broker_bundle(settings, counters, clock)
-        self.ledger: Ledger | None = None
-        self.ledger_writer: LedgerWriter | None = None
-        if settings.ledger:
-            from headway.app.stores import make_ledger
-            from headway.gateway.ledger_writer import LedgerWriter
-
-            self.ledger = make_ledger(settings.ledger)
-            self.ledger_writer = LedgerWriter(self.ledger, settings, counters, clock)
+        self.ledger, self.ledger_writer = self._ledger()
         self.policy: PolicyResource | None = None
+        targets = [plan.target for plan in plans.values()]
         if parts.gateway and settings.input_policy:
             from headway.app.input_policy import PolicyResource
 
             self.policy = PolicyResource(settings, [*settings.served], counters)
-        targets = [plan.target for plan in plans.values()]
         if parts.gateway and fallbacks_of(settings):
             from headway.app.fallbacks import fallback_targets
 
             targets += fallback_targets(settings).values()
         remote = make_remote_certificates(settings, targets, counters)
-        tracing = None
-        if settings.trace:
-            from headway.app.tracing import make_tracing
-
-            tracing = make_tracing(settings, role, counters, clock)
+        tracing = self._tracing()
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
         made = self.made = make_components(
@@ -180,23 +170,11 @@ class _Wiring:
             self.recorder,
         )
         self.pools: Mapping[str, WorkerPool] = {}
-        drained = None
         if made.pool is not None:
             from headway.app.scaling import local_pools
-            from headway.worker.pools import carry_out
 
             self.pools = local_pools(settings, plans, made.pool)
-            drained = partial(carry_out, process=made.id, pool=made.pool)
-        self.membership = Membership(
-            bundle.fleet,
-            self._describe,
-            clock,
-            bundle.broker,
-            made.slots,
-            self._every,
-            drained,
-            counters.departures.take_killed,
-        )
+        self.membership = self._membership()
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
@@ -205,6 +183,33 @@ class _Wiring:
         opened = exporter, self.certificates, remote, self.ledger_writer
         self.resources: list[Resource] = [one for one in opened if one is not None]
         self.further: list[PortListener] = []
+
+    def _ledger(self) -> tuple[Ledger | None, LedgerWriter | None]:
+        if not self.settings.ledger:
+            return None, None
+        from headway.app.stores import make_ledger
+        from headway.gateway.ledger_writer import LedgerWriter
+
+        ledger = make_ledger(self.settings.ledger)
+        return ledger, LedgerWriter(ledger, self.settings, self.counters, self.clock)
+
+    def _tracing(self) -> Tracing | None:
+        if not self.settings.trace:
+            return None
+        from headway.app.tracing import make_tracing
+
+        return make_tracing(self.settings, self.role, self.counters, self.clock)
+
+    def _membership(self) -> Membership:
+        made, bundle, drained = self.made, self.bundle, None
+        if made.pool is not None:
+            from headway.worker.pools import carry_out
+
+            drained = partial(carry_out, process=made.id, pool=made.pool)
+        killed = self.counters.departures.take_killed
+        return Membership(
+            bundle.fleet, self._describe, self.clock, bundle.broker, made.slots, self._every, drained, killed
+        )
 
     def process(self, name: str, host: str) -> Process:
         """Connect the parts to a process; for `name` and `host` see `FigureSource`."""

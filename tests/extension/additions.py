@@ -108,6 +108,11 @@ class KettleBroker(MemoryBroker):
             "headway/app/brokers.py",
             "BROKERS: Mapping",
             """def _kettle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+    from headway.brokers.kettle import KettleBroker
+    from headway.brokers.memory.board import MemoryBoard
+    from headway.brokers.memory.dead_letters import DeadLetterBox
+    from headway.brokers.memory.fleet import MemoryFleet
+
     letters = DeadLetterBox()
 
     async def now() -> float:
@@ -118,11 +123,6 @@ class KettleBroker(MemoryBroker):
 
 
 BROKERS: Mapping""",
-        ),
-        (
-            "headway/app/brokers.py",
-            "from headway.brokers.memory.broker import",
-            "from headway.brokers.kettle import KettleBroker\nfrom headway.brokers.memory.broker import",
         ),
     ],
 )
@@ -188,8 +188,8 @@ Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget | KettleTarge
         ),
         (
             "headway/app/backends.py",
-            "from headway.backends.process.backend import",
-            "from headway.backends.kettle import KettleBackend\nfrom headway.backends.process.backend import",
+            "from headway.config import CHARS,",
+            "from headway.backends.kettle import KettleBackend\nfrom headway.config import CHARS,",
         ),
         (
             "headway/app/backends.py",

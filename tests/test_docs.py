@@ -55,15 +55,15 @@ NUMBERS = runpy.run_path(str(DOCS / "quoted.py"))
 KEPT = json.loads(NUMBERS["KEPT"].read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_quotes_numbers_as_they_were_measured(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert NUMBERS["renewed"](text, KEPT) == text, "run: python docs/quoted.py"
-    if page.parent.name in ("benchmarks", "decisions"):
-        return
-    beside_peers = re.findall(r"^.*(?:mosec|Triton).*\d\.\d\d.*$", text, re.MULTILINE)
-    unquoted = [line for line in beside_peers if "<!-- " not in line and "| Headway 0.1.0 |" not in line]
-    assert unquoted == [], "a figure beside a peer's is quoted from docs/benchmarks/numbers.json: see docs/quoted.py"
+def test_pages_quote_numbers_as_they_were_measured() -> None:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert NUMBERS["renewed"](text, KEPT) == text, f"{page}: run: python docs/quoted.py"
+        if page.parent.name in ("benchmarks", "decisions"):
+            continue
+        beside_peers = re.findall(r"^.*(?:mosec|Triton).*\d\.\d\d.*$", text, re.MULTILINE)
+        unquoted = [line for line in beside_peers if "<!-- " not in line and "| Headway 0.1.0 |" not in line]
+        assert unquoted == [], f"{page}: a figure beside a peer's is quoted from numbers.json: see docs/quoted.py"
 
 
 def test_the_page_of_numbers_is_that_of_the_last_runs() -> None:
@@ -163,36 +163,45 @@ def test_every_flag_in_the_documents_is_one(capsys: pytest.CaptureFixture[str]) 
     assert used - known - FOREIGN_FLAGS == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
-        if link.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path) if path else page
-        assert target.exists(), link
-        if anchor:
-            assert anchor in anchors(target), link
+def test_every_link_leads_somewhere() -> None:
+    assert [(page, link) for page in PAGES for link in links(page) if not leads_somewhere(page, link)] == []
 
 
+def links(page: Path) -> list[str]:
+    """Links of a page to files of the project."""
+    found = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    return [link for link in found if not link.startswith(("http://", "https://"))]
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    """Whether there is the file of a link, and its anchor if it has one."""
+    path, _, anchor = link.partition("#")
+    target = (page.parent / path) if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@cache
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("record", sorted((DOCS / "decisions").glob("0*.md")), ids=lambda record: record.stem)
-def test_a_decision_is_short_and_in_the_list(record: Path) -> None:
+def test_a_decision_is_short_and_in_the_list() -> None:
     """What the docs or the code tell, and figures, which age, belong elsewhere."""
-    heading, *lines = record.read_text(encoding="utf-8").splitlines()
-    assert len(lines) < 32, "about 20 lines: what, why, what was rejected, which limits hold"
-    assert max(map(len, lines)) <= 132
-    number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
-    assert list(record.parent.glob(f"{number}-*")) == [record], "each number is of one record"
-    assert f"| [{number}]({record.name}) | {title} |" in (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
+    for record in (DOCS / "decisions").glob("0*.md"):
+        heading, *lines = record.read_text(encoding="utf-8").splitlines()
+        assert len(lines) < 32, f"{record}: about 20 lines: what, why, what was rejected, which limits hold"
+        assert max(map(len, lines)) <= 132, record
+        number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
+        assert list(record.parent.glob(f"{number}-*")) == [record], "each number is of one record"
+        assert f"| [{number}]({record.name}) | {title} |" in listed
 
 
 SOURCES = ("headway", "bench", "tests")
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+"""Pages that tell of the project as it is."""
 FOREIGN_FILES = {"path/file.py", "path/to/file.py"}
 """Files that are the reader's own in the documents."""
 
@@ -210,28 +219,25 @@ def sources() -> dict[Path, str]:
     return {path: path.read_text(encoding="utf-8") for path in ours}
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_every_source_file_that_is_named_exists(page: Path) -> None:
-    places = [page.parent, ROOT, *folders()]
-    named = re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|lua))(?=[`:])", page.read_text(encoding="utf-8"))
-    missing = {name for name in named if not any((place / name).exists() for place in places)}
-    assert missing - FOREIGN_FILES == set()
+def test_every_source_file_that_is_named_exists() -> None:
+    missing = set[tuple[Path, str]]()
+    for page in CURRENT:
+        places = [page.parent, ROOT, *folders()]
+        named = {*re.findall(r"`((?:[\w.]+/)*\w+\.(?:py|lua))(?=[`:])", page.read_text(encoding="utf-8"))}
+        missing |= {(page, one) for one in named - FOREIGN_FILES if not any((place / one).exists() for place in places)}
+    assert missing == set()
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_every_name_in_a_source_file_that_is_named_exists(page: Path) -> None:
-    named = re.findall(r"`([\w/.]+\.(?:py|lua)): ([\w.]+)`((?:, `\w+`)*)", page.read_text(encoding="utf-8"))
+def test_every_name_in_a_source_file_that_is_named_exists() -> None:
     missing = []
-    for file, first, others in named:
-        texts = [text for path, text in sources().items() if f"/{path}".endswith(f"/{file}")]
-        for name in (*first.split("."), *re.findall(r"\w+", others)):
-            defined = rf"(?:def|class|function|local) {name}\b|^\s*{name}\b.* = "
-            if not any(re.search(defined, text, re.MULTILINE) for text in texts):
-                missing.append((file, name))
+    for page in CURRENT:
+        text = page.read_text(encoding="utf-8")
+        for file, first, others in re.findall(r"`([\w/.]+\.(?:py|lua)): ([\w.]+)`((?:, `\w+`)*)", text):
+            texts = [text for path, text in sources().items() if f"/{path}".endswith(f"/{file}")]
+            for name in (*first.split("."), *re.findall(r"\w+", others)):
+                defined = rf"(?:def|class|function|local) {name}\b|^\s*{name}\b.* = "
+                if not any(re.search(defined, text, re.MULTILINE) for text in texts):
+                    missing.append((page, file, name))
     assert missing == []
 
 

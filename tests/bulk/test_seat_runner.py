@@ -256,7 +256,7 @@ def test_what_is_withdrawn_never_ends() -> None:
     play(script)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seat_runner, "LEAST_REST", 0.1)
     monkeypatch.setattr(seat_runner, "RESTS", 1.0)

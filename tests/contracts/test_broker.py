@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from headway import errors
 from headway.core.departure import Rule
 from headway.model import Completion, ItemResult, Lease
 from tests.contracts.brokers import (
-    AT_ONCE,
     MAX_BATCH,
     WHEN_FULL,
     Fixed,
@@ -46,32 +42,6 @@ async def test_an_admitted_entry_is_claimed_run_and_answered(harness: Harness) -
 
 
 @story
-async def test_no_entry_is_handed_to_two_slots(harness: Harness) -> None:
-    entries = [ask() for _ in range(4 * MAX_BATCH)]
-    await asyncio.gather(*(harness.broker.enqueue(entries[start::4]) for start in range(4)))
-    brokers = [harness.broker, harness.peer()]
-    claimed = await asyncio.gather(*(brokers[n % 2].claim(slot(f"gpu-{n}"), AT_ONCE) for n in range(6)))
-    leases = [lease for lease in claimed if isinstance(lease, Lease)]
-    ridden = [rider.id for lease in leases for rider in lease.entries]
-    assert sorted(ridden) == sorted(ids(entries))
-    assert len({lease.fence for lease in leases}) == len(leases)
-
-
-@story
-async def test_batches_form_across_gateways_and_each_hears_its_own(harness: Harness) -> None:
-    for gateway in ("g1", "g2", "g3"):
-        await harness.peer().enqueue([ask(id=gateway, gateway=gateway)])
-    lease = await harness.claim()
-    assert len(lease.entries) == 3
-    await harness.answer(lease)
-    assert {gateway: list(await drained(harness, gateway)) for gateway in ("g1", "g2")} == {"g1": ["g1"], "g2": ["g2"]}
-    reading = asyncio.ensure_future(harness.broker.replies("g3", 0))
-    await harness.advance(0.1)  # A third mailbox of one process gathers for a moment before it is read.
-    replies, _ = await reading
-    assert [reply.id for reply in replies] == ["g3"]
-
-
-@story
 async def test_the_lease_says_whose_it_is_since_when_and_until_when(harness: Harness) -> None:
     await harness.broker.enqueue([ask(timeout=9.0), ask(timeout=5.0), *(ask() for _ in range(MAX_BATCH))])
     await harness.advance(1.0)
@@ -94,29 +64,6 @@ async def test_a_policy_that_holds_says_until_when(harness: Harness) -> None:
     lease = await harness.broker.claim(slot(), patient)
     assert isinstance(lease, Lease)
     assert lease.reason == "window"
-
-
-@story
-async def test_one_input_that_fails_leaves_its_batch_mates_alone(harness: Harness) -> None:
-    good, bad, odd = ask(id="good"), ask(id="bad"), ask(id="odd")
-    await harness.broker.enqueue([good, bad, odd])
-    lease = await harness.claim()
-    items = [
-        ItemResult("yes"),
-        ItemResult(None, "cannot read this"),
-        ItemResult(None, "returned 3, not a string", fault=True),
-    ]
-    await harness.broker.complete(lease, items)
-    replies = await drained(harness)
-    assert replies["good"].output == "yes"
-    bad_failure, odd_failure = replies["bad"].failure, replies["odd"].failure
-    assert bad_failure is not None
-    assert (bad_failure.code, bad_failure.message) == (errors.REJECTED_BY_MODEL, "cannot read this")
-    assert odd_failure is not None
-    assert odd_failure.code == errors.BACKEND_ERROR
-    [letter] = await harness.dead.find("bad")
-    assert (letter.entry, letter.error, letter.attempts) == (bad, "cannot read this", 1)
-    assert await harness.dead.count() == 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -8,48 +8,6 @@ from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, holds, ids, 
 
 
 @story
-async def test_replies_wait_for_whoever_asks(harness: Harness) -> None:
-    reader = asyncio.ensure_future(harness.broker.replies("g", 0))
-    await harness.settle()
-    assert not reader.done()
-    await harness.broker.enqueue([ask(id="a")])
-    await harness.answer(await harness.claim())
-    replies, cursor = await reader
-    assert ids(replies) == ["a"]
-    assert cursor > 0
-
-
-@story
-async def test_the_same_cursor_repeats_and_a_later_one_acknowledges(harness: Harness) -> None:
-    await harness.broker.enqueue([ask(id="a"), ask(id="b")])
-    await harness.answer(await harness.claim(limit=1))
-    first, cursor = await harness.broker.replies("g", 0)
-    await harness.answer(await harness.claim(limit=1))
-    await harness.settle()  # An output that is stored apart is read after its reply.
-    again, further = await harness.broker.replies("g", 0)
-    assert (ids(first), ids(again)) == (["a"], ["a", "b"])
-    rest, end = await harness.broker.replies("g", cursor)
-    assert (ids(rest), end) == (["b"], further)
-    assert await drained(harness, after=end) == {}
-
-
-@story
-async def test_replies_survive_a_reconnect(harness: Harness) -> None:
-    """A reader that went away, before the answer or with it, has taken nothing with it."""
-    lost = asyncio.ensure_future(harness.broker.replies("g", 0))
-    await harness.settle()
-    lost.cancel()
-    await harness.broker.enqueue([ask(id="a")])
-    abandoned = asyncio.ensure_future(harness.broker.replies("g", 0))
-    reconnected = asyncio.ensure_future(harness.peer().replies("g", 0))
-    await harness.settle()
-    await harness.answer(await harness.claim())
-    abandoned.cancel()
-    replies, _ = await reconnected
-    assert ids(replies) == ["a"]
-
-
-@story
 async def test_a_second_reader_does_not_leave_the_first_waiting(harness: Harness) -> None:
     first = asyncio.ensure_future(harness.broker.replies("g", 0))
     await harness.settle()
@@ -61,17 +19,6 @@ async def test_a_second_reader_does_not_leave_the_first_waiting(harness: Harness
     await harness.settle()
     assert first.done()
     assert ids((await first)[0]) == ["a"]
-
-
-@story
-async def test_an_acknowledged_entry_is_forgotten(harness: Harness) -> None:
-    entry = ask(id="a")
-    await harness.broker.enqueue([entry])
-    await harness.answer(await harness.claim())
-    _, cursor = await harness.broker.replies("g", 0)
-    assert await drained(harness, after=cursor) == {}
-    await harness.broker.enqueue([entry])
-    assert ids((await harness.claim()).entries) == ["a"]
 
 
 @story

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -19,7 +16,6 @@ from headway.model import (
     ItemResult,
     Lease,
     Limit,
-    NoWork,
     Slot,
     Value,
     ValueKind,
@@ -32,15 +28,11 @@ from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,
     MAX_QUEUE,
-    MAX_WEIGHT,
     QUEUES,
-    WHEN_FULL,
     Harness,
     ask,
     drained,
     failed,
-    holds,
-    ids,
     measure,
     output,
     slot,
@@ -94,24 +86,6 @@ async def test_a_batch_has_as_many_rows_as_it_may_have_entries(harness: Harness)
 
 
 @story
-async def test_a_slot_that_takes_fewer_rows_gets_fewer(harness: Harness) -> None:
-    await told(harness)
-    await harness.broker.enqueue([rows(3), rows(3), rows(2), rows(7)])
-    assert await run_all(harness, limit=6) == [[3, 3], [2], [7]]
-
-
-@story
-async def test_a_full_batch_leaves_by_its_rows(harness: Harness) -> None:
-    await told(harness)
-    await harness.broker.enqueue([rows(5)])
-    holds(await harness.broker.claim(slot(), WHEN_FULL))
-    await harness.peer().enqueue([rows(3)])
-    lease = await harness.broker.claim(slot(), WHEN_FULL)
-    assert isinstance(lease, Lease)
-    assert (lease.reason, len(lease.entries)) == ("full", 2)
-
-
-@story
 async def test_rows_count_in_the_queues_of_versions_too(harness: Harness) -> None:
     await takes(harness.broker, version="3")
     await harness.broker.enqueue([rows(6, version="3"), rows(6, version="3"), rows(6), rows(6)])
@@ -127,16 +101,6 @@ async def test_other_bounds_of_a_model_leave_its_rows_counted(harness: Harness) 
         broker.know(QUEUES)
     await harness.peer().enqueue([rows(6), rows(6)])
     assert await run_all(harness) == [[6], [6]]
-
-
-@story
-async def test_where_batches_are_bounded_by_weight_rows_are_too(harness: Harness) -> None:
-    await takes(harness.broker, model="other")
-    entries = [rows(count, model="other") for count in (4, 4, 8)]
-    assert [entry.weight for entry in entries] == [MAX_WEIGHT // 2, MAX_WEIGHT // 2, MAX_WEIGHT]
-    await harness.broker.enqueue(entries)
-    assert ids((await harness.claim(model="other")).entries) == ids(entries[:2])
-    assert ids((await harness.claim(model="other")).entries) == ids(entries[2:])
 
 
 @story
@@ -178,88 +142,6 @@ def _judged(worker: str, value: Value) -> ItemResult:
     """What a worker makes of a value; those of before take no tensors."""
     wrong = worker == "old" and not isinstance(value, str)
     return ItemResult(None, "expected a text") if wrong else ItemResult(output(value))
-
-
-@story
-async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness) -> None:
-    await told(harness)
-    numbers = (7, 1 << 39, 7, 9, 1 << 39, 7)
-    entries = [msgspec.structs.replace(rows(1, id=f"shape-{at}"), shape=one) for at, one in enumerate(numbers)]
-    for entry in entries:
-        assert not any(await harness.broker.enqueue([entry]))
-    batches = []
-    for turn in range(4):
-        lease = await harness.claim()
-        batches.append(ids(lease.entries))
-        await (harness.answer(lease) if turn else harness.broker.release(lease))
-    assert batches == [[f"shape-{at}" for at in one] for one in ((0, 2, 5), (0, 2, 5), (1, 4), (3,))]
-
-
-@story
-async def test_shapes_of_a_tier_leave_the_tiers_below_their_share(harness: Harness) -> None:
-    await told(harness)
-    numbers, rode = itertools.count(1), Counter[int]()
-
-    async def wait(tier: int) -> None:
-        assert not any(await harness.broker.enqueue([msgspec.structs.replace(rows(1, tier=tier), shape=next(numbers))]))
-
-    for tier in (0, 0, 0, 2):
-        await wait(tier)
-    for _ in range(24):
-        lease = await harness.claim()
-        [entry] = lease.entries
-        rode[entry.tier] += 1
-        await harness.answer(lease)
-        await wait(entry.tier)
-    assert 4 <= rode[2] <= 6
-
-
-@story
-async def test_each_answer_belongs_to_its_rows_whatever_fails(harness: Harness) -> None:
-    """Requests of 1 to 8 rows of several tenants, of which some make every batch fail."""
-    await told(harness)
-    rng = random.Random(5)
-    asked: dict[str, Entry] = {}
-    bad = set()
-    for number in range(24):
-        entry = rows(rng.randint(1, MAX_BATCH), f"{number:02}", id=f"id-of-rows-{number}", tenant=rng.choice("ab"))
-        asked[entry.id] = entry
-        if number % 11 == 3:
-            bad.add(entry.id)
-    assert not any(await harness.broker.enqueue([*asked.values()]))
-    for _ in range(200):
-        claimed = await harness.broker.claim(slot(), AT_ONCE)
-        if isinstance(claimed, NoWork):
-            await harness.advance(0.7)
-            continue
-        together = sum(rows_of(entry.input) for entry in claimed.entries)
-        assert together <= MAX_BATCH
-        if bad.isdisjoint(ids(claimed.entries)):
-            await harness.answer(claimed)
-        else:
-            await harness.broker.release(claimed, failed())
-        if not any(one.depth for one in await harness.broker.depths()):
-            break
-    replies = await drained(harness)
-    assert {id for id, reply in replies.items() if reply.failure is not None} == bad
-    for id in asked.keys() - bad:
-        assert replies[id].output == output(asked[id].input)
-    letters = [letter for id in bad for letter in await harness.dead.find(id)]
-    assert {letter.entry.id: letter.entry.input for letter in letters} == {id: asked[id].input for id in bad}
-
-
-@story
-async def test_tenants_share_rows(harness: Harness) -> None:
-    await told(harness)
-    rode = Counter[str]()
-    await harness.broker.enqueue([rows(8, tenant="many") for _ in range(6)])
-    await harness.broker.enqueue([rows(1, tenant="few") for _ in range(48)])
-    for _ in range(6):
-        lease = await harness.claim()
-        for entry in lease.entries:
-            rode[entry.tenant] += entry.weight
-        await harness.answer(lease)
-    assert abs(rode["many"] - rode["few"]) <= 2 * MAX_BATCH
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])

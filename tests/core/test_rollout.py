@@ -106,11 +106,11 @@ def test_what_is_twice_as_slow_is_found_and_what_is_slower_by_less_than_allowed_
     rng = random.Random(31)
     old = Traffic(rng, lognormal, 0.0)
     plan = replace(PLAN, every=600.0)
-    for _ in range(20):
+    for _ in range(5):
         end, _ = rolled(plan, 50.0, Traffic(rng, lambda rng: 2.0 * lognormal(rng), 0.0), old)
         assert end.state is RolloutState.ROLLED_BACK
         assert end.reason.startswith("slower, at the step of 1 %: P95 ")
-    for _ in range(5):
+    for _ in range(2):
         end, _ = rolled(plan, 50.0, Traffic(rng, lambda rng: 1.2 * lognormal(rng), 0.0), old)
         assert end.state is RolloutState.PROMOTED
 

@@ -248,26 +248,6 @@ async def test_the_server_and_its_models_are_described(port: Port) -> None:
     assert (listed.name, listed.version, listed.state) == ("default", "1", "READY")
 
 
-@on_port(whole=True)
-async def test_statistics_count_what_was_answered(port: Port) -> None:
-    client = port.client()
-    await client.ask(INFER, request("a", "b").SerializeToString())
-    (counted,) = (await say(client, "ModelStatistics", name="default")).model_stats
-    assert (counted.inference_count, counted.inference_stats.success.count) == (2, 2)
-
-
-@on_port(whole=True, keys={"good": {}, "neighbour": {"tenant": "other"}})
-async def test_statistics_tell_a_tenant_of_its_own_requests_alone(port: Port) -> None:
-    client, told = port.client(), {}
-    keys = {key: (("authorization", f"Bearer {key}"),) for key in ("good", "neighbour")}
-    for turn in range(2):
-        for key, metadata in keys.items():
-            (counted,) = (await say(client, "ModelStatistics", metadata, name="default")).model_stats
-            told[turn, key] = counted.inference_count
-        await client.ask(INFER, request("a", "b").SerializeToString(), keys["good"])
-    assert told == {(0, "good"): 0, (0, "neighbour"): 0, (1, "good"): 2, (1, "neighbour"): 0}
-
-
 @on_port(whole=True, keys={"slow": {"rate": 1.0, "burst": 1.0}})
 async def test_what_is_told_of_models_counts_as_polls(port: Port) -> None:
     client, key = port.client(), (("authorization", "Bearer slow"),)

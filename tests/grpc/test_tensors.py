@@ -256,20 +256,6 @@ async def test_inputs_that_a_model_does_not_take_are_refused_before_anything_is_
     assert port.stand.runs == []
 
 
-@on_port(whole=True)
-async def test_more_rows_than_a_batch_holds_exhaust_the_resource(port: Port) -> None:
-    port.stand.real.served.learn(model(inputs=(FOUR,)))
-    most, client = port.settings.max_batch_size, port.client()
-    found = await client.fail(INFER, raw_four(most + 1, 4, data=bytes(16 * (most + 1))).SerializeToString())
-    assert (found.status, found.trailers["x-headway-error"]) == (Status.RESOURCE_EXHAUSTED, "PAYLOAD_TOO_LARGE")
-    assert (
-        f"the input `x` has {most + 1} rows; at most {most} are taken in one request (max_batch_size)" in found.details
-    )
-    assert port.stand.runs == []
-    await client.ask(INFER, raw_four(most, 4, data=bytes(16 * most)).SerializeToString())
-    assert len(port.stand.runs) == 1
-
-
 @on_port(max_body_bytes=1 << 16)
 async def test_numbers_that_take_more_bytes_than_a_message_may_are_refused(port: Port) -> None:
     port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))

@@ -18,7 +18,7 @@ import headway
 from headway.model import TensorSpec, WorkerInfo, WorkerStatus
 from tests.http.stand import Client, Keys, Stand, post, served, settled
 
-BATCH, ROUNDS = 32, 6
+BATCH, ROUNDS = 32, 3
 OURS = str(Path(headway.__file__).parent)
 BUDGET: dict[str, dict[str, float]] = tomllib.loads(Path(__file__).with_name("budget.toml").read_text("utf-8"))
 KEYS: dict[str, Keys | None] = {"plain": None, "limited": {"k": {"rate": 60_000.0, "burst": 10_000.0}}}

@@ -295,17 +295,6 @@ async def test_a_damaged_output_is_the_model_s_fault(stand: Stand) -> None:
     assert (await stand.ask(infer(tensor(X, [1, 2], [1, 2])))).status == 200
 
 
-@on_stand()
-async def test_more_rows_than_a_batch_has_are_refused(stand: Stand) -> None:
-    learn(stand, [X])
-    served = stand.gateway.served["default"]
-    most = served.settings.max_batch_size
-    assert (await stand.ask(infer(tensor(X, [most, 2], [0] * 2 * most)))).status == 200
-    answer = await stand.ask(infer(tensor(X, [most + 1, 2], [0] * 2 * (most + 1))))
-    assert answer.status == 413
-    assert f"{most + 1} rows; at most {most} are taken in one request (max_batch_size)" in answer.json["error"]
-
-
 GOOD = tensor(X, [1, 2], [1, 2])
 NUMBERS = tensor(IDS, [1, 3], [1, 2, 3])
 WRONG: list[tuple[Any, str]] = [

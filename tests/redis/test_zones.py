@@ -359,15 +359,6 @@ async def test_a_limit_of_a_tenant_is_one_for_all_zones(harness: RedisHarness) -
 
 
 @story
-async def test_an_id_that_a_client_chose_is_live_in_all_zones(harness: RedisHarness) -> None:
-    await both(harness)
-    assert await harness.broker.enqueue([ask(id="mine", digest=b"x")]) == [None]
-    [refusal] = await harness.peer().enqueue([ask(id="mine", digest=b"x", gateway="h", nonce=1)])
-    assert refusal is not None
-    assert refusal.code == errors.IDEMPOTENCY_CONFLICT
-
-
-@story
 async def test_a_process_that_comes_late_finds_what_is_kept_in_a_zone_that_is_gone(harness: RedisHarness) -> None:
     await both(harness)
     await harness.peer().enqueue([ask("done", dedup_keys=(common.task("job", keep=3000.0),), id="job")])

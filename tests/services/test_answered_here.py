@@ -69,13 +69,13 @@ def nothing_owed() -> MemoryBroker:
 
 
 def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:
-    now = [0.0]
+    now, queue = [0.0], nothing_owed()
     limiter = Limiter(1, lambda: now[0])
     for number in range(MANY):
         limiter.charge((Limit(f"user-{number}", "user", 60.0, 5.0),))
     now[0] = 2.0
     for _ in range(MANY):
-        limiter.excess((LIMIT,), nothing_owed())
+        limiter.excess((LIMIT,), queue)
     assert not limiter.debts
 
 

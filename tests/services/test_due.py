@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from headway.brokers.memory.board import MemoryBoard
-from headway.brokers.memory.broker import COMING_SECONDS, REST_SECONDS
-from headway.brokers.reap_timer import GRAIN
+from headway.brokers.memory.broker import REST_SECONDS
 from headway.controller.controller import LEADS_FOR
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, REST_EVERY, STANDBY_EVERY, heard
 from headway.fleet.board_reporter import PERIOD, BoardReporter
 from headway.fleet.pace import RESTS_AFTER, Pace
 from headway.fleet.reaper import reap_on
-from headway.model import Capacity, Lease, NoWork, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
+from headway.model import Capacity, Lease, ProcessInfo, QueueName, Role, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import ending_at_tick, until_tick
 from headway.worker.lease_keeper import LeaseKeeper
-from tests.contracts.brokers import AT_ONCE, MemoryHarness, ask, drained, slot
-from tests.contracts.dedup_keys import poll, task
+from tests.contracts.brokers import MemoryHarness, ask
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking
 from tests.services.stand import Stand
 from tests.virtual_time import Clock
-
-
-def reaped(story: Callable[[MemoryHarness], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Makes a test of a story that is told beside a reaper."""
-
-    def test() -> None:
-        harness = MemoryHarness()
-
-        async def main() -> None:
-            reaper = asyncio.ensure_future(reap_on(harness.broker))
-            await asyncio.sleep(0.3)
-            async with asyncio.timeout(10.0):
-                await story(harness)
-            reaper.cancel()
-
-        harness.run(main())
-        harness.close()
-
-    return test
 
 
 def test_at_rest_it_is_reaped_once_a_second() -> None:
@@ -62,56 +40,6 @@ def test_at_rest_it_is_reaped_once_a_second() -> None:
 
     harness.run(main())
     harness.close()
-
-
-@reaped
-async def test_what_is_due_before_the_reaper_comes_expires_on_time(harness: MemoryHarness) -> None:
-    await harness.broker.enqueue([ask(id="a", queue_timeout=0.2), ask(id="b", queue_timeout=0.23)])
-    begun = harness.now()
-    replies, cursor = await harness.broker.replies("g", 0)
-    assert [reply.id for reply in replies] == ["a"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
-    replies, _ = await harness.broker.replies("g", cursor)
-    assert [reply.id for reply in replies] == ["b"] and 0.23 <= harness.now() - begun <= 0.23 + GRAIN
-
-
-@reaped
-async def test_a_follower_s_own_deadline_is_kept_too(harness: MemoryHarness) -> None:
-    await harness.broker.enqueue([ask(id="job", dedup_keys=(task("job"),))])
-    begun = harness.now()
-    await harness.broker.enqueue([poll("s", "job", gateway="g2", timeout=0.2)])
-    replies, _ = await harness.broker.replies("g2", 0)
-    assert [reply.id for reply in replies] == ["s"] and 0.2 <= harness.now() - begun <= 0.2 + GRAIN
-
-
-@reaped
-async def test_a_woken_worker_that_does_not_come_keeps_others_asleep_for_a_moment_only(harness: MemoryHarness) -> None:
-    for worker in ("gpu-0", "gpu-1"):
-        assert isinstance(await harness.broker.claim(slot(worker), AT_ONCE), NoWork)
-    waiting = [asyncio.ensure_future(harness.broker.wait_for_work(slot(f"gpu-{n}"), None)) for n in range(2)]
-    await asyncio.sleep(0)
-    begun = harness.now()
-    await harness.broker.enqueue([ask(id="a")])
-    await waiting[0]
-    await waiting[1]
-    assert 0.0 < harness.now() - begun <= COMING_SECONDS + GRAIN
-    assert isinstance(await harness.broker.claim(slot("gpu-1"), AT_ONCE), Lease)
-
-
-@reaped
-async def test_what_has_left_needs_no_reap(harness: MemoryHarness) -> None:
-    await harness.broker.enqueue([ask(id="a", queue_timeout=0.2)])
-    await harness.broker.withdraw([("t", "a", 0)], "g")
-    await asyncio.sleep(1.0)
-    assert not await drained(harness)
-
-
-@reaped
-async def test_a_worker_that_falls_silent_counts_no_more_as_soon_as_it_is_not_believed(harness: MemoryHarness) -> None:
-    await harness.healthy("gpu-0")
-    await asyncio.sleep(DEGRADED_AFTER - 0.01)
-    assert (await harness.broker.loads())[QueueName("m")].slots == 1
-    await asyncio.sleep(0.03)
-    assert (await harness.broker.loads())[QueueName("m")].slots == 0
 
 
 async def test_what_is_periodic_wakes_up_together(clock: Clock) -> None:

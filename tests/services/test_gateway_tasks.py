@@ -311,16 +311,6 @@ async def test_a_task_is_not_said_to_be_forgotten_by_a_broker_that_had_just_lost
 
 
 @scene()
-async def test_a_kept_outcome_is_forgotten_at_another_gateway(fleet: Fleet, clock: Clock) -> None:
-    asked = fleet.ask("a", task=True)
-    assert await fleet.answered(asked) == ["ok"]
-    await fleet.gateways[1].cancel("another", asked.id)
-    assert output(await fleet.gateways[0].outcome(TENANT, asked.id)) == "A"
-    await fleet.gateways[1].cancel(TENANT, asked.id)
-    assert await fleet.gateways[0].outcome(TENANT, asked.id) is None
-
-
-@scene()
 async def test_who_waits_hears_of_a_delete_once_nobody_finds_the_task_any_more(fleet: Fleet, clock: Clock) -> None:
     asked = await admitted(fleet, "a")
     broker, arrived, goes_on = fleet.gateway.broker, asyncio.Event(), asyncio.Event()
@@ -409,20 +399,6 @@ async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock
     assert (fleet.runs("a"), fleet.runs("b")) == (1, 1)
     assert fleet.counters.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
     assert fleet.journals[1].outcomes == [("b", errors.IDEMPOTENCY_MISUSE), ("a", "ok"), ("a", "ok"), ("b", "ok")]
-
-
-@scene()
-async def test_what_was_asked_of_a_gateway_that_died_is_answered_under_its_key_and_its_id(
-    fleet: Fleet, clock: Clock
-) -> None:
-    lost = await admitted(fleet, "a", key="k")
-    await fleet.kill(0)
-    again = fleet.ask("a", key="k", gateway=1)
-    assert await fleet.answered(again) == ["ok"]
-    assert output(await fleet.gateways[1].outcome(TENANT, lost.id)) == "A"
-    assert await fleet.answered(fleet.ask("a", key="k", gateway=1)) == ["ok"]
-    assert fleet.runs("a") == 1
-    assert lost.replies == []
 
 
 @scene(max_batch=1, cache=True, collapse=True)

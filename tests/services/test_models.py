@@ -115,19 +115,6 @@ async def test_largest_batch_and_deadlines_are_those_of_the_model(clock: Clock) 
         }  # fmt: skip
 
 
-async def test_another_version_takes_no_outcome_from_the_cache_and_keeps_that_of_an_idempotency_key(
-    clock: Clock,
-) -> None:
-    async with TwoModels(clock, model("a", cache=True)) as one:
-        for key, fresh, runs in (("", False, 2), ("k", True, 1)):
-            one.backends["a"].batches.clear()
-            one.gateway.served["a"].versions.label = "1"
-            await one.ask("a", "same", key=key, fresh=fresh)
-            one.gateway.served["a"].versions.label = "2"
-            assert (await one.ask("a", "same", key=key, fresh=fresh)).output == "SAME"
-            assert len(one.backends["a"].batches) == runs
-
-
 async def test_only_the_model_with_a_cache_keeps_outputs(clock: Clock) -> None:
     async with TwoModels(clock, model("a", cache=True), model("b")) as two:
         for name, runs in (("a", 1), ("b", 2)):
@@ -162,15 +149,6 @@ async def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(
         assert told.code == code
         assert told.message.endswith(named)
         assert "a" not in told.message.rpartition(":")[2] or not only
-
-
-async def test_a_task_of_any_model_is_followed_at_a_gateway_that_does_not_hold_it(clock: Clock) -> None:
-    async with TwoModels(clock) as two:
-        id = new_id()
-        await two.gateway.ask(InferenceRequest(ANYBODY, id, RequestOptions(4.0, task=True), "b", "x", b""))
-        found = await two.gateway.follow(ANYBODY.tenant, id, 1.0)
-        assert found is not None
-        assert found.output == "X"
 
 
 async def test_each_model_has_a_throttle_of_its_own(clock: Clock) -> None:

@@ -36,7 +36,7 @@ from tests.services.fake_backend import FakeBackend
 from tests.services.redis_peer import Peer
 
 BATCH, GATHERED = 32, 8
-ROUNDS, MOST_ROUNDS = 20, 300
+ROUNDS, MOST_ROUNDS = 5, 300
 LIMITS = QueueLimits(tiers=3, max_batch=64)
 HERE = str(Path(tests.__file__).parent)
 Round = Callable[[], Awaitable[None]]

@@ -15,7 +15,6 @@ from headway.controller.rollouts import KEEP_EVERY, RolloutLeader
 from headway.core.queue_limits import QueueLimits
 from headway.core.rollout import decided
 from headway.errors import WorkerCrashed
-from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import READ_CAPACITY_EVERY, CapacityWatcher
 from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
@@ -178,28 +177,3 @@ async def test_a_gateway_goes_by_the_published_rollout_and_counts_while_one_is_u
         await publish(replace(PLAN, state=RolloutState.ROLLED_BACK))
         assert set(await it.versions(50)) == {"3"}
         assert not gateway.rollout_counts.counts
-
-
-async def test_a_process_takes_back_a_version_that_is_twice_as_slow(clock: Clock) -> None:
-    async with Versions(clock, "3", "4") as it:
-        fleet, gateway = MemoryFleet(clock), it.gateway
-        CapacityWatcher(gateway, fleet, clock, Pace(clock)).start(it.supervisor)
-        Controller("c", it.broker, fleet, 0.7, clock, Pace(clock)).start(it.supervisor)
-
-        def describe() -> ProcessInfo:
-            counts = gateway.rollout_counts.counts
-            return ProcessInfo(id="g", role=Role.GATEWAY, host="h", pid=1, model="m", versions=counts)
-
-        Membership(fleet, describe, clock, it.broker, every=lambda: 0.5).start(it.supervisor)
-        await fleet.keep_rollout(replace(PLAN, steps=(50.0,), every=3600.0))
-        it.backends["4"].seconds = 0.2
-        await asyncio.sleep(1.0)
-        asked = []
-        for number in range(1500):
-            asked.append(asyncio.ensure_future(it.ask(str(number))))
-            await asyncio.sleep(0.04)
-        [end] = await fleet.rollouts()
-        assert end.reason.startswith("slower, at the step of 50 %: P95 ")
-        assert not [one for one in asked if one.done() and one.result().failure]
-        assert set(await it.versions(20)) == {"3"}
-        await asyncio.gather(*asked)

@@ -29,16 +29,11 @@ from headway.model import (
     WARM_UP,
     Entry,
     Failure,
-    InferenceRequest,
     ItemResult,
-    Limit,
-    Principal,
     Reply,
-    RequestOptions,
     WorkerStatus,
 )
-from headway.runtime.request_id import new_id
-from tests.services.fake_backend import ANYBODY, FakeBackend
+from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand, codes
 from tests.virtual_time import Clock
 
@@ -51,14 +46,6 @@ async def test_a_lone_request_waits_for_nobody(policy: str, clock: Clock) -> Non
         reply = await stand.ask("hello")
         assert reply.output == "HELLO"
         assert clock() - before == pytest.approx(0.1, abs=0.002)
-
-
-async def test_each_gets_the_answer_to_its_own_input(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.01), FakeBackend(0.013)) as stand:
-        texts = [f"text {number}" for number in range(500)]
-        replies = await asyncio.gather(*(stand.ask(text) for text in texts))
-        assert [reply.output for reply in replies] == [text.upper() for text in texts]
-        assert max(len(batch) for backend in stand.backends for batch in backend.batches) == 8
 
 
 @pytest.mark.parametrize(("weight", "heaviest"), [(0, 400), (100, 100)])
@@ -108,18 +95,6 @@ async def test_the_total_deadline_answers_while_the_batch_runs_on(clock: Clock) 
         assert (await stand.ask("later", timeout=4.0)).output == "LATER"
 
 
-async def test_the_queue_deadline_fires_while_the_only_worker_is_busy(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(3.0), max_batch=1, queue_timeout_ms=500) as stand:
-        running = stand.asking("a")
-        await asyncio.sleep(0.01)
-        before = clock()
-        reply = await stand.ask("b")
-        assert codes([reply]) == [errors.DEADLINE_EXCEEDED]
-        assert reply.failure is not None and reply.failure.reason == "queue"
-        assert clock() - before == pytest.approx(0.5, abs=0.06)
-        assert (await running).output == "A"
-
-
 async def test_drain_answers_everything_and_stops_the_workers(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(0.3), FakeBackend(0.3)) as stand:
         asked = [stand.asking(f"t{number}") for number in range(40)]
@@ -136,26 +111,6 @@ async def test_stop_refuses_what_is_left(clock: Clock) -> None:
         await asyncio.sleep(0.1)
         await stand.service.stop()
         assert codes([await asked]) == [errors.DRAINING]
-
-
-async def test_an_unknown_model_a_repeated_id_and_a_spent_limit_are_refused(clock: Clock) -> None:
-    async with Stand(clock, FakeBackend(0.1)) as stand:
-        unknown = await stand.gateway.ask(
-            InferenceRequest(ANYBODY, new_id(), RequestOptions(1.0, 1), "other", "x", b"")
-        )
-        assert codes([unknown]) == [errors.NOT_FOUND]
-        same = new_id()
-        twice = await asyncio.gather(
-            *(
-                stand.gateway.ask(InferenceRequest(ANYBODY, same, RequestOptions(1.0, 1), "m", "x", b""))
-                for _ in range(2)
-            )
-        )
-        assert codes(twice) == ["ok", errors.IDEMPOTENCY_CONFLICT]
-        limited = Principal("u", "t", 1, (Limit("user u", "user", rate=60.0, burst=2.0),))
-        replies = [await stand.ask("x", caller=limited) for _ in range(3)]
-        assert codes(replies) == ["ok", "ok", errors.RATE_LIMITED]
-        assert replies[2].failure is not None and replies[2].failure.retry_after is not None
 
 
 async def test_refusals_at_the_door_do_not_flatter_the_latency(clock: Clock) -> None:
@@ -226,15 +181,15 @@ async def test_batches_of_300_s_are_served_like_any_others(clock: Clock) -> None
         await asyncio.sleep(150.0)
         [worker] = await stand.broker.workers()
         assert (worker.status, worker.in_flight) == (WorkerStatus.HEALTHY, 1)
-        late = [stand.asking(f"late {number}", timeout=600.0) for number in range(1000)]
+        late = [stand.asking(f"late {number}", timeout=600.0) for number in range(100)]
         reply = await first
         assert (reply.output, reply.attempts) == ("FIRST", 1)
         assert clock() - begun == pytest.approx(300.0, abs=0.1)
         replies = await asyncio.gather(*late)
-        assert [one.output for one in replies] == [f"LATE {number}" for number in range(1000)]
+        assert [one.output for one in replies] == [f"LATE {number}" for number in range(100)]
         assert {one.attempts for one in replies} == {1}
         assert clock() - begun == pytest.approx(600.0, abs=0.1)
-        assert [len(batch) for batch in stand.backends[0].batches] == [1, 1000]
+        assert [len(batch) for batch in stand.backends[0].batches] == [1, 100]
         assert stand.backends[0].starts == 1
 
 
@@ -483,24 +438,6 @@ def poison(entries: Sequence[Entry]) -> BackendError | None:
     return None
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_one_bad_input_does_not_hurt_its_batch_mates(workers: int, clock: Clock) -> None:
-    backends = [FakeBackend(0.05, poison) for _ in range(workers)]
-    async with Stand(clock, *backends, max_batch=32) as stand:
-        texts = [f"good {number}" for number in range(31)]
-        texts.insert(17, "poison")
-        replies = await asyncio.gather(*(stand.ask(text) for text in texts))
-        bad = replies.pop(17)
-        assert codes([bad]) == [errors.REJECTED_BY_MODEL]
-        assert [reply.output for reply in replies] == [t.upper() for t in texts if t != "poison"]
-        [letter] = await stand.dead.list()
-        [found] = await stand.dead.find(letter.entry.id)
-        assert found.entry.input == "poison" and "ValueError" in letter.error
-        for backend in backends:
-            runs_with_poison = [batch for batch in backend.batches if "poison" in batch]
-            assert all(len(batch) <= 32 for batch in runs_with_poison)
-
-
 async def test_a_failing_backend_opens_the_breaker_and_recovers(clock: Clock) -> None:
     broken = True
     backend = FakeBackend(0.01, lambda entries: BatchRaised("CUDA error") if broken else None)
@@ -611,19 +548,6 @@ async def test_bad_inputs_in_a_row_do_not_take_the_service_from_others(clock: Cl
         assert (await stand.ask("innocent")).output == "INNOCENT"
         assert clock() - before < 0.1
         assert stand.backends[0].starts == 1
-
-
-async def test_a_client_is_not_told_what_only_operators_may_read(clock: Clock) -> None:
-    def script(entries: Sequence[Entry]) -> BackendError | None:
-        crash = any(entry.input == "bad" for entry in entries)
-        return WorkerCrashed("it crashed; its last words: of another client", "it crashed") if crash else None
-
-    async with Stand(clock, FakeBackend(0.05, script)) as stand:
-        reply = await stand.ask("bad")
-        assert reply.failure is not None
-        assert (reply.failure.code, reply.failure.message) == (errors.REJECTED_BY_MODEL, "it crashed")
-        [letter] = await stand.dead.list()
-        assert letter.error == "it crashed; its last words: of another client"
 
 
 async def test_when_the_retry_budget_is_spent_nobody_is_told_of_a_batch_mate(

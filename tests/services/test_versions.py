@@ -253,20 +253,6 @@ async def test_a_worker_that_comes_back_has_not_left(
         assert sum(depth.depth for depth in await rollout.broker.depths()) == (not helped)
 
 
-async def test_a_request_sent_again_under_its_key_gets_the_first_answer_and_its_inputs_one_version(
-    clock: Clock,
-) -> None:
-    async with Rollout(clock, "3", "4", version_weights="3=50,4=50") as rollout:
-        for number in range(12):
-            first, again = [await rollout.ask("x", key=f"k{number}") for _ in range(2)]
-            assert (first.ran, again.shared is not None) == (again.ran, True)
-        ended: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        inputs = [str(number) for number in range(12)]
-        options = RequestOptions(4.0)
-        FanOut(rollout.gateway, InferenceRequest(ANYBODY, new_id(), options, "m"), inputs, ended.set_result).start()
-        assert len({reply.ran.version for reply in await ended if reply.ran is not None}) == 1
-
-
 @pytest.mark.parametrize("pinned", ["", "3"])
 async def test_all_inputs_of_a_request_go_to_the_version_of_its_first_though_the_weights_change_meanwhile(
     pinned: str, clock: Clock
@@ -309,16 +295,6 @@ async def test_a_list_that_comes_before_any_worker_is_known_goes_to_one_queue(cl
         await rollout.look()
         assert versions.version("t", "other", RequestOptions(4.0), None) == "3"
         assert versions.version("t", "second", RequestOptions(4.0), several) == first == ""
-
-
-async def test_the_cache_answers_with_the_version_that_is_asked(clock: Clock) -> None:
-    async with Rollout(clock, "3", "4", cache=True) as rollout:
-        for _ in range(2):
-            for version in ("3", "4"):
-                reply = await rollout.ask("same", version=version)
-                assert reply.ran is not None
-                assert reply.ran.version == version
-        assert [len(backend.batches) for backend in rollout.backends.values()] == [1, 1]
 
 
 async def test_a_gateway_that_knows_no_version_yet_asks_any(clock: Clock) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
@@ -27,6 +27,8 @@ _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
 MOST_WAITING = 8_192
 """Records that wait to be written beyond which a log is full."""
+TOGETHER = 64
+"""Records that are written at once."""
 
 Record = tuple[str, int, bytes]
 """Kind, number of the line, and the JSON that stands in the file in the end."""
@@ -50,7 +52,8 @@ class AnswerLog:
         self._files: dict[str, BinaryIO] = {}
         self._sizes = {OUT: 0, ERR: 0}
         """Bytes of each file that are whole records."""
-        self._waiting: dict[str, list[bytes]] = {OUT: [], ERR: []}
+        self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
+        """Records that are not written, with the numbers of their lines."""
         self.answered = LineSet()
         self.counts = {OUT: 0, ERR: 0}
 
@@ -81,7 +84,7 @@ class AnswerLog:
     def add(self, kind: str, number: int, record: bytes) -> None:
         """Add a record of a line that has none."""
         if self.answered.add(number):
-            self._waiting[kind].append(b"%d %b\n" % (number, record))
+            self._waiting[kind].append((number, record))
             self.counts[kind] += 1
 
     async def flush(self) -> None:
@@ -90,18 +93,14 @@ class AnswerLog:
         Raises:
             FolderUnavailable: the disk did not take it; it waits for the next call.
         """
-        written = {kind: b"".join(records) for kind, records in self._waiting.items() if records}
-        counts = {kind: len(self._waiting[kind]) for kind in written}
+        written = {kind: [*records] for kind, records in self._waiting.items() if records}
 
-        def put() -> None:
-            for kind, content in written.items():
-                self._put(kind, content)
+        def put() -> dict[str, int]:
+            return {kind: self._put(kind, records) for kind, records in written.items()}
 
-        if written:
-            await self._folder.do(put)
-        for kind, count in counts.items():
-            del self._waiting[kind][:count]
-            self._sizes[kind] += len(written[kind])
+        for kind, size in (await self._folder.do(put) if written else {}).items():
+            del self._waiting[kind][: len(written[kind])]
+            self._sizes[kind] += size
 
     def close(self) -> None:
         """Close the files. What has not been written is let go."""
@@ -125,8 +124,11 @@ class AnswerLog:
         found.sort(key=lambda one: (one[0][1] != OUT, int(one[0][2])))
         return [(one[1], path) for one, path in found]
 
-    def _put(self, kind: str, content: bytes) -> None:
-        """Write records behind those that are whole, as a disk that was full may have taken a part of them before."""
+    def _put(self, kind: str, records: Sequence[tuple[int, bytes]]) -> int:
+        """Write records behind those that are whole, as a disk that was full may have taken a part of them before.
+
+        Returns their bytes.
+        """
         file = self._files.get(kind)
         if file is None:
             file = self._files[kind] = (self._path / f"{kind}.{self._generation}.part").open("ab", buffering=0)
@@ -134,5 +136,7 @@ class AnswerLog:
         if file.tell() != self._sizes[kind]:
             file.truncate(self._sizes[kind])
             file.seek(self._sizes[kind])
-        write_all(file, content)
+        for at in range(0, len(records), TOGETHER):
+            write_all(file, b"".join([b"%d %b\n" % one for one in records[at : at + TOGETHER]]))
         os.fsync(file.fileno())
+        return file.tell() - self._sizes[kind]

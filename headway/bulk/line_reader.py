@@ -18,19 +18,24 @@ class LineSplitter:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """Pieces of the line that has no end yet."""
+        self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Lines that are complete by now."""
-        lines = piece.split(b"\n")
-        if self._rest:
-            lines[0] = self._rest + lines[0]
-        self._rest = lines.pop()[: self._most + 1]
+        *lines, rest = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._rest, lines[0]))
+            self._rest, self._size = [], 0
+        if rest and self._size <= self._most:
+            self._rest.append(rest)
+            self._size += len(rest)
         return [line[: self._most + 1] for line in lines]
 
     def end(self) -> bytes:
         """Last line, which has no end; empty where there is none."""
-        return self._rest
+        return b"".join(self._rest)[: self._most + 1]
 
 
 async def pages(folder: BulkFolder, path: Path, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.bulk.forms import AskedLine, NotYet
+from headway.bulk.line_reader import LineSplitter
 from headway.config import Settings
 from headway.errors import CANCELLED
 from headway.gateway.served_models import ServedModels
@@ -136,3 +137,10 @@ def test_a_line_for_a_model_that_the_credential_may_not_ask_is_refused() -> None
     body = {"model": "secret", "prompt": "a"}
     found = form.read(mine, 3, json.dumps({**GOOD, "body": body}).encode())
     assert isinstance(found, bytes) and told(found)["response"]["status_code"] == 404
+
+
+@given(pieces=st.lists(st.text("ab\n", max_size=9).map(str.encode)), most=st.integers(1, 8))
+def test_pieces_of_a_file_are_split_into_lines_of_a_bounded_length(pieces: list[bytes], most: int) -> None:
+    splitter = LineSplitter(most)
+    found = [line for piece in pieces for line in splitter.feed(piece)]
+    assert [*found, splitter.end()] == [line[: most + 1] for line in b"".join(pieces).split(b"\n")]

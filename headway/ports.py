@@ -586,8 +586,8 @@ class BulkStore(Protocol):
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """File of an id."""
 
-    async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
-        """Newest files of a tenant; those older than the file `after`, where that is given."""
+    async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
+        """Newest files of a tenant, of a purpose if one is given; those older than the file `after`, where that is given."""
 
     async def stored(self, tenant: str) -> Stored:
         """Files of a tenant, all together."""

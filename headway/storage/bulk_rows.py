@@ -28,7 +28,8 @@ ON CONFLICT (id) DO UPDATE SET size = excluded.size RETURNING id
 """  # noqa: S608
 _FILE_OF = f"SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND id = $2"  # noqa: S608
 _FILES = f"""
-SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND ($2 = '' OR id < $2) ORDER BY id DESC LIMIT $3
+SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND ($2 = '' OR id < $2) AND ($4 = '' OR purpose = $4)
+ORDER BY id DESC LIMIT $3
 """  # noqa: S608
 _STORED = "SELECT CAST(coalesce(sum(size), 0) AS BIGINT), count(*) FROM headway_bulk_files WHERE tenant = $1"
 _FILE_IDS = "SELECT id FROM headway_bulk_files WHERE id > $1 ORDER BY id LIMIT $2"
@@ -116,9 +117,9 @@ class BulkRows:
         """See BulkStore."""
         return next(iter(_files(await self._read(_FILE_OF, tenant, id))), None)
 
-    async def files(self, tenant: str, after: str, limit: int) -> Sequence[BulkFile]:
+    async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
         """See BulkStore."""
-        return _files(await self._read(_FILES, tenant, after, limit))
+        return _files(await self._read(_FILES, tenant, after, limit, purpose))
 
     async def stored(self, tenant: str) -> Stored:
         """See BulkStore."""

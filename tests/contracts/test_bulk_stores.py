@@ -100,6 +100,10 @@ async def test_lists_are_read_page_by_page_newest_first(store: BulkStore) -> Non
     assert [one.id for one in await store.jobs("acme", "", 2)] == [jobs[4].id, jobs[3].id]
     assert [one.id for one in await store.jobs("acme", jobs[3].id, 9)] == [one.id for one in jobs[2::-1]]
     assert [one.id for one in await store.files("acme", files[3].id, 2)] == [files[2].id, files[1].id]
+    output = replace(file(), purpose="batch_output")
+    assert await store.add_file(output)
+    assert [one.id for one in await store.files("acme", "", 2, "batch")] == [files[4].id, files[3].id]
+    assert [one.id for one in await store.files("acme", "", 2, "batch_output")] == [output.id]
     assert list(await store.jobs("other", "", 9)) == []
 
 

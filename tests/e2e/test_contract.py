@@ -67,7 +67,7 @@ def filter_case(context, case):
         return False
     return not (several and "respond-async" in str((case.headers or {}).get("Prefer")))
 """
-ROUTES = 25
+ROUTES = 34
 CREDENTIAL = "--header", f"Authorization: Bearer {key_of('contract')}"
 UNLINKED = "--exclude-path-regex", "/versions/"
 """Paths with the version of a model mean what those without it do."""
@@ -110,12 +110,22 @@ def explore(server: Server, folder: Path, *flags: str) -> str:
 
 def test_the_service_keeps_its_contract(tmp_path: Path, draw: Draw) -> None:
     (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
-    with serving(tmp_path, "--keys", "keys.toml", "--cache", "--collapse", lawful=False) as server:
+    flags = "--keys", "keys.toml", "--cache", "--collapse", "--bulk-dir", "bulk"
+    with serving(tmp_path, *flags, lawful=False) as server:
         written = explore(server, tmp_path, *CREDENTIAL, *COVERED, *UNLINKED, *draw(2, 60))
         assert f"Tested: {ROUTES}" in written
         metrics = server.metrics()
         assert metrics.value("requests_total", outcome="ok") > 50
         assert metrics.value("shared_total") > 0, "some were answered with what was kept"
+
+
+def test_batches_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> None:
+    (tmp_path / "keys.toml").write_text(entry("contract", more="rate = 0"))
+    with serving(tmp_path, "--keys", "keys.toml", "--bulk-dir", "bulk", lawful=False) as server:
+        of_bulk = "--include-path-regex", "^/v1/(files|batches)"
+        written = explore(server, tmp_path, *CREDENTIAL, *of_bulk, "--phases", "stateful", *draw(10, 60))
+        covered = re.search(r"API Links: +(\d+) covered", written)
+        assert covered is not None and int(covered[1]) >= 6, written
 
 
 def test_tasks_can_be_followed_from_link_to_link(tmp_path: Path, draw: Draw) -> None:

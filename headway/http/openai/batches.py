@@ -23,7 +23,7 @@ MOST_LISTED = 100
 LONGEST = 30 * 86_400
 """Most seconds of a completion window."""
 
-_WINDOW = re.compile(r"([0-9]{1,4})([hd])")
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
 _UNITS = {"h": 3_600, "d": 86_400}
 _MOST_BODY = 1 << 16
 _MOST_METADATA = 16

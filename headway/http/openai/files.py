@@ -64,7 +64,9 @@ def page(request: Request, usual: int, most: int) -> tuple[str, int]:
     """Cursor and number of objects that a request for a list asks for. Raises BadRequest."""
     if request.param("order") not in (None, "desc"):
         raise BadRequest("lists are served newest first; leave it out - at `$.order`")
-    limit = request.param("limit") or str(usual)
+    limit = request.param("limit")
+    if limit is None:
+        return request.param("after") or "", usual
     if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= most:
         raise BadRequest(f"expected a number from 1 to {most} - at `$.limit`")
     return request.param("after") or "", int(limit)
@@ -86,9 +88,9 @@ class _Files:
         if request.method == "POST":
             return await self._create(request)
         after, limit = page(request, MOST_LISTED, MOST_LISTED)
-        found = await self._jobs.store.files(request.principal.tenant, after, limit + 1)
-        purpose = request.param("purpose")
-        return listed([_shown(one) for one in found if purpose in (None, one.purpose)], limit)
+        purpose = request.param("purpose") or ""
+        found = await self._jobs.store.files(request.principal.tenant, after, limit + 1, purpose)
+        return listed([_shown(one) for one in found], limit)
 
     async def one(self, request: Request) -> RouteAnswer:
         file = await self._file(request)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.runtime import log
+from headway.runtime.logger import get_logger
 
 LONG = 60.0
 
@@ -32,7 +33,7 @@ def logged(write: Callable[[], object], level: str = "debug", json: bool = False
 
 
 def everything() -> None:
-    log.get_logger("ours").info("started", worker="gpu-0", batch=32)
+    get_logger("ours").info("started", worker="gpu-0", batch=32)
     logging.getLogger("library.part").warning("closing %s", "down")
     logging.getLogger("asyncio").debug("selector")
 
@@ -60,10 +61,10 @@ def test_log_lines_for_machines_are_json_objects() -> None:
 def test_lines_of_a_task_with_a_trace_name_it_unless_they_name_another() -> None:
     def write() -> None:
         named = log.TRACE_ID.set("a" * 32)
-        log.get_logger("ours").info("within")
-        log.get_logger("ours").info("of another", trace_id="b")
+        get_logger("ours").info("within")
+        get_logger("ours").info("of another", trace_id="b")
         log.TRACE_ID.reset(named)
-        log.get_logger("ours").info("after")
+        get_logger("ours").info("after")
 
     lines = [json.loads(line) for line in logged(write, json=True).splitlines()]
     assert [line.get("trace_id") for line in lines] == ["a" * 32, "b", None]
@@ -134,7 +135,7 @@ def test_values_are_fixed_when_they_are_logged() -> None:
 
     stream, values = Slow(), [1]
     with log.running("info", stream=stream):
-        log.get_logger("a").info("ours", values=values)
+        get_logger("a").info("ours", values=values)
         logging.getLogger("b").info("theirs %s", values)
         values.append(2)
         gate.set()
@@ -165,7 +166,7 @@ def test_a_stuck_stream_holds_nobody_up_and_the_loss_is_told(monkeypatch: pytest
     stream = Stuck()
     with log.running("info", stream=stream):
         for number in range(1000):
-            log.get_logger("a").info("line", number=number)
+            get_logger("a").info("line", number=number)
         handler = logging.getLogger().handlers[0]
     thread = next(thread for thread in threading.enumerate() if thread.daemon and "_monitor" in thread.name)
     stream.gate.set()
@@ -203,8 +204,8 @@ def test_a_full_disk_is_survived() -> None:
             raise OSError(28, "No space left on device")
 
     with log.running("info", stream=Full()):
-        log.get_logger("a").info("lost")
-        log.get_logger("a").info("lost too")
+        get_logger("a").info("lost")
+        get_logger("a").info("lost too")
 
 
 def test_everything_is_as_before_afterwards() -> None:

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from headway.runtime import log
+from headway.runtime.logger import get_logger
 
 
 @contextmanager
@@ -30,10 +31,10 @@ def test_a_program_without_a_log_gets_the_lines_on_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with bare(monkeypatch) as errors, log.beside("info"):
-        log.get_logger("headway.a").info("first", worker="gpu-0")
+        get_logger("headway.a").info("first", worker="gpu-0")
         with log.beside("debug"):
-            log.get_logger("headway.a").debug("too low for whoever came first")
-        log.get_logger("headway.a").info("second")
+            get_logger("headway.a").debug("too low for whoever came first")
+        get_logger("headway.a").info("second")
         logging.getLogger("other").info("not ours")
     lines = errors.getvalue().splitlines()
     assert [line.partition("]")[2].split()[0] for line in lines] == ["first", "second"]
@@ -47,8 +48,8 @@ def test_a_program_with_a_log_gets_the_lines_there(caplog: pytest.LogCaptureFixt
         try:
             raise ValueError("why")
         except ValueError:
-            log.get_logger("headway.a").exception("failed", worker="gpu\n0")
-        log.get_logger("headway.a").debug("too low")
+            get_logger("headway.a").exception("failed", worker="gpu\n0")
+        get_logger("headway.a").debug("too low")
     [record] = caplog.records
     assert (record.name, record.levelno) == ("headway.a", logging.ERROR)
     assert "failed" in record.message and r"gpu\n0" in record.message and "ValueError: why" in record.message
@@ -64,7 +65,7 @@ def test_a_program_that_uses_structlog_gets_the_lines_its_way() -> None:
     structlog.configure(processors=[keep])
     try:
         with log.beside("warning"):
-            log.get_logger("headway.a").info("event", worker="gpu-0")
+            get_logger("headway.a").info("event", worker="gpu-0")
         assert seen == [{"event": "event", "worker": "gpu-0"}]
         assert structlog.get_config()["processors"] == [keep]
     finally:

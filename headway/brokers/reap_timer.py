@@ -6,6 +6,8 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 
+from headway.runtime.race import end
+
 GRAIN = 0.01
 """Least seconds for which the timer is set, so that deadlines close together are one reap."""
 
@@ -43,9 +45,7 @@ class ReapTimer:
         """Reap no more."""
         self._cancel()
         self.at = self._told = -math.inf
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     def _cancel(self) -> None:
         if self._timer is not None:

@@ -156,18 +156,8 @@ def task_followed(entry: Entry) -> str:
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:
     """Outcome of another entry, addressed to `to`."""
     entry = to.entry
-    return Reply(
-        entry.id,
-        entry.tenant,
-        reply.output,
-        reply.failure,
-        reply.ran,
-        reply.queued,
-        reply.attempts,
-        entry.nonce,
-        kind,
-        kept,
-        tokens=reply.tokens,
+    return msgspec.structs.replace(
+        reply, id=entry.id, tenant=entry.tenant, nonce=entry.nonce, shared=kind, kept=kept, unkept=False
     )
 
 

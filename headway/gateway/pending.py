@@ -32,13 +32,14 @@ class ReplySink(Protocol):
         """Take the answer; called once, on a later turn of the loop than the `submit`."""
 
     def admitted(self) -> None:
-        """Note that the broker has the request. Of a task, the outcome will be kept, whoever waits for it.
+        """Note that the broker has the request. Of a task, the outcome will be kept, whoever waits for it. By default, do nothing.
 
         Called, at most once, for tasks and for parts of a request under an idempotency key, unless the answer comes first.
         """
+        return
 
 
-class FutureSink:
+class FutureSink(ReplySink):
     """Sink of a coroutine that waits.
 
     Attributes:
@@ -59,17 +60,11 @@ class FutureSink:
         if not self.replies.done():
             self.replies.set_result(replies)
 
-    def admitted(self) -> None:
-        """Do nothing."""
 
-
-class _Nobody:
+class _Nobody(ReplySink):
     """Sink of a request that nobody waits for."""
 
     def answer(self, reply: Reply) -> None:
-        pass
-
-    def admitted(self) -> None:
         pass
 
 

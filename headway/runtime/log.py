@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from headway.runtime.logger import structlog
+from headway.runtime.logger import get_logger, structlog
 
 OUTPUT = "worker output"
 """Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""
@@ -152,12 +152,6 @@ def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> 
         writer.stop()
         logger.setLevel(before[0])
         logger.handlers[:] = before[1]
-
-
-def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """Logger of module `name`. The settings of the log apply when a line is logged, not here."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(name)
-    return logger
 
 
 def escape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Race of several waits: the first that is over ends the others."""
+"""Ends of waits: of those that are no longer needed, and of a race, whose first that is over ends the others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ async def race(*waits: Awaitable[Any]) -> list[asyncio.Future[Any] | None]:
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         return [one if one.done() else None for one in running]
     finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(*running)
+
+
+async def end(*waits: asyncio.Future[Any] | None) -> None:
+    """Cancel these, as far as there are any, and wait until they have ended, however they do."""
+    there = [one for one in waits if one is not None]
+    for one in there:
+        one.cancel()
+    await asyncio.gather(*there, return_exceptions=True)

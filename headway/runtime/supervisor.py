@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from headway.core.retry import backoff
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -37,9 +38,7 @@ class Supervisor:
         """Cancel all loops and wait until they are gone."""
         self._stopping = True
         tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
     async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         failures = 0

@@ -20,6 +20,7 @@ from headway.core.health import degraded_at
 from headway.model import Entry, ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic, PeriodicResource
+from headway.runtime.race import end
 from headway.worker.gpu_turns import NOT_ITS_TURN
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ class Claims:
                 waiting.result()
         finally:
             self._waiting = None
-            if not waiting.done():
-                waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            await end(waiting)
 
 
 async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:

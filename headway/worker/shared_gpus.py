@@ -28,6 +28,7 @@ from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerIn
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 from headway.runtime.supervisor import Supervisor, heed_cancellation
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import BY_OPERATOR, Batcher
@@ -209,9 +210,7 @@ class SharedGpus:
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or drained."""
         self._end()
-        for moving in tuple(self._moving):
-            moving.cancel()
-        await asyncio.gather(*self._moving, return_exceptions=True)
+        await end(*self._moving)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
         await self._tell_gone()
 

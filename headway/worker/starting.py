@@ -20,6 +20,7 @@ from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -100,9 +101,7 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
     try:
         await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
         raise
 
 

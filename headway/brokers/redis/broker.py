@@ -64,6 +64,7 @@ from headway.model import (
 from headway.ports import Broker, Resting
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -316,10 +317,8 @@ class RedisBroker(Broker, Resting):
             await self._unlisten(slot)
             raise
         finally:
-            for task in (sleeping, helping):
-                if task is not None:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
+            if helping is not None or not sleeping.done():
+                await end(sleeping, helping)
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         if len(items) != len(lease.entries):

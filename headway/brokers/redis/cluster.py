@@ -22,6 +22,7 @@ from redis.exceptions import AskError, MovedError, RedisError, ResponseError
 from headway.brokers.redis.link import Address
 from headway.brokers.redis.server import Client, Server
 from headway.errors import BrokerUnavailable
+from headway.runtime.race import end
 
 MOVES = 4
 """Most times that a call is sent on to the node that a key has moved to."""
@@ -98,9 +99,7 @@ class Cluster(Client):
             await server.renew()
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await end(self._looking)
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     def _server(self, address: Address) -> Server:

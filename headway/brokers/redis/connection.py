@@ -34,6 +34,7 @@ from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -196,9 +197,7 @@ class RedisConnection:
     async def close(self) -> None:
         """Close all connections. Later calls raise BrokerUnavailable."""
         self._closed = True
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        await end(self._looking)
         for client in self._clients:
             with contextlib.suppress(*TROUBLE):
                 await client.close()

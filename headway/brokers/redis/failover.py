@@ -25,6 +25,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from headway.brokers.redis.clients import Nodes
 from headway.brokers.redis.link import Address
 from headway.errors import FailoverAborted
+from headway.runtime.race import end
 
 PAUSE = 5.0
 """Seconds of a pause of writes, unless it is renewed."""
@@ -256,8 +257,7 @@ async def _paused(servers: _Servers, primary: Address) -> AsyncIterator[_Pause]:
     try:
         yield made
     finally:
-        renewing.cancel()
-        await asyncio.gather(renewing, return_exceptions=True)
+        await end(renewing)
         if made.lifts:
             with contextlib.suppress(RedisError, OSError):  # Then it ends by itself.
                 await servers.ask(primary, "CLIENT", "UNPAUSE")

@@ -21,6 +21,7 @@ from headway.core import failures
 from headway.errors import BrokerUnavailable
 from headway.model import Reply, Submission, Value
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -108,7 +109,7 @@ class Mailbox:
         """Read out of these queues no more."""
         removed = [stream for stream in self._streams if stream.queue in queues]
         self._streams = [stream for stream in self._streams if stream.queue not in queues]
-        await _ended([stream.task for stream in removed if stream.task is not None])
+        await end(*(stream.task for stream in removed))
 
     def forget(self, submissions: Iterable[Submission]) -> None:
         """Read no outputs for these submissions alone, as nobody waits for their replies any more. The replies come without."""
@@ -119,8 +120,7 @@ class Mailbox:
 
     async def close(self) -> None:
         """Stop reading."""
-        tasks = [stream.task for stream in self._streams if stream.task is not None] + list(self._bringing)
-        await _ended(tasks)
+        await end(*(stream.task for stream in self._streams), *self._bringing)
 
     def _acknowledge(self, cursor: int) -> None:
         """Let go of the replies up to `cursor`, and tell the queues that they were read."""
@@ -198,9 +198,3 @@ class Mailbox:
                 self._broken = exc
                 self._arrival.set()
                 await asyncio.sleep(READ_AGAIN)
-
-
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from headway.brokers.redis import wire
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, Submission
+from headway.runtime.race import end
 
 READ_DELAY = 0.05
 """Longest time in seconds before the server hears what was read."""
@@ -133,9 +134,7 @@ class Receipts:
 
     async def close(self) -> None:
         """Tell the server of all, if that can be done."""
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+        await end(self._telling)
         with contextlib.suppress(BrokerUnavailable):
             while self._receipts:
                 await self._tell_server(self._receipts.popitem()[1])

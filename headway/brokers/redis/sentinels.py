@@ -22,6 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from headway.brokers.redis.link import Address
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -86,13 +87,13 @@ class Sentinels(Sentinel):
             await one.connection_pool.disconnect(inuse_connections=False)
             one.connection_pool._available_connections.clear()
         if self._listening:
-            await _end(self._listening)
+            await end(*self._listening)
             self._listening = []
             self.watch()
 
     async def aclose(self) -> None:
         """Stop listening, and close all connections to the Sentinels."""
-        await _end([*self._listening, *(one for one in (self._voting, self._next) if one is not None)])
+        await end(*self._listening, self._voting, self._next)
         await super().aclose()
 
     async def discover_master(self, service_name: str) -> Address:
@@ -146,9 +147,7 @@ class Sentinels(Sentinel):
                     elif (answer := one.result()) is not None:
                         votes[answer] += 1
         finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await end(*asked)
         if votes:
             return max(votes, key=lambda vote: (vote[0], vote[1] != self._refused, votes[vote]))
         for error in errors:
@@ -214,12 +213,6 @@ def deposed_by(event: str, service: str) -> Address | None:
     """
     words = event.partition(" @ ")[2].split() or event.split()[:3]
     return (words[1], int(words[2])) if words[0] == service else None
-
-
-async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _begun(vote: Coroutine[Any, Any, Vote]) -> asyncio.Task[Vote]:

@@ -23,6 +23,7 @@ from headway.core import failures, rows, zones
 from headway.core import shards as sharding
 from headway.errors import BrokerUnavailable
 from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
+from headway.runtime.race import end
 
 CENSUS_AGE = 1.0
 """Seconds for which a census is good."""
@@ -69,10 +70,7 @@ class ShardRouter:
 
     async def close(self) -> None:
         """Stop counting workers."""
-        running = [task for task in (self._counting, self._looking) if task is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(self._counting, self._looking)
 
     async def count(self, wait: bool = False) -> None:
         """Count the workers anew, when that is due.

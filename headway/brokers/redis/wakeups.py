@@ -14,6 +14,7 @@ from headway.brokers.redis import wire
 from headway.brokers.redis.connection import RedisConnection
 from headway.errors import BrokerUnavailable
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -107,9 +108,7 @@ class Wakeups:
     async def close(self) -> None:
         """Stop listening for good."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     async def _read_on(self) -> None:
         try:

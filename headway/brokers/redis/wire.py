@@ -296,19 +296,7 @@ def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> 
 def _passed_on(found: Reply, key: str, kind: str, kept: bool, nonce: int) -> Reply:
     tenant, _, id = key.rpartition("\0")
     shared = DedupKind(kind) if kind else None
-    return Reply(
-        id,
-        tenant,
-        found.output,
-        found.failure,
-        found.ran,
-        found.queued,
-        found.attempts,
-        nonce,
-        shared,
-        kept,
-        tokens=found.tokens,
-    )
+    return msgspec.structs.replace(found, id=id, tenant=tenant, nonce=nonce, shared=shared, kept=kept)
 
 
 def _outcomes(fields: Mapping[bytes, bytes], apart: Apart) -> list[Reply]:

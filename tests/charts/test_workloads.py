@@ -226,6 +226,16 @@ def test_keda_counts_pods_where_headway_counts_workers() -> None:
     assert [of_kind(render(switch), "ScaledObject") for switch in ("models", "controller scales")] == [{}, {}]
 
 
+def test_keda_takes_the_longest_names() -> None:
+    """Its webhook refuses an object, or an HPA, whose name is above 63 characters; it names the HPA keda-hpa-… itself."""
+    keda = {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}}
+    model = {"target": "m.py:f", "worker": {"scaling": {"max": 2}}}
+    found = rendered(json.dumps({"fullnameOverride": "f" * 60, "models": {"m" * 16: model}, "scaling": keda}))
+    [(name, scaled)] = of_kind(found, "ScaledObject").items()
+    assert len(name) <= 63
+    assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == name
+
+
 @pytest.mark.parametrize("by", ["keda", "controller"])
 def test_a_model_may_go_to_zero_whoever_scales(by: str, tmp_path: Path) -> None:
     scaling = {"by": by, "keda": {"serverAddress": "http://prometheus:9090"}}

@@ -1,15 +1,15 @@
 {{/* Names and labels. */}}
 
 {{- define "headway.name" -}}
-{{- .Values.nameOverride | default .Chart.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 39 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "headway.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 39 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := include "headway.name" . -}}
-{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 39 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

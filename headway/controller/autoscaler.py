@@ -66,6 +66,7 @@ class ScaledModel(msgspec.Struct):
         there_at: monotonic instant at which it was there last; see `has_left`.
         published: what was published last, before this process led; None: that is not known.
         warned: whether the log tells that it keeps a worker.
+        short: whether it wants more workers than there are places in its processes.
     """
 
     since: float
@@ -80,6 +81,7 @@ class ScaledModel(msgspec.Struct):
     follows: bool = False
     published: Scaling | None = None
     warned: bool = False
+    short: bool = False
 
 
 class Autoscaler:
@@ -150,6 +152,7 @@ class Autoscaler:
         queue: int,
         workers: Sequence[WorkerInfo],
         members: Sequence[ProcessInfo],
+        bulk: int = 0,
     ) -> Capacity:
         """Decide on one model; returns its capacity with what is to be published of the scaling.
 
@@ -159,6 +162,7 @@ class Autoscaler:
             queue: entries that wait for it.
             workers: the worker registry.
             members: processes of the fleet.
+            bulk: lines of bulk jobs that wait for it.
         """
         model = found.model
         limits = self._bounded(model, members)
@@ -183,11 +187,15 @@ class Autoscaler:
         if state.follows and state.live > scaler.desired:
             scaler.desired, state.due = limits.clamp(state.live), True
         rate = offered(model, load, members)
-        running, loaded = sum(one.in_flight for one in own), max((one.load_seconds for one in own), default=0.0)
+        running = 0 if bulk else sum(one.in_flight for one in own)  # What runs beside waiting lines is mostly lines.
+        loaded = max((one.load_seconds for one in own), default=0.0)
+        lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
         measured = ModelState(
-            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3)
+            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3), lines
         )
         decision = scaler.decide(measured, now)
+        configured = self._limits(model)
+        state.short = scaler.short and configured is not None and limits.most < configured.most
         if decision is not None:
             self._order(model, state, decision)
         self._told[model] = scaling = self._shown(state, scaler, found.healthy)
@@ -216,6 +224,17 @@ class Autoscaler:
             limits = replace(limits, idle_after=min(limits.idle_after, YIELDS_AFTER))
         most = max(min(limits.most, there), 1)
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
+
+    def _may_run_lines(self, model: str, scaler: Scaler, members: Sequence[ProcessInfo]) -> bool:
+        """Whether lines of bulk jobs may keep a model's workers, or bring one: no other model wants the places that it has or would get."""
+        homes = [one.scalable for one in members if model in one.scalable]
+        if homes and not any(home[model][1] for home in homes):
+            return False
+        for name, other in self._models.items():
+            coming = other.scaler is not None and other.scaler.coming > 0 and not scaler.desired
+            if name != model and (coming or (other.short and any(name in home for home in homes))):
+                return False
+        return True
 
     def _as_published(self, state: ScaledModel, ready: int) -> Scaling | None:
         """Number that stands as long as the platform has not told what it has."""

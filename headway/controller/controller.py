@@ -21,7 +21,7 @@ from headway.core.departure import Load
 from headway.core.health import OFFLINE_AFTER, REST_EVERY
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.model import Capacity, ProcessInfo, QueueName, Rollout, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import BulkDepth, Capacity, ProcessInfo, QueueName, Rollout, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Fleet
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
@@ -41,13 +41,14 @@ ENDS_SOON = 1.25
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The fleet as it was seen at one look; the depths for the autoscaler, the processes for that and for rollouts."""
+    """The fleet as it was seen at one look; depths and bulk lines for the autoscaler, processes for that and for rollouts."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
     rollouts: Sequence[Rollout]
     members: Sequence[ProcessInfo] = ()
     depths: Sequence[TierDepth] = ()
+    bulk: Sequence[BulkDepth] = ()
 
 
 class Controller:
@@ -173,7 +174,7 @@ class Controller:
         broker, fleet = self._broker, self._fleet
         asked: list[Awaitable[Any]] = [broker.workers(), broker.loads(), fleet.rollouts()]
         if self.autoscaler is not None or self._rollouts.asks:
-            asked += [fleet.members(), *(() if self.autoscaler is None else (broker.depths(),))]
+            asked += [fleet.members(), *(() if self.autoscaler is None else (broker.depths(), broker.bulk_queues()))]
         return _Seen(*await asyncio.gather(*asked))
 
     async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
@@ -201,6 +202,7 @@ class Controller:
                     sum(depth.depth for depth in seen.depths if depth.model == one.model),
                     workers,
                     seen.members,
+                    sum(one_queue.waiting for one_queue in seen.bulk if one_queue.model == one.model),
                 )
                 for one in found
             ]

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import FIRST_START, PLAN, RULES, ModelState, ScaleDecision, ScaleLimits, Scaler
 from headway.core.scaling.shares import shares
+from headway.core.scaling.sizing import BatchCost
 
 IDLE = ScaleLimits(idle_after=30.0, cooldown=300.0, most=4)
 
@@ -76,6 +78,28 @@ def test_what_is_left_of_the_start_is_told_from_the_last_one_that_was_seen() -> 
     assert (scaler.starts_in(70.0), scaler.seen_start) == (20.0, 20.0)
     assert scaler.starts_in(80.0) == 20.0
     assert Scaler(IDLE, 0, 0.0, start=20.0).starts_in(0.0) == 20.0, "what another leader saw"
+
+
+def test_lines_of_bulk_jobs_keep_the_workers_and_bring_one_no_sooner_than_a_start_after_the_last_change() -> None:
+    scaler = Scaler(replace(IDLE, idle_after=5.0), 1, 0.0, start=20.0)
+    lines = replace(state(1), bulk=1)
+    assert decided(scaler, lines, 0.0, 100.0) == []
+    assert [now for now, _ in decided(scaler, state(1), 100.5, 101.0)] == [100.5], (
+        "as nobody has asked for it all that time"
+    )
+    [(now, one)] = decided(scaler, replace(state(0), bulk=1), 101.0, 130.0)
+    assert (now, one.desired, one.reason) == (120.5, 1, "lines of bulk jobs wait for it")
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+def test_it_is_short_while_it_wants_more_than_it_may_have(policy: str) -> None:
+    scaler = Scaler(
+        replace(IDLE, policy=policy, most=1, rules=read('[{"utilisation_above": 0.8, "for_s": 5, "add": 1}]')), 1, 0.0
+    )
+    for rate, short in ((500.0, True), (10.0, False)):
+        found = replace(state(1, rate=rate), cost=BatchCost(0.1, 0.0, 10.0))
+        decided(scaler, found, 0.0 if short else 100.5, 100.0 if short else 200.0)
+        assert (scaler.short, scaler.desired) == (short, 1)
 
 
 def test_a_model_without_such_a_time_keeps_a_worker_and_tells_of_no_start() -> None:

@@ -11,6 +11,8 @@ from headway.app.devices import Devices
 from headway.app.model_plans import ModelPlan
 from headway.app.scaling import scalable
 from headway.brokers.memory.fleet import MemoryFleet
+from headway.bulk.seat_runner import SeatRunner
+from headway.config import Settings
 from headway.config.target import parse_target
 from headway.controller.autoscaler import Autoscaler
 from headway.controller.controller import Controller
@@ -19,8 +21,11 @@ from headway.core.scaling.scaler import ScaleLimits
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.served_models import ServedModels
 from headway.gateway.workers_watcher import WorkersWatcher
-from headway.model import ProcessInfo, Role, Slot
+from headway.model import ProcessInfo, Reply, Role, Slot
+from headway.model.bulk import BulkLine
+from headway.runtime.request_id import new_id
 from headway.scaling.local import LocalScaling
 from headway.worker.batcher import Batcher
 from headway.worker.places import Places
@@ -151,3 +156,88 @@ async def test_two_models_have_one_gpu_by_turns(clock: Clock) -> None:
                 assert codes([reply]) == ["ok"]
                 assert turns.sizes() == sizes
                 await asyncio.sleep(3)
+
+
+class Job:
+    """Bulk job whose lines go to the queue as fast as that has room for them.
+
+    Attributes:
+        done: lines that have their answers.
+    """
+
+    def __init__(self, turns: ByTurns, model: str) -> None:
+        settings = Settings(max_batch_size=8)
+        served = ServedModels(["a", "b"], settings)
+        self._runner = SeatRunner(
+            turns.broker,
+            served,
+            "feeder",
+            len(settings.tier_names),
+            lambda model: None,
+            turns.clock,
+            lambda: 0.5,
+            new_id,
+        )
+        self.done, self._model = 0, model
+        self._runner.start(turns._supervisor)
+        turns._supervisor.start("job", self._feed)
+
+    async def _feed(self) -> None:
+        while True:
+            room = await self._runner.room(self._model)
+            self._runner.offer(
+                [BulkLine("job", "acme", number, self._model, "", "x") for number in range(room)], self._heard
+            )
+            await asyncio.sleep(0.01)
+
+    def _heard(self, line: BulkLine, reply: Reply) -> None:
+        self.done += reply.failure is None
+
+
+async def test_a_bulk_job_wakes_its_model_on_a_gpu_that_is_free_and_gives_it_up_for_whoever_is_asked_for(
+    clock: Clock,
+) -> None:
+    async with ByTurns(clock, 1) as turns:
+        job = Job(turns, "b")
+        for _ in range(5):
+            await asyncio.sleep(4)
+            assert codes([await turns.ask("a")]) == ["ok"]
+            assert (turns.sizes(), job.done) == ((1, 0), 0), "a is asked for now and then"
+        await asyncio.sleep(14)
+        assert (turns.sizes(), job.done) == ((1, 0), 0)
+        await asyncio.sleep(60)
+        assert turns.sizes() == (0, 1), "once nobody has asked for a, and beyond that time"
+        begun, before = clock(), job.done
+        assert before > 2000
+        for _ in range(10):
+            if (reply := await turns.ask("a")).failure is None:
+                break
+            await asyncio.sleep(reply.failure.retry_after or 1.0)
+        assert (codes([reply]), clock() - begun < 8.0) == (["ok"], True)
+        await asyncio.sleep(10)
+        between = job.done
+        await asyncio.sleep(60)
+        assert turns.sizes() == (0, 1)
+        assert job.done > between
+        assert turns.counters.scaling_decisions["b", "up"] == 2
+
+
+async def test_a_bulk_job_gives_its_gpu_up_for_a_model_that_is_asked_for_more_than_its_workers_carry(
+    clock: Clock,
+) -> None:
+    async with ByTurns(clock, 2) as turns:
+        job = Job(turns, "b")
+        await asyncio.sleep(30)
+        await turns.ask("a")
+        assert (turns.sizes(), job.done > 0) == ((1, 1), True)
+
+        async def busy() -> None:
+            while True:
+                await turns.ask("a")
+
+        callers = [asyncio.ensure_future(busy()) for _ in range(16)]
+        await asyncio.sleep(30)
+        assert turns.sizes() == (2, 0)
+        for one in callers:
+            one.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)

@@ -16,8 +16,10 @@ from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.workers_watcher import WorkersWatcher
 from headway.http.readiness import Readiness
-from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
+from headway.model import Capacity, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
+from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
+from headway.runtime.supervisor import Supervisor
 from headway.scaling.local import LocalScaling
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fake_scaling import FakeScaling
@@ -193,3 +195,25 @@ async def test_a_model_that_no_setting_names_keeps_a_worker(clock: Clock) -> Non
         await asyncio.sleep(60)
         assert driver.asked == []
         assert (await scene.scaling()).least == 1
+
+
+async def test_lines_of_bulk_jobs_bring_no_worker_while_those_of_another_model_are_on_their_way(clock: Clock) -> None:
+    autoscaler = Autoscaler(FakeScaling({"b": 0, "c": 0}), lambda model: IDLE, Counters(), clock, "fake", ["b", "c"])
+    supervisor, none = (
+        Supervisor(),
+        Capacity(model="b", healthy=0, degraded=0, items_per_second=0.0, usable_per_second=0.0),
+    )
+    autoscaler.start(supervisor)
+    autoscaler.leads_until = clock() + 1000.0
+
+    def wanted(queue: int, ready: int) -> tuple[int, int]:
+        """Workers that `c`, for which so many entries wait, and `b`, for which lines do, should have."""
+        c = autoscaler.look(replace(none, model="c", healthy=ready), None, queue, [], [])
+        b = autoscaler.look(none, None, 0, [], [], bulk=9)
+        return (c.scaling.desired if c.scaling else 0), (b.scaling.desired if b.scaling else 0)
+
+    wanted(0, 0)
+    await asyncio.sleep(70)
+    found = wanted(1, 0), wanted(1, 1)
+    await supervisor.stop()
+    assert found == ((1, 0), (1, 1))

@@ -8,7 +8,8 @@ once; what is late no longer counts, and is asked for again. A removal comes one
 of the workers at most (but one at least), and never more than the load would want back.
 
 Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
-start does not count, so that who was told to come back then finds a worker.
+start does not count, so that who was told to come back then finds a worker. Lines of bulk jobs keep its workers, and bring one back,
+but no sooner after the last change than a start takes.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class ModelState(msgspec.Struct, frozen=True):
         cost: cost of its batches in entries; None while it is not known.
         running: batches that run.
         load: seconds that its workers took to load; 0 while that is not known.
+        bulk: lines of bulk jobs that wait for it; 0 where another model is to have its GPUs.
     """
 
     ready: int
@@ -92,6 +94,7 @@ class ModelState(msgspec.Struct, frozen=True):
     cost: BatchCost | None = None
     running: int = 0
     load: float = 0.0
+    bulk: int = 0
 
     @property
     def asked(self) -> bool:
@@ -129,6 +132,7 @@ class Scaler:
         desired: workers that there should be.
         reason: reason of the last decision.
         late: workers that were asked for and did not come in time.
+        short: whether more workers were wanted last than `limits.most`.
         utilisation: offered load over the capacity of the workers that are ready; None while none is, or nothing is known.
         foreseen: the same once those that come are ready, too: what the rules go by, so that one shortage is answered once.
     """
@@ -150,6 +154,7 @@ class Scaler:
         One that was there and has died is awaited, too.
         """
         self.late = 0
+        self.short = False
         self._pace = 0.0
         self._start, self._seen_start = start or FIRST_START, start > 0.0
         self._load = 0.0
@@ -193,14 +198,14 @@ class Scaler:
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
         """Decide at an instant; None to leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)
-        late_before = self.late
+        late_before, self.short = self.late, False
         self._count(state, now)
         if self.limits.idle_after:
             if state.asked or self.coming:
                 self._asked_at = now
             if not self.desired:
-                return self._change(self.limits.clamp(1), now, "somebody asks for it") if state.asked else None
-            if now - self._asked_at >= self.limits.idle_after:
+                return self._woken(state, now)
+            if now - self._asked_at >= self.limits.idle_after and not state.bulk:
                 return self._change(0, now, f"nobody asked for it for {self.limits.idle_after:g} s")
         bounded = self.limits.clamp(self.desired)
         if bounded != self.desired:
@@ -212,6 +217,14 @@ class Scaler:
             missing = f"{self.late} of {self.desired} workers did not come within {self.limits.start_within:g} s"
             return ScaleDecision(self.desired, self.desired, AGAIN, missing)
         return decision
+
+    def _woken(self, state: ModelState, now: float) -> ScaleDecision | None:
+        """First workers of a model at zero."""
+        if state.asked:
+            return self._change(self.limits.clamp(1), now, "somebody asks for it")
+        if state.bulk and now - self._changed_at >= self._start:
+            return self._change(self.limits.clamp(1), now, "lines of bulk jobs wait for it")
+        return None
 
     def _count(self, state: ModelState, now: float) -> None:
         """Keep account of who is awaited, and of what a worker does."""
@@ -238,6 +251,7 @@ class Scaler:
         due = [rule for rule in self.limits.rules if self._due(rule, state, now)]
         add = max((rule for rule in due if rule.change > 0), key=lambda rule: rule.change, default=None)
         if add is not None:
+            self.short = self.desired + add.change > self.limits.most
             desired = self.limits.clamp(self.desired + add.change)
             return self._change(desired, now, self._words(add, state)) if desired > self.desired else None
         remove = min((rule for rule in due if rule.change < 0), key=lambda rule: rule.change, default=None)
@@ -278,6 +292,7 @@ class Scaler:
             ahead = max(ahead, forecast.rate)
         needed, why = self._needed(cost, ahead)
         self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
+        self.short = needed + self.late > self.limits.most
         desired = self.limits.clamp(needed + self.late)
         if desired <= self.desired:
             self._short_since = None

@@ -238,9 +238,9 @@ class Service:
                     await asyncio.gather(*(listener.drain() for listener in self._public))
                     await self._gateway.emptied()
                 if self._fallback is not None:
-                    await self._fallback.drain()
+                    await self._fallback.wind_down()
                 if self._pool is not None:
-                    await self._pool.drain()
+                    await self._pool.wind_down()
                 if self._membership is not None:
                     await self._membership.end()
                 for listener in self._others:

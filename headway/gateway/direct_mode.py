@@ -49,9 +49,9 @@ class Fallback:
         supervisor.start("direct reaper", partial(reap_on, self.broker))
         self.workers.run(supervisor)
 
-    async def drain(self) -> None:
+    async def wind_down(self) -> None:
         """Return when the batches that run now are done; no other is begun."""
-        await self.workers.drain()
+        await self.workers.wind_down()
 
     async def stop(self) -> None:
         """Let go of the backends, after the loops have been stopped."""

@@ -1,7 +1,7 @@
 """Lanes: requests that ask for nothing rare, with all that is decided about them before they come.
 
 Most requests of a connection ask alike: the same principal, options and model, and no feature beyond an answer in time. Whether
-that is so is decided once, and again when what it depends on has changed. All others go the longer way, into the same queue.
+that is so is decided once, and again when what it depends on has changed. All others go by `submit`, into the same queue.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Lane:
 
     Attributes:
         facts: facts that it was decided by, as one object; it is closed as soon as the gateway goes by others.
-        open: whether such requests may take it; if not, they go the longer way.
+        open: whether such requests may take it; if not, they go by `submit`.
         rows: whether those may with one row of tensors, though others have to be weighed; see `ServedModel.takes_unweighed`.
         asker: principal that was asked for.
         options: options that it is for.

@@ -105,7 +105,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         unadmitted: whether its sink waits to hear that the broker has it, which is not known yet.
         reply: its outcome, once it has ended.
         several: request with several inputs of which this is one; None for a request by itself.
-        lane: lane by which it came; None for the longer way.
+        lane: lane by which it came; None for one that came by `submit`.
         key: key under which a request that came by a lane is in the table.
     """
 

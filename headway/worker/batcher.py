@@ -158,7 +158,7 @@ class Batcher:
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
         self._up_since = 0.0
-        self._asked = self._draining = self._interrupted = self._rests_held = False
+        self._asked = self._winding_down = self._interrupted = self._rests_held = False
         self._restarts = -1
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
@@ -193,19 +193,19 @@ class Batcher:
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
-        """Start serving and sending heartbeats; returns the task that ends when the slot is drained."""
+        """Start serving and sending heartbeats; returns the task that ends when the slot has wound down."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
         supervisor.start(f"lease of {self.slot.worker}", self._keeper.renew_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
-    def drain(self) -> None:
+    def wind_down(self) -> None:
         """Claim no more; the loop ends after the batch that runs now."""
-        self._draining = True
+        self._winding_down = True
         self._interrupt()
 
     async def hold(self, held: bool) -> None:
         """Claim no more from now on, or claim again, and tell the fleet. A start that goes on ends first."""
-        if held is self.held or self._draining:
+        if held is self.held or self._winding_down:
             return
         self.held = held
         log.info("worker is drained" if held else "worker is no longer drained", worker=self.slot.worker)
@@ -239,7 +239,7 @@ class Batcher:
             await self._become(WorkerStatus.OFFLINE)
 
     async def _serve(self) -> None:
-        while not self._draining:
+        while not self._winding_down:
             if self.lost:
                 await self._stay_out()
             elif self._backend is None and self.held:
@@ -251,10 +251,10 @@ class Batcher:
                 await self._pause_after_idle_death()
 
     async def _stay_out(self) -> None:
-        """End the backend, and wait until the slot is drained."""
+        """End the backend, and wait until the slot winds down."""
         while self._backend is not None or self._fresh is not None:
             await self._swap()
-        if not self._draining:
+        if not self._winding_down:
             await self._idle(asyncio.Event().wait())
 
     async def _rest_held(self) -> None:
@@ -279,7 +279,7 @@ class Batcher:
 
     async def _pause_after_idle_death(self) -> None:
         """Wait before a backend that was never given anything is replaced, if that happens again and again."""
-        if self._asked or self._draining or self._backend is not None:
+        if self._asked or self._winding_down or self._backend is not None:
             return
         pause = self._pauses.died_idle(self._clock() - self._up_since)
         if pause:
@@ -287,18 +287,18 @@ class Batcher:
             await self._idle(asyncio.sleep(pause))
 
     async def _serve_until_gone(self, backend: Backend) -> None:
-        """Serve batches until the backend has died, wants to be replaced, or the slot is drained."""
+        """Serve batches until the backend has died, wants to be replaced, or the slot winds down."""
         self._up_since, self._asked = self._clock(), False
         gone = asyncio.ensure_future(backend.gone())
         # Once the next backend is starting, news of this one must not interrupt it.
         gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
         self._retire = self._fresh is not None  # It may have come while this one was starting.
         try:
-            while not self._draining and not gone.done() and not self._retire:
+            while not self._winding_down and not gone.done() and not self._retire:
                 await (self._rest_held() if self.held else self._serve_one(backend, gone))
         finally:
             gone.cancel()
-            if not self._draining:
+            if not self._winding_down:
                 await self._swap()
 
     async def _serve_one(self, backend: Backend, gone: asyncio.Future[None]) -> None:
@@ -316,7 +316,7 @@ class Batcher:
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN
-        if self._draining or self.held or self._retire or rests or gone.done():  # It came to that during the call.
+        if self._winding_down or self.held or self._retire or rests or gone.done():  # It came to that during the call.
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
@@ -445,7 +445,7 @@ class Batcher:
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
         """Hand in the outcome of a batch until the broker answers; None if it was given up before.
 
-        It is given up when the first of the batch gives up. A slot that drains gives it up with its lease, too: then another runs the batch.
+        It is given up when the first of the batch gives up. A slot that winds down gives it up with its lease, too: then another runs the batch.
         """
         least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
@@ -456,7 +456,7 @@ class Batcher:
                 failures += 1
                 pause = backoff(failures, self._rng())
                 until = since + lease.time_left
-                if self._draining:
+                if self._winding_down:
                     until = min(until, max(since, self._keeper.renewed_at) + lease.expires_at - lease.granted_at)
                 if self._clock() + pause > max(until, least):
                     log.warning("nobody could be told what came of a batch", worker=self.slot.worker, error=str(error))
@@ -596,17 +596,17 @@ class Batcher:
     def _every(self) -> float:
         """Seconds between two heartbeats: more of them while the slot rests."""
         settled = self.held or self._status is WorkerStatus.HEALTHY
-        busy = self._running_since is not None or self._draining or not settled
+        busy = self._running_since is not None or self._winding_down or not settled
         return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
 
     async def _heartbeat_on(self) -> None:
-        """Send a heartbeat twice a second, or once while the slot rests, until the last one has told that the drained slot is offline.
+        """Send a heartbeat twice a second, or once while the slot rests, until the last one has told that the slot, which winds down, is offline.
 
         It reports the busy share.
         """
         self.figures.note_utilisation(self._clock(), 0.0)
         while True:
-            if await self._heartbeat() and self._draining and self._status is WorkerStatus.OFFLINE:
+            if await self._heartbeat() and self._winding_down and self._status is WorkerStatus.OFFLINE:
                 return
             await asyncio.sleep(until_tick(self._every()))
             now = self._clock()

@@ -68,7 +68,7 @@ class WorkerPool:
         self._serving = ServingBatchers()
         self._supervisor: Supervisor | None = None
         self._resizing = asyncio.Lock()
-        self._draining = False
+        self._winding_down = False
         self.places.takers.append(self._grow)
         self._grow()
         self.wanted = len(self.batchers)
@@ -81,7 +81,7 @@ class WorkerPool:
     @property
     def serving(self) -> bool:
         """Whether it can be resized: it serves, and does not end."""
-        return self._supervisor is not None and not self._draining
+        return self._supervisor is not None and not self._winding_down
 
     @property
     def items_per_second(self) -> float:
@@ -108,7 +108,7 @@ class WorkerPool:
             self._serving[batcher] = batcher.run(supervisor)
 
     async def resize(self, size: int) -> None:
-        """Serve with `size` slots from now on; changes nothing once the pool drains.
+        """Serve with `size` slots from now on; changes nothing once the pool winds down.
 
         Slots that leave are those that came last. Returns when their batches are done. Backends of new slots start in the
         background, as soon as there are places for them.
@@ -121,7 +121,7 @@ class WorkerPool:
         if self._supervisor is None:
             raise ValueError("a pool that does not serve yet cannot be resized")
         async with self._resizing:
-            if self._draining or size == self.wanted:
+            if self._winding_down or size == self.wanted:
                 return
             log.info("the pool of workers changes", slots=size, before=len(self.batchers))
             self.wanted = size
@@ -130,7 +130,7 @@ class WorkerPool:
             del self.batchers[size:]
             for batcher in self._leaving:
                 self.slots.discard(batcher.slot.worker)
-                batcher.drain()
+                batcher.wind_down()
             await asyncio.gather(*map(self._serving.finish, self._leaving))
             left = [self._numbers.pop(batcher) for batcher in self._leaving]
             self._leaving.clear()
@@ -139,7 +139,9 @@ class WorkerPool:
 
     def _grow(self) -> None:
         """Have as many slots as are wanted, as far as there are places."""
-        while len(self.batchers) < self.wanted and not self._draining and (number := self.places.take()) is not None:
+        while (
+            len(self.batchers) < self.wanted and not self._winding_down and (number := self.places.take()) is not None
+        ):
             batcher = self._make(number)
             self._numbers[batcher] = number
             self.batchers.append(batcher)
@@ -152,15 +154,15 @@ class WorkerPool:
         for batcher in tuple(self.batchers):
             await batcher.replace()
 
-    async def drain(self) -> None:
+    async def wind_down(self) -> None:
         """Begin no other batch; returns when those that run are done and all slots are offline."""
-        self._draining = True
+        self._winding_down = True
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
-            batcher.drain()
+            batcher.wind_down()
         await asyncio.gather(*map(self._serving.finish, everyone))
 
     async def stop(self) -> None:
-        """Stop all backends, after the loops have been stopped or drained."""
-        self._draining = True
+        """Stop all backends, after the loops have been stopped or have ended."""
+        self._winding_down = True
         await asyncio.gather(*(batcher.stop() for batcher in (*self.batchers, *self._leaving)))

@@ -62,12 +62,12 @@ class WorkerPools:
         for pool in self.of_models.values():
             await pool.replace()
 
-    async def drain(self) -> None:
+    async def wind_down(self) -> None:
         """Begin no other batch; returns when those that run are done and all slots are offline."""
-        await asyncio.gather(*(pool.drain() for pool in self.of_models.values()))
+        await asyncio.gather(*(pool.wind_down() for pool in self.of_models.values()))
 
     async def stop(self) -> None:
-        """Stop all backends, after the loops have been stopped or drained."""
+        """Stop all backends, after the loops have been stopped or have ended."""
         await asyncio.gather(*(pool.stop() for pool in self.of_models.values()))
 
 

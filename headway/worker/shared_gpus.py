@@ -1,6 +1,6 @@
 """GPUs that hold several models each: which of them have a batcher where, and the loads and evictions that change that.
 
-    look, twice a second ──▶ placement ──▶ move: drain the batcher that makes room ──▶ stop it ──▶ start the other's
+    look, twice a second ──▶ placement ──▶ move: wind down the batcher that makes room ──▶ stop it ──▶ start the other's
 
 What is decided is in `core.locality`; here it is carried out. A batcher here is one like any other. It starts its process
 by itself, and starts it again when that dies; if that does not succeed it gives its place up, and the others of the GPU serve on.
@@ -132,7 +132,7 @@ class SharedGpus:
         self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
         self._supervisor: Supervisor | None = None
-        self._draining = False
+        self._winding_down = False
         self._looks = 0
         self._plan({})
 
@@ -199,16 +199,16 @@ class SharedGpus:
         for batcher in self.batchers:
             await batcher.replace()
 
-    async def drain(self) -> None:
+    async def wind_down(self) -> None:
         """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""
         self._end()
         for batcher in self.batchers:
-            batcher.drain()
+            batcher.wind_down()
         await asyncio.gather(*map(self._serving.finish, self.batchers), *self._moving)
         await self._tell_gone()
 
     async def stop(self) -> None:
-        """Stop all backends, after the loops have been stopped or drained."""
+        """Stop all backends, after the loops have been stopped or have ended."""
         self._end()
         await end(*self._moving)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
@@ -216,7 +216,7 @@ class SharedGpus:
 
     def _end(self) -> None:
         """Begin nothing from now on; what leaves its GPU then is offline, as nothing here can load it any more."""
-        self._draining = True
+        self._winding_down = True
         for turns in self._turns.values():
             turns.evicted.clear()
 
@@ -240,13 +240,13 @@ class SharedGpus:
             self._placement.loaded(gpu, model, told, self._clock())
             if self._faults.pop(model, None):
                 self._begin(self._tell_absent([model]))
-        elif self._supervisor is not None and not self._draining:
+        elif self._supervisor is not None and not self._winding_down:
             self._placement.failed(gpu, model, self._clock())
             self._faults[model] = told
             self._begin(self._leave(gpu, model))
 
     async def _look_on(self) -> None:
-        while not self._draining:
+        while not self._winding_down:
             await asyncio.sleep(until_tick(CHECK_LOADS_EVERY))
             with contextlib.suppress(BrokerUnavailable):
                 await self._look()
@@ -265,7 +265,7 @@ class SharedGpus:
             await self._tell_absent(self._models)
             return
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
-        if self._draining:
+        if self._winding_down:
             return
         for gpu in {gpu for (gpu, _), batcher in self._on.items() if batcher.lost}:
             self._placement.lose(gpu)
@@ -311,7 +311,7 @@ class SharedGpus:
             self._counters.model_evictions[move.reason] += 1
         if move.evicts and (move.gpu, move.evicts) in self._on:
             await self._leave(move.gpu, move.evicts)
-        if self._supervisor is not None and not self._draining:
+        if self._supervisor is not None and not self._winding_down:
             batcher = self._add(move.gpu, move.model)
             self._serving[batcher] = batcher.run(self._supervisor)
 
@@ -332,7 +332,7 @@ class SharedGpus:
         self._placement.left(gpu, model)
         if model not in self._faults:  # One that is to be there counts as missing.
             self.slots.discard(batcher.slot.worker)
-        batcher.drain()
+        batcher.wind_down()
         await self._serving.finish(batcher)
         self._turns[gpu].leave(model)
 
@@ -351,7 +351,7 @@ class SharedGpus:
 
     async def _tell_absent_at(self, gpu: str, model: str) -> None:
         async with self._telling:  # One that is under way when the process ends comes before the farewell.
-            if not self._draining and (gpu, model) not in self._on:
+            if not self._winding_down and (gpu, model) not in self._on:
                 self._told.add((gpu, model))
                 worker = self._line(gpu, model)
                 (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)

@@ -216,7 +216,7 @@ class Rollout:
                     )
                     await host.kill()
                 else:
-                    await host.pool.drain()
+                    await host.pool.wind_down()
                     await host.kill()
             await asyncio.sleep(self._rng.uniform(1.0, 5.0))
             for spare in range(2 - sum(host.version == version for host in self._hosts)):

@@ -129,7 +129,7 @@ async def test_a_drain_ends_with_the_broker_away(mode: str, busy: bool, clock: C
         await fleet.server.become(mode)
         fleet.server.cut()
         await asyncio.sleep(0.05)
-        fleet.batchers[0].drain()
+        fleet.batchers[0].wind_down()
         async with asyncio.timeout(5.0 if busy else 2.5):
             await asyncio.gather(*fleet.serving)
             await fleet.batchers[0].stop()
@@ -142,7 +142,7 @@ async def test_a_drain_with_the_broker_away_ends_with_the_lease_of_a_batch_of_ta
         await asyncio.sleep(1.2)
         await fleet.server.become(mode)
         fleet.server.cut()
-        fleet.batchers[0].drain()
+        fleet.batchers[0].wind_down()
         with capture_logs() as lines:
             async with asyncio.timeout(LEASE_SECONDS + CALL_TIMEOUT):
                 await asyncio.gather(*fleet.serving)
@@ -158,7 +158,7 @@ async def test_a_slot_that_drains_hands_in_a_batch_of_tasks_when_the_broker_is_b
         await fleet.server.become("refuse")
         fleet.server.cut()
         for batcher in fleet.batchers:
-            batcher.drain()
+            batcher.wind_down()
         await asyncio.sleep(LEASE_SECONDS - 2.0)
         await fleet.server.become("fine")
         assert await fleet.answered(asked) == ["ok"]
@@ -171,7 +171,7 @@ async def test_a_drain_that_begins_after_the_lease_of_a_batch_of_tasks_has_run_o
         fleet.server.script = lambda name: "refuse" if name in ("complete", "extend") else None
         fleet.ask("x", timeout=600.0, task=True)
         await asyncio.sleep(LEASE_SECONDS * 3)
-        fleet.batchers[0].drain()
+        fleet.batchers[0].wind_down()
         async with asyncio.timeout(CALL_TIMEOUT):
             await asyncio.gather(*fleet.serving)
 
@@ -180,14 +180,14 @@ async def test_a_batch_that_is_granted_while_the_slot_drains_is_handed_back_unch
     async with Fleet(clock, FakeBackend(0.1), FakeBackend(0.1)) as fleet:
         first, second = fleet.batchers
         await asyncio.sleep(0.1)
-        second.drain()
+        second.wind_down()
         await asyncio.sleep(0.1)
         real = fleet.server.inner.claim
 
         async def slow(*how: object) -> object:
             claimed = await real(*how)  # type: ignore[arg-type]
             if isinstance(claimed, Lease):
-                first.drain()
+                first.wind_down()
             return claimed
 
         fleet.server.inner.claim = slow  # type: ignore[method-assign, assignment]
@@ -249,12 +249,12 @@ async def test_a_batch_whose_slot_was_silent_for_too_long_goes_to_another_and_is
     slow, other = FakeBackend(15.0, paused), FakeBackend(0.1)
     fleet = Fleet(clock, slow, other, request_timeout_ms=30_000, gpu_timeout_ms=30_000, queue_timeout_ms=30_000)
     async with fleet:
-        fleet.batchers[1].drain()
+        fleet.batchers[1].wind_down()
         await fleet.serving[1]
         asked = fleet.ask("x", timeout=30.0)
         await asyncio.sleep(0.5)
         assert slow.batches == [["x"]]
-        fleet.batchers[1]._draining = False
+        fleet.batchers[1]._winding_down = False
         fleet.batchers[1].run(fleet._supervisor)
         assert await fleet.answered(asked) == ["ok"]
         assert asked.answered_at - asked.at < 11

@@ -112,7 +112,7 @@ async def test_a_process_that_is_drained_ends_in_order(clock: Clock) -> None:
         await drain(stand, "gpu-0")
         await asyncio.sleep(HEARD)
         begun = clock()
-        await stand.pool.drain()
+        await stand.pool.wind_down()
         assert clock() - begun <= HEARTBEAT_EVERY
         assert (await workers(stand))["gpu-0"].status is WorkerStatus.OFFLINE
 

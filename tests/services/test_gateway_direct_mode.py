@@ -163,7 +163,7 @@ async def test_a_fallback_that_does_not_come_up_keeps_no_gateway_from_serving(cl
         fleet.server.cut()
         assert await fleet.answered(fleet.ask("y")) == ["ok"]
         assert fleet.direct is not None
-        await fleet.direct.drain()
+        await fleet.direct.wind_down()
     assert fallback.stops == 4
 
 

@@ -125,7 +125,7 @@ async def test_only_the_model_with_a_cache_keeps_outputs(clock: Clock) -> None:
 
 async def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering(clock: Clock) -> None:
     async with TwoModels(clock) as two:
-        await two.pools.of_models["a"].drain()
+        await two.pools.of_models["a"].wind_down()
         gone = asyncio.ensure_future(two.ask("a"))
         assert (await two.ask("b")).output == "X"
         assert failure(await gone).code in (errors.NO_WORKERS, errors.SERVICE_OVERLOADED)

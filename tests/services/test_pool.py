@@ -99,7 +99,7 @@ async def test_a_pool_that_drains_grows_no_more(clock: Clock) -> None:
     async with Stand(clock, *backends(2), slots=1) as stand:
         asked = stand.asking("last")
         await asyncio.sleep(0.1)
-        draining = asyncio.ensure_future(stand.pool.drain())
+        draining = asyncio.ensure_future(stand.pool.wind_down())
         await asyncio.sleep(0.1)
         await stand.pool.resize(2)
         await draining
@@ -114,7 +114,7 @@ async def test_a_drain_waits_for_the_slots_that_leave(clock: Clock) -> None:
         shrinking = asyncio.ensure_future(stand.pool.resize(1))
         await asyncio.sleep(0.1)
         shrinking.cancel()
-        await stand.pool.drain()
+        await stand.pool.wind_down()
         assert [reply.output for reply in await asyncio.gather(*asked)] == ["A", "B"]
         assert [backend.stops for backend in stand.backends] == [1, 1]
 

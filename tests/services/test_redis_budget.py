@@ -120,7 +120,7 @@ async def worker(peer: Peer) -> AsyncIterator[Round]:
             await until(lambda: peer.calls["claim"] >= claims + 2 and batcher._pausing is not None)
 
         yield round_
-        batcher.drain()
+        batcher.wind_down()
         await supervisor.stop()
 
 

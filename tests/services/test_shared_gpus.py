@@ -303,7 +303,7 @@ async def test_a_drain_ends_the_batches_and_begins_no_load(clock: Clock) -> None
         running = asyncio.ensure_future(stand.ask("a"))
         cold = asyncio.ensure_future(stand.ask("c", timeout=5.0))
         await asyncio.sleep(BATCH / 2)
-        await stand.pool.drain()
+        await stand.pool.wind_down()
         assert (await running).output == "X"
         failure = (await cold).failure
         assert failure is not None
@@ -329,7 +329,7 @@ async def test_a_host_that_ends_takes_what_was_cold_with_it_wherever_that_was_to
                 "c/gpu-1": WorkerStatus.HEALTHY,
             }
             if drains:
-                await stand.pool.drain()
+                await stand.pool.wind_down()
                 assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
                 await asyncio.sleep(3.0)
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
@@ -343,7 +343,7 @@ async def test_a_model_that_makes_room_while_its_host_drains_leaves_with_it(cloc
             running = asyncio.ensure_future(stand.ask("a"))
             await asyncio.sleep(CHECK_LOADS_EVERY / 20)
         assert stand.on == [""], "the one is leaving, the other does not load yet"
-        await stand.pool.drain()
+        await stand.pool.wind_down()
         await asyncio.sleep(3.0)  # The heartbeats of what has left end.
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
         cold.cancel()
@@ -364,7 +364,7 @@ async def test_a_heartbeat_of_what_is_cold_that_is_under_way_comes_before_the_fa
 
         stand.broker.heartbeat = slow  # type: ignore[method-assign]
         await slowly.wait()
-        await stand.pool.drain()
+        await stand.pool.wind_down()
         await asyncio.sleep(3.0)
         assert set((await stand.statuses()).values()) == {WorkerStatus.OFFLINE}
 
@@ -527,7 +527,7 @@ async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clo
         one.gateway.served.weigh({"": read_weights("2=1")})
         waiting = [asyncio.ensure_future(one.ask("a")) for _ in range(20)]
         await asyncio.sleep(0)
-        await two.pool.drain()
+        await two.pool.wind_down()
         one.gateway.served.weigh({"": read_weights("1=1")})
         flood = [asyncio.ensure_future(one.ask(model)) for model in "ab" for _ in range(200)]
         await asyncio.sleep(BATCH / 2)

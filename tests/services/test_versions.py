@@ -110,7 +110,7 @@ async def test_versions_answer_as_their_weights_say_until_one_drains(clock: Cloc
         assert await rollout.versions(64) == {"4": 64}
         answered = Counter(reply.ran.version for reply in await asyncio.gather(*waiting) if reply.ran is not None)
         assert answered["3"] > 12, "what waited for it when its weight fell to 0 still ran"
-        await rollout.pools["3"].drain()
+        await rollout.pools["3"].wind_down()
         await rollout.look()
         assert await rollout.versions(64) == {"4": 64}
 
@@ -195,7 +195,7 @@ async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_i
         free = [asyncio.ensure_future(rollout.ask(f"free {number}")) for number in range(20)]
         pinned = asyncio.ensure_future(rollout.ask("pinned", version="3"))
         await asyncio.sleep(0.05)
-        await rollout.pools["3"].drain()
+        await rollout.pools["3"].wind_down()
         await rollout.look()
         replies = await asyncio.gather(*free)
         assert {reply.failure for reply in replies} == {None}
@@ -211,7 +211,7 @@ async def test_what_waits_for_a_version_that_has_left_is_run_by_another_unless_i
 
 async def test_a_slot_that_helps_is_woken_for_its_own_version_afterwards(clock: Clock) -> None:
     async with Rollout(clock, "3", "4") as rollout:
-        await rollout.pools["3"].drain()
+        await rollout.pools["3"].wind_down()
         lost = asyncio.ensure_future(rollout.ask("lost", version="3"))
         await asyncio.sleep(0.01)
         rollout.gateway.served.learn(await rollout.broker.workers())
@@ -279,7 +279,7 @@ async def test_a_list_whose_version_leaves_while_it_runs_tells_both_versions_tha
             rollout.gateway, InferenceRequest(ANYBODY, new_id(), RequestOptions(4.0), "m"), inputs, ended.set_result
         ).start()
         await asyncio.sleep(0.15)
-        await rollout.pools["3"].drain()
+        await rollout.pools["3"].wind_down()
         await rollout.look()
         reply = joined("id", await ended)
         assert reply.ran is not None

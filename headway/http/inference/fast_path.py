@@ -47,7 +47,7 @@ _UNKNOWN = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
 _ZERO = ord("0")
 _UNASKED = object()
-"""Model of a request that the short way is not for. No lane is for it."""
+"""Model of a request that no lane is for."""
 
 
 def _nobody() -> Principal | None:

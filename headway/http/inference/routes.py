@@ -39,9 +39,10 @@ A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes an
 written as %2F. As `{model:path}` it takes slashes, too. Of several routes for a path the first counts.
 """
 
+_OF_BULK = ("batches", "files")
+"""Routes of OpenAI's that are served where there is a folder of bulk jobs (`bulk_dir`)."""
 _UNSERVED = (
-    "assistants", "audio", "batches", "conversations", "files", "fine_tuning", "images", "moderations", "threads", "uploads",
-    "vector_stores", "videos",
+    "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
 """Routes of OpenAI's that are not served here; its clients read why."""
 
@@ -57,8 +58,8 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     "/embeddings": encode_stray_error,
     "/models": encode_stray_error,
     "/responses": encode_stray_error,
-    **{f"/v1/{name}": encode_path_error for name in _UNSERVED},
-    **{f"/{name}": encode_stray_error for name in _UNSERVED},
+    **{f"/v1/{name}": encode_path_error for name in (*_OF_BULK, *_UNSERVED)},
+    **{f"/{name}": encode_stray_error for name in (*_OF_BULK, *_UNSERVED)},
 }
 """Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
 

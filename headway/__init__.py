@@ -15,7 +15,7 @@ The map of the packages. Imports only point down the list, from package to packa
     app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
     admin        the admin port of every process
     http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary
-                 ones; and the admission of requests, which every way in goes by
+                 ones; and the entrance of requests, which every way in goes by
     grpc         the way in over gRPC
     telemetry    metrics, named in one place; traces on their way to a collector
     simulator    the production policies under virtual time

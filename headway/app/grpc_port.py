@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.config.extras import needing
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.readiness import Readiness
 from headway.runtime.certificates import Certificates
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_grpc_listener(
-    admission: Admission, readiness: Readiness, certificates: Certificates | None = None
+    entrance: Entrance, readiness: Readiness, certificates: Certificates | None = None
 ) -> GrpcListener:
     """Make the listener of the gRPC port.
 
@@ -22,6 +22,6 @@ def make_grpc_listener(
         SettingError: a package is missing.
     """
     reason = "needs the packages hpack and protobuf, which are not here"
-    with needing("grpc", "grpc_port", admission.settings.grpc_port, reason):
+    with needing("grpc", "grpc_port", entrance.settings.grpc_port, reason):
         from headway.grpc.listener import GrpcListener
-    return GrpcListener(admission, readiness, certificates)
+    return GrpcListener(entrance, readiness, certificates)

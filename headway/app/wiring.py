@@ -339,7 +339,7 @@ class _Wiring:
         from headway.app.stores import look_for_unused_keys, make_identity
         from headway.gateway.capacity_watcher import CapacityWatcher
         from headway.http import public
-        from headway.http.admission import Admission
+        from headway.http.entrance import Entrance
 
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)
@@ -348,7 +348,7 @@ class _Wiring:
             from headway.gateway.refusal_traces import RefusalTraces
 
             traces = RefusalTraces(self.recorder, counters, settings.scheme)
-        admission = Admission(gateway, identity, new_id, traces)
+        entrance = Entrance(gateway, identity, new_id, traces)
         self.resources.extend(() if self.policy is None else (self.policy,))
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
@@ -368,12 +368,12 @@ class _Wiring:
         workers = self._workers_watcher(learners, watcher.every)
         self.ready.told = workers.learn
         self.resources.extend((watcher, workers))
-        public_listener = self.listener.public(admission, public.build(admission, self.ready, bulk), self.certificates)
+        public_listener = self.listener.public(entrance, public.build(entrance, self.ready, bulk), self.certificates)
         figures.ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
             from headway.app.grpc_port import make_grpc_listener
 
-            grpc_listener = make_grpc_listener(admission, self.ready, self.certificates)
+            grpc_listener = make_grpc_listener(entrance, self.ready, self.certificates)
             figures.ports["grpc"] = grpc_listener
             self.further.append(grpc_listener)
         if settings.weights_file:

@@ -24,7 +24,7 @@ from headway.grpc.message_turns import MessageTurns
 from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.grpc.stream import CallStream, Ended
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.error_responses import UNFORESEEN
 from headway.http.server.head import ID_PREFIX, TRACE_FIELDS, picked
 from headway.model import Principal
@@ -47,7 +47,7 @@ class PortContext:
     """Context shared by the calls of one gRPC port.
 
     Attributes:
-        admission: admission of the calls.
+        entrance: entrance of the calls.
         quotas: quotas of calls.
         turns: turns in which messages are taken in.
         gateway: the gateway.
@@ -57,7 +57,7 @@ class PortContext:
         reading: deadlines of the messages that are being read.
     """
 
-    admission: Admission
+    entrance: Entrance
     quotas: CallQuotas
     turns: MessageTurns
     gateway: Gateway = field(init=False)
@@ -67,7 +67,7 @@ class PortContext:
     reading: ReadDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
-        self.gateway, self.settings = self.admission.gateway, self.admission.settings
+        self.gateway, self.settings = self.entrance.gateway, self.entrance.settings
         self.longest = self.settings.longest_request_s
         self.message_timeout = self.settings.read_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
@@ -165,15 +165,15 @@ class Call:
             RequestError: the principal is not known, or its tenant has too many calls or connections.
         """
         port, connection = self.port, self.stream.connection
-        principal = port.admission.identify(authorization)
-        self.principal, self.tier = principal, port.admission.tiers[principal.tier]
+        principal = port.entrance.identify(authorization)
+        self.principal, self.tier = principal, port.entrance.tiers[principal.tier]
         if connection.owner == UNKNOWN:
             try:
                 port.gateway.quotas.belong(connection, principal.tenant)
             except RequestError:
                 connection.retire()
                 raise
-        self.belong(connection.address if port.admission.anonymous else principal.tenant)
+        self.belong(connection.address if port.entrance.anonymous else principal.tenant)
         return principal
 
     async def read(self) -> bytes:
@@ -221,17 +221,17 @@ class Call:
     def limits_left(self) -> Metadata:
         """Metadata by which the principal learns of its limits; none where it is not known, or has none."""
         limits = self.principal.limits
-        return tuple(self.port.admission.rate_limits.fields(limits).items()) if limits else ()
+        return tuple(self.port.entrance.rate_limits.fields(limits).items()) if limits else ()
 
     def count_refusal(self, error: RequestError) -> None:
         """Count an error, and record its span, unless the gateway has."""
-        admission = self.port.admission
-        traces = admission.refusal_traces
+        entrance = self.port.entrance
+        traces = entrance.refusal_traces
         if traces is not None and self._way and not self.submitted:
             fields = picked(self.headers, TRACE_FIELDS, TRACE_FIELDS)
             traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
-            admission.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
+            entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1
 
     def keep(self, amount: int) -> int:
         """Count bytes for the call's owner; returns how many are counted. Raises RequestError: the owner holds too many."""
@@ -305,7 +305,7 @@ class PlainCall(Call):
 
     async def answer(self) -> tuple[bytes, Metadata]:
         """Message of the answer, and its trailing metadata. Raises RequestError."""
-        self.shown = ID_PREFIX + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.entrance.new_id()
         if self._known:
             self.identify(read_fields(self.headers).get(b"authorization", b""))
         else:

@@ -86,7 +86,7 @@ class WatchCall(StreamCall):
 
     async def talk(self) -> Metadata:
         """Tell the status until the client has left, or is to open another connection."""
-        self.shown = ID_PREFIX + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service
         self.drop(self.kept)

@@ -75,7 +75,7 @@ class InferenceCall(Call):
         """Message of the answer, and its trailing metadata. Raises RequestError."""
         options, id = self.begin()
         if self.principal.limits:  # Until the message is there: else any number could be on their way.
-            self.port.admission.charge(self.principal)
+            self.port.entrance.charge(self.principal)
             self._charged = True
         message, marks = await self.infer(await self.read(), options, id)
         self.keep(len(message))
@@ -87,28 +87,28 @@ class InferenceCall(Call):
         Raises:
             RequestError: the principal is not known, is over a limit, or the metadata are wrong.
         """
-        port, admission, head = self.port, self.port.admission, self.stream.head
+        port, entrance, head = self.port, self.port.entrance, self.stream.head
         remaining = self.stream.time_remaining()
         is_usual = (remaining is None or remaining > port.longest) and self.headers is head.headers
         usual = head.usual if is_usual and isinstance(head.usual, _Usual) else None
         fields = read_fields(self.headers) if usual is None else _NO_FIELDS
         id = read_id(fields) if usual is None else ""
         chosen = bool(id)
-        id = id or admission.new_id()
+        id = id or entrance.new_id()
         self.shown = ID_PREFIX + id
         authorization = fields.get(b"authorization", b"") if usual is None else usual.authorization
         principal = self.identify(authorization)
-        if principal.limits and (over := admission.excess(principal, id)) is not None:
+        if principal.limits and (over := entrance.excess(principal, id)) is not None:
             self.tier = None
             raise over
         if usual is not None:
             return usual.options, id
-        origin = self.stream.connection.address if admission.anonymous else None
+        origin = self.stream.connection.address if entrance.anonymous else None
         longest = port.longest if remaining is None or remaining > port.longest else max(remaining, _MOMENT)
         try:
             options = read_options(fields, port.settings, longest, chosen, origin, way=self._way)
         except RequestError:
-            admission.charge(principal)
+            entrance.charge(principal)
             raise
         if is_usual and not chosen:
             head.usual = _Usual(authorization, options)
@@ -139,29 +139,29 @@ class InferenceCall(Call):
         Raises:
             RequestError: it is wrong.
         """
-        admission = self.port.admission
-        served, only = admission.gateway.served, self.principal.models
+        entrance = self.port.entrance
+        served, only = entrance.gateway.served, self.principal.models
         self._begun = monotonic() - waited
         if self._charged:
-            admission.refund(self.principal)
+            entrance.refund(self.principal)
         try:
             exchange = self._read(body, options, served.seen_by(only) if only else served)
         except RequestError:
-            admission.charge(self.principal)
+            entrance.charge(self.principal)
             raise
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         asker = self.principal
-        principal = self.principal = admission.principal_for(exchange, asker)
+        principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
         if exchange.options is options and options.timeout == self.port.longest:  # Else hardly any other asks alike.
-            lane = admission.gateway.lane(asker, options, exchange.model)
+            lane = entrance.gateway.lane(asker, options, exchange.model)
             input = exchange.input
             if not isinstance(input, list) and (lane.open or (lane.rows and served[lane.model].takes_unweighed(input))):
                 exchange.input, self.principal, self._sink = "", lane.principal, sink
-                admission.gateway.enter(sink, lane, id, input, exchange.parameters)
+                entrance.gateway.enter(sink, lane, id, input, exchange.parameters)
                 return
-        self._fan_out = admission.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
+        self._fan_out = entrance.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
         self._sink = sink
 
     def abandon(self) -> None:

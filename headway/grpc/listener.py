@@ -21,7 +21,7 @@ from headway.grpc.connections import PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.readiness import CachedReadiness, Readiness
 from headway.runtime.certificates import Certificates
 from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
@@ -40,7 +40,7 @@ class GrpcListener(ListeningPort):
     """Listener of the gRPC port.
 
     Arguments:
-        admission: admission of the calls.
+        entrance: entrance of the calls.
         readiness: whether this process should get traffic.
         certificates: certificates of the port; None: it speaks HTTP/2 without TLS.
         port: port to bind; None: that of the settings.
@@ -51,16 +51,16 @@ class GrpcListener(ListeningPort):
 
     def __init__(
         self,
-        admission: Admission,
+        entrance: Entrance,
         readiness: Readiness,
         certificates: Certificates | None = None,
         *,
         port: int | None = None,
     ) -> None:
-        settings = admission.settings
+        settings = entrance.settings
         wanted = settings.grpc_port if port is None else port
         super().__init__(settings.host, wanted, "host", "grpc_port", settings.max_connections)
-        self._admission, self._readiness = admission, readiness
+        self._entrance, self._readiness = entrance, readiness
         self._certificates = certificates
         self._connections: PortConnections | None = None
         self._health: Health | None = None
@@ -73,13 +73,13 @@ class GrpcListener(ListeningPort):
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
         """Get ready for connections. Returns the maker of their protocols."""
-        admission, settings = self._admission, self._admission.settings
-        quotas, counters = admission.gateway.quotas, admission.counters
+        entrance, settings = self._entrance, self._entrance.settings
+        quotas, counters = entrance.gateway.quotas, entrance.counters
         connections = self._connections = PortConnections(
             settings, quotas, counters.refusals, MessageTurns(), monotonic, random.random
         )
         health = self._health = Health(CachedReadiness(self._readiness))
-        port = PortContext(admission, CallQuotas(settings, quotas.bytes), connections.turns)
+        port = PortContext(entrance, CallQuotas(settings, quotas.bytes), connections.turns)
         connections.methods = methods_of(port, health)
         if self._certificates is None:
             return connections.accept

@@ -35,7 +35,7 @@ class OpenInference:
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
-        self._models = ShownModels(port.gateway, port.admission.anonymous, ready)
+        self._models = ShownModels(port.gateway, port.entrance.anonymous, ready)
 
     @property
     def for_everybody(self) -> dict[str, Answer]:

@@ -30,7 +30,7 @@ class ReflectionCall(StreamCall):
 
     async def talk(self) -> Metadata:
         """Answer questions until the client has no more."""
-        self.shown = ID_PREFIX + self.port.admission.new_id()
+        self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
         self.hold_room()
         while (body := await self.next()) is not None:

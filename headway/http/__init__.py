@@ -1,6 +1,6 @@
 """The public port.
 
-admission   who asks, whether its limits let it, and the way into the gateway, for the gRPC port, too
+entrance    who asks, whether its limits let it, and the way into the gateway, for the gRPC port, too
 server      the listener and its connections, with what they may cost
 inference   the inference routes, answered on the connection itself
 openai      what OpenAI's clients send, and what they take for an answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from headway.errors import RequestError
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.error_responses import refuse, without_reason
 from headway.http.requests import Handler, Request, RouteAnswer
 
@@ -17,11 +17,11 @@ class Authentication:
     """Give handlers requests of known principals only. What none of these routes runs counts as a poll.
 
     Arguments:
-        admission: admission of requests, which knows the principals.
+        entrance: entrance of requests, which knows the principals.
     """
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, entrance: Entrance) -> None:
+        self._entrance = entrance
 
     def __call__(self, handler: Handler) -> Handler:
         """Handler behind the check."""
@@ -34,20 +34,20 @@ class Authentication:
     def _refusal(self, request: Request) -> RouteAnswer | None:
         """Answer to a request that does not pass. One that does gets its principal."""
         authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
-        admission = self._admission
+        entrance = self._entrance
         try:
-            principal = admission.identify(authorization)
+            principal = entrance.identify(authorization)
         except RequestError as exc:
-            admission.counters.refusals[exc.code.lower(), "none", ""] += 1
+            entrance.counters.refusals[exc.code.lower(), "none", ""] += 1
             return refuse(request, without_reason(exc))
         request.principal = principal
         if not principal.limits:
             return None
-        request.more = partial(admission.rate_limits.fields, principal.limits)
-        over = admission.gateway.limiter.poll(principal.limits)
+        request.more = partial(entrance.rate_limits.fields, principal.limits)
+        over = entrance.gateway.limiter.poll(principal.limits)
         if over is None:
             return None
-        admission.counters.refusals[over.reason, admission.tiers[principal.tier], ""] += 1
+        entrance.counters.refusals[over.reason, entrance.tiers[principal.tier], ""] += 1
         answer = refuse(request, over)
         answer.headers["cache-control"] = "no-store"
         return answer

@@ -18,8 +18,8 @@ import msgspec
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, readiness, tasks
-from headway.http.admission import Admission
 from headway.http.authentication import Authentication
+from headway.http.entrance import Entrance
 from headway.http.inference import routes as inference_routes
 from headway.http.oip import service as oip_service
 from headway.http.oip.models import ShownModels
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from headway.bulk.jobs import BulkJobs
 
 
-def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
+def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
     """Build the routes of the public port.
 
     Arguments:
-        admission: admission to the gateway whose settings are published, and whose tasks are served.
+        entrance: entrance to the gateway whose settings are published, and whose tasks are served.
         ready: whether this process should get traffic.
         bulk: bulk jobs; None where there are none.
     """
-    gateway, known = admission.gateway, Authentication(admission)
+    gateway, known = entrance.gateway, Authentication(entrance)
     on, glance = _Routes(gateway), CachedReadiness(ready)
     return Router(
         [
@@ -53,7 +53,7 @@ def build(admission: Admission, ready: Readiness, bulk: BulkJobs | None = None) 
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
-            *oip_service.routes(ShownModels(gateway, admission.anonymous, glance.serving), known),
+            *oip_service.routes(ShownModels(gateway, entrance.anonymous, glance.serving), known),
         ],
         "; /docs lists what is",
     )

@@ -31,7 +31,7 @@ from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.readiness import Readiness
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import WorkerInfo, WorkerStatus
@@ -196,9 +196,9 @@ async def _serve(
     numbers = itertools.count()
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     refused = RefusalTraces(recorded.recorder, counters) if traces else None
-    admission = Admission(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)
+    entrance = Entrance(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)
     ready = Readiness(cast(Any, Attended(broker, worker)), lambda: stand.leaving, slots={"gpu-0"})
-    listener = GrpcListener(admission, ready, certificates, port=0)
+    listener = GrpcListener(entrance, ready, certificates, port=0)
     port = Port(listener, gateway, counters, settings, stand)
     stand.go.set()
     supervisor = Supervisor()

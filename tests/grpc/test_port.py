@@ -134,7 +134,7 @@ def test_other_code_may_register_the_same_names() -> None:
 
 @on_port()
 async def test_a_port_that_is_taken_is_told_by_its_setting(port: Port) -> None:
-    second = type(port.listener)(port.listener._admission, port.listener._readiness, port=port.listener.port)
+    second = type(port.listener)(port.listener._entrance, port.listener._readiness, port=port.listener.port)
     with pytest.raises(SettingError, match=r"grpc_port = .* is taken by another program"):
         await second.bind()
     await second.drain()

@@ -41,7 +41,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.http import public
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.inference import fast_path
 from headway.http.readiness import Readiness
 from headway.http.server import connection
@@ -435,7 +435,7 @@ async def _serve(
     numbers = itertools.count()
     refused = RefusalTraces(recorded.recorder, counters) if traces else None
     of_real, of_door = (
-        Admission(one, identity, lambda: f"00000000-0000-7000-8000-{next(numbers):012x}", refused)
+        Entrance(one, identity, lambda: f"00000000-0000-7000-8000-{next(numbers):012x}", refused)
         for one in (real, real if whole else cast(Any, gateway))
     )
     ready = Readiness(broker, lambda: stand.leaving, slots={"gpu-0"})

@@ -227,7 +227,7 @@ async def test_a_key_that_is_revoked_stops_working_on_an_open_connection(stand: 
     await client.send(request)
     assert (await client.answer()).status == 200
     context: Any = stand.door._context
-    context.admission._identify.__self__._callers.clear()
+    context.entrance._identify.__self__._callers.clear()
     await client.send(request)
     assert (await client.answer()).error == "UNAUTHENTICATED"
     assert len(stand.gateway.asked) == 1

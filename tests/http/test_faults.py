@@ -42,7 +42,7 @@ def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
 
 def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:
     context: Any = stand.door._context
-    identity = context.admission._identify.__self__
+    identity = context.entrance._identify.__self__
     for name in list(vars(identity)):
         patch.delattr(identity, name)
 

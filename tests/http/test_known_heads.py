@@ -106,8 +106,8 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
     stand: Stand, error: RequestError, status: int, wait: str | None
 ) -> None:
     context: Any = stand.door._context
-    admission, has_ended = context.admission, False
-    knows = admission._identify
+    entrance, has_ended = context.entrance, False
+    knows = entrance._identify
 
     def identify(authorization: bytes) -> Principal | None:
         if has_ended:
@@ -115,7 +115,7 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
         found: Principal | None = knows(authorization)
         return found
 
-    admission._identify = identify
+    entrance._identify = identify
     client = await stand.connect()
     for has_ended in (False, False, True, True, False):
         await client.send(REQUESTS["text"])

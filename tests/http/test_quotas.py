@@ -327,7 +327,7 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
 
 @on_stand(keys=SLOW_KEY)
 async def test_refusals_at_the_head_are_told_to_the_gateway(stand: Stand) -> None:
-    stand.gateway.limiter.charge(stand.door._context.admission.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
+    stand.gateway.limiter.charge(stand.door._context.entrance.identify(b"Bearer ada").limits)  # type: ignore[union-attr]
     answer = await stand.ask(by(ADA, "", length=10))
     assert answer.error == "RATE_LIMITED"
     ((id, failure),) = stand.gateway.refusals

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from headway.errors import RequestError
-from headway.http.admission import Admission
+from headway.http.entrance import Entrance
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
@@ -27,27 +27,27 @@ class InferenceContext(ConnectionContext):
 
     Arguments:
         answer: answers the requests of ordinary routes.
-        admission: admission of the requests of the inference routes.
+        entrance: entrance of the requests of the inference routes.
     """
 
     label = "public"
     spare = SPARE
 
-    def __init__(self, answer: Handler, admission: Admission) -> None:
+    def __init__(self, answer: Handler, entrance: Entrance) -> None:
         self.opening = self.bare_opening = b""
-        settings, gateway = admission.settings, admission.gateway
-        super().__init__(answer, settings, admission.new_id, admission.counters)
-        self.admission, self.gateway = admission, gateway
-        self.refusal_traces = admission.refusal_traces
+        settings, gateway = entrance.settings, entrance.gateway
+        super().__init__(answer, settings, entrance.new_id, entrance.counters)
+        self.entrance, self.gateway = entrance, gateway
+        self.refusal_traces = entrance.refusal_traces
         self.routes = Routes(settings)
-        self.codec_context = CodecContext(settings, gateway.served, admission.counters)
-        self.rate_limits = admission.rate_limits
+        self.codec_context = CodecContext(settings, gateway.served, entrance.counters)
+        self.rate_limits = entrance.rate_limits
         self.quotas = gateway.quotas
         self.large_bodies = FairTurns(loop=self.loop)
         self.most_at_once = min(self.most_body, LARGE - 1)
         self.served = gateway.served
         self.version = settings.model_version
-        self.tiers = admission.tiers
+        self.tiers = entrance.tiers
 
     def protocol(self) -> Callable[[], asyncio.Protocol]:
         """Maker of the listener's connections: those with the fast path."""

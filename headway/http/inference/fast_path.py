@@ -23,7 +23,7 @@ from headway.core.failures import failure_of, no_text
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
-from headway.http.admission import stranger
+from headway.http.entrance import stranger
 from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
@@ -128,7 +128,7 @@ class FastPathConnection(Connection):
         super().connection_made(transport)
         if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
-            self.origin = address if self.inference.admission.anonymous else None
+            self.origin = address if self.inference.entrance.anonymous else None
             if not self.inference.quotas.enter(self, address):
                 self.reject(self.inference.quotas.too_many())
 
@@ -432,7 +432,7 @@ class FastPathConnection(Connection):
     def _give_back(self) -> None:
         """Give back the reservation of a body that came in pieces, and the charge of its request."""
         self.reserve(0)
-        self.inference.admission.refund(self.principal)
+        self.inference.entrance.refund(self.principal)
 
     def write_error(self, error: AnyError, fields: bytes = b"") -> None:
         """Write the answer of an error, with the principal's limits."""
@@ -477,10 +477,10 @@ class FastPathConnection(Connection):
         self.inference.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _serve_inference(self, codec: Codec, target: RequestTarget, head: Head, raw: bytes) -> None:
-        inference, admission = self.inference, self.inference.admission
+        inference, entrance = self.inference, self.inference.entrance
         self.codec, self.encode_error = codec, codec.encode_error
         try:
-            principal = admission.identify(head.single.get(b"authorization", b""))
+            principal = entrance.identify(head.single.get(b"authorization", b""))
             if principal is not self.known:
                 self._belong(principal)
         except RequestError as exc:
@@ -490,19 +490,19 @@ class FastPathConnection(Connection):
         try:
             request = read_inference_head(codec, head, target, inference.codec_context, self.origin, principal.models)
         except RequestError as exc:
-            over = admission.charge_wrong(principal, self.id)
+            over = entrance.charge_wrong(principal, self.id)
             self.refuse(over or exc, head, None if over else inference.tiers[principal.tier])
             return
         length, buffer = head.length, self.buffer
         whole = 0 <= length <= len(buffer) and length < LARGE and not (request.coding and length)
-        if not whole and (over := admission.excess(principal, self.id)) is not None:
+        if not whole and (over := entrance.excess(principal, self.id)) is not None:
             self.refuse(over, head, None)
             return
         if length > 0 and not whole and not self.reserve(length):
             self.refuse(inference.quotas.no_room(self), head, inference.tiers[principal.tier])
             return
         if not whole:
-            admission.charge(principal)  # Until the body is there: else any number could be on their way.
+            entrance.charge(principal)  # Until the body is there: else any number could be on their way.
         self.request = request
         if request.repeatable:
             self._remember(request, raw)
@@ -521,7 +521,7 @@ class FastPathConnection(Connection):
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
             self.memo, self.lane, self.open_by = request, CLOSED, None
-            self.still = self.inference.admission.watch(request.authorization)
+            self.still = self.inference.entrance.watch(request.authorization)
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
             self.begin, self.skipped = len(self.before), len(self.after)
@@ -553,12 +553,12 @@ class FastPathConnection(Connection):
             begun: where the body begins among them.
         """
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
-        admission, principal, there = self.inference.admission, self.known, len(data) - begun
+        entrance, principal, there = self.inference.entrance, self.known, len(data) - begun
         if not LARGE <= length <= self.context.most_body or there > length or self.still() is not principal:
             return False
-        if (principal.limits and admission.over(principal) is not None) or not self.reserve(length):
+        if (principal.limits and entrance.over(principal) is not None) or not self.reserve(length):
             return False
-        admission.charge(principal)
+        entrance.charge(principal)
         self.since, self.phase, self.open_by, request = monotonic(), BODY, None, self.memo
         self.id = request.id or self.inference.new_id()
         self.codec, self.encode_error = request.codec, request.codec.encode_error
@@ -602,7 +602,7 @@ class FastPathConnection(Connection):
         principal = None
         if authorization:
             with contextlib.suppress(RequestError):
-                principal = self.inference.admission.identify(authorization)
+                principal = self.inference.entrance.identify(authorization)
         if principal is not None:
             self._belong(principal)
 
@@ -647,13 +647,13 @@ class FastPathConnection(Connection):
     def _ask_rarely(self, request: InferenceHead, exchange: Exchange) -> None:
         """Submit several inputs, what may become a task, or what asks for something that its head does not."""
         inference, self.plain = self.inference, False
-        principal = self.principal = inference.admission.principal_for(exchange, self.principal)
+        principal = self.principal = inference.entrance.principal_for(exchange, self.principal)
         if request.wish is not None:
             self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        self.fan_out = inference.admission.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
+        self.fan_out = inference.entrance.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
 
     def _charge_and_deny(self, request: InferenceHead, error: RequestError) -> None:
-        over = self.inference.admission.charge_wrong(self.principal, self.id)
+        over = self.inference.entrance.charge_wrong(self.principal, self.id)
         self._deny(request, over or error, None if over else self.inference.tiers[self.principal.tier])
 
     def answer_all(self, replies: Sequence[Reply]) -> None:

@@ -30,7 +30,7 @@ from headway.runtime.request_id import NewId
 from headway.runtime.tls_transport import TlsPort
 
 if TYPE_CHECKING:
-    from headway.http.admission import Admission
+    from headway.http.entrance import Entrance
 
 SWEEP = 0.5
 """Seconds between two looks at all connections; shorter when a configured time-out is."""
@@ -70,17 +70,15 @@ class Listener(ListeningPort):
     @classmethod
     def public(
         cls,
-        admission: Admission,
+        entrance: Entrance,
         answer: Handler,
         certificates: Certificates | None = None,
     ) -> Listener:
         """Listener for clients: the fast path, and `answer` for all other routes."""
         from headway.http.inference.context import InferenceContext
 
-        settings = admission.settings
-        return cls(
-            settings.host, settings.port, "", settings, lambda: InferenceContext(answer, admission), certificates
-        )
+        settings = entrance.settings
+        return cls(settings.host, settings.port, "", settings, lambda: InferenceContext(answer, entrance), certificates)
 
     @classmethod
     def admin(

@@ -1,4 +1,4 @@
-"""Admission of requests at the ports of a gateway: who asks, whether its limits let it, and the way into the gateway.
+"""Entrance of requests at the ports of a gateway: who asks, whether its limits let it, and the way into the gateway.
 
 One object for all ports, over HTTP and gRPC, so that a request means the same however it came.
 """
@@ -32,8 +32,8 @@ class RepliesSink(ReplySink, Protocol):
         ...
 
 
-class Admission:
-    """Admission of requests.
+class Entrance:
+    """Entrance of requests.
 
     Arguments:
         gateway: gateway that they go to.

@@ -139,7 +139,7 @@ class RequestQueue(QueueCondition, Protocol):
         is. Without such a task of the tenant's it is refused. Its model is empty where that is not known."""
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free.
+        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free. Its own process has offered them.
 
         A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
         and the first under an idempotency key runs on for later requests with that key. Nothing changes for a

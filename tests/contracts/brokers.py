@@ -21,6 +21,7 @@ from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.brokers.redis import function_library
+from headway.brokers.redis.blocking import GATHERED
 from headway.brokers.redis.board import RedisBoard
 from headway.brokers.redis.broker import RedisBroker
 from headway.brokers.redis.connection import RedisConnection
@@ -93,6 +94,8 @@ class Harness(ABC):
     """Seconds by which a timer or an expiry may be late."""
     reads_apart = False
     """Whether outputs are read after their replies."""
+    first_read = 0.0
+    """Seconds after which the first read of a queue for a gateway has begun."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -221,6 +224,7 @@ class RedisHarness(Harness):
 
     lease_seconds = 3.0
     grain = 0.051
+    first_read = GATHERED
 
     def __init__(
         self,

@@ -91,8 +91,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         RuleBasedStateMachine.__init__(self)
         self.harness = self.made()
         self.broker = self.harness.broker
-        for broker in (self.broker, self.harness.peer()):  # As each does that hears of a worker of the version.
-            broker.know(QUEUES | {"m@3": LIMITS})
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.numbers, self.steps = itertools.count(), itertools.count()
         self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
@@ -310,7 +308,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.settle(held, valid)
         self.failed_together(held)
         if valid and cause in BLAMED:
-            known = set(self.outcomes)
+            known, ended_at = set(self.outcomes), self.harness.now()
             self.failed |= set(map(key, held.lease.entries))
             for gateway in GATEWAYS:
                 self.read(gateway, acknowledge=False)
@@ -319,7 +317,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
                     continue
                 ended = self.outcomes.get(key(rider)) if key(rider) not in known else None
                 if ended is not None and ended.failure is not None and ended.failure.code == errors.REJECTED_BY_MODEL:
-                    self.culprits.found(rider, cause, self.harness.now())
+                    self.culprits.found(rider, cause, ended_at)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
@@ -350,6 +348,12 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
             self.settle(held, not self.do(self.host(worker).complete(held.lease, items)).fenced)
         gone = WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.OFFLINE)
         self.do(self.host(worker).heartbeat(gone))
+        self.culprits.workers_changed()
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def hold(self, worker: str) -> None:
+        """An operator drains a worker, whose batches still end."""
+        self.do(self.host(worker).heartbeat(WorkerInfo(worker_id=worker, model="m", status=WorkerStatus.DRAINED)))
         self.culprits.workers_changed()
 
     @rule(model=st.sampled_from(NAMED_QUEUES), times=st.integers(1, 6), cause=st.sampled_from(Cause))
@@ -407,8 +411,10 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         """Withdraw submissions; whatever lives of those that `gateway` holds does so no more."""
         known = [one for one in chosen if one in self.let_in]
         mine = [one for one in known if self.let_in[one].entry.gateway == gateway and one in self.latest.values()]
-        standing = [self.do(self.broker.state(*one[:2])) for one in mine]
-        self.do(self.door(gateway, peer).withdraw(list(chosen), gateway))
+        door = self.door(gateway, peer)
+        # A gateway withdraws what its own process has offered. So a peer that withdraws in its place hears of the queue first.
+        standing = [self.do(door.state(*one[:2])) for one in mine]
+        self.do(door.withdraw(list(chosen), gateway))
         for one, stage in zip(mine, standing, strict=True):
             if stage is not None:
                 self.let_in[one].cancelled = True
@@ -431,6 +437,8 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
 
     async def _read(self, gateway: str, after: int) -> tuple[list[Reply], int]:
         reader = asyncio.ensure_future(self.door(gateway).replies(gateway, after))
+        # A first read of a queue for a gateway, beside others, waits for its like: what is there comes that much later.
+        await self.harness.advance(self.harness.first_read)
         await self.harness.settle()
         if not reader.done():
             reader.cancel()

@@ -20,7 +20,8 @@ Clients of three tenants come open-loop through all gateways, as through a load 
 and do all that clients do (`tests/promises/crowd.py`): requests and tasks, ids and idempotency keys used again, polls,
 deletions, inputs that the model rejects, departures at every point, one input and several, by each API over HTTP, and by
 calls and streams over gRPC; a third tenant is limited. Meanwhile processes of every role are killed (SIGKILL), told to end (SIGTERM) and paused (SIGSTOP, SIGCONT), GPU processes and Redis are killed and paused; each is replaced after a
-random pause. One gateway and one worker host are always left in peace.
+random pause. One gateway and one worker host are always left in peace. An operator drains a worker, a process, or now and then all of the
+machine, and undrains it again, which is no fault and excuses nothing but a want of workers.
 
 With --versions four worker hosts run two versions, of which some requests name one, or one that nobody runs. The weights are
 changed every few seconds, each version drains now and then, and now and then the last host of one is killed. The answers,
@@ -362,7 +363,7 @@ def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:
     refused = sum(one.status in (429, 503) for one in history.operations)
     findings.say(
         f"{len(history.operations):,} operations, {len(crowd.latencies):,} outputs at once, {refused:,} refused; "
-        f"{len(history.runs):,} runs; {len(history.faults)} troubles, {trouble.false_starts} starts failed and were "
+        f"{len(history.runs):,} runs; {len(history.faults)} troubles, {trouble.refused} drains refused, {trouble.false_starts} starts failed and were "
         "tried again."
     )
 

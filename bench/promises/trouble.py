@@ -1,4 +1,4 @@
-"""Trouble for a fleet: processes of every role are killed, told to end and paused at random, and replaced.
+"""Trouble for a fleet: processes of every role are killed, told to end, paused and drained at random, and replaced.
 
     in peace ──SIGKILL──▶ gone ──random pause──▶ starting ──ready──▶ in peace
        │  ▲
@@ -6,8 +6,8 @@
        ├──────────────────────────────────┘
        └──SIGTERM──▶ draining ──exit──▶ gone
 
-Troubles overlap. At least one gateway and one worker host are in peace at any time, mostly one of each version of the model; Redis has one trouble at a time, and so have the
-ledger's database and a service with its broker in memory.
+Troubles overlap. At least one gateway and one worker host are in peace at any time, and not drained, mostly one of each version of the model; Redis has one trouble at a time, and so have the
+ledger's database and a service with its broker in memory. What is drained (`bench/promises/drains.py`) meets trouble like all others.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from bench.promises.drains import Drains
 from bench.stand import fleet, processes
 from bench.stand.fleet import Fleet
 from bench.stand.processes import Process
@@ -31,7 +32,9 @@ from tests.promises.faults import Fault
 from tests.promises.operation import Presence
 from tests.servers.postgres import PostgresServer
 
-WEIGHTS = {"gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "zone": 2}
+WEIGHTS = {
+    "gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "zone": 2, "drain": 3
+}  # fmt: skip
 """How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
 """Seconds until a process that has gone is replaced: least and most."""
@@ -102,6 +105,7 @@ class Trouble:
         self._faults, self._processes = faults, processes
         self._every = every
         self._rng = random.Random(f"trouble {seed}")
+        self._drains, self._drain_in_peace = Drains(made, faults, self._rng), True
         self._loop = asyncio.get_running_loop()
         self._redis_in_peace = made.store is not None
         self._ledger, self._ledger_in_peace = ledger, ledger is not None
@@ -113,7 +117,7 @@ class Trouble:
         for role, servers in made.rosters.items():
             for server in servers:
                 self._enlist(role, server)
-        there = {unit.role for unit in self._units} | {"gpu", *(["redis"] if made.store is not None else [])}
+        there = {unit.role for unit in self._units} | {"gpu", "drain", *(["redis"] if made.store is not None else [])}
         if len({server.zone for server in made.gateways}) > 1:
             there.add("zone")
         if ledger is not None:
@@ -138,6 +142,11 @@ class Trouble:
                 task.cancel()
             await asyncio.gather(watch, *self._running, return_exceptions=True)
 
+    @property
+    def refused(self) -> int:
+        """Drains that the service refused, as a model would have had no worker left."""
+        return self._drains.refused
+
     def orphans(self) -> list[Process]:
         """GPU processes that are still there though their host was killed."""
         return [child for child in self._children if processes.is_alive(child)]
@@ -154,6 +163,10 @@ class Trouble:
             if not self._ledger_in_peace:
                 return
             what = self._trouble_ledger
+        elif role == "drain":
+            if not self._drain_in_peace:
+                return
+            what = self._drain
         elif role == "zone":
             units = self._pick_zone()
             if not units:
@@ -181,10 +194,12 @@ class Trouble:
     def _pick(self, role: str) -> Unit | None:
         """One that is in peace, and whose trouble leaves another in peace if its role is spared."""
         calm = [unit for unit in self._units if unit.role == role and unit.in_peace]
-        found = self._rng.choice(calm) if len(calm) > (role in SPARED) else None
+        found = self._rng.choice(calm) if calm else None
+        others = [unit for unit in calm if unit is not found and unit.server.name not in self._drains.now]
+        if role in SPARED and not others:
+            return None
         if found is not None and role == "worker" and self._rng.random() > LAST:
-            alike = sum(unit.server.version == found.server.version for unit in calm)
-            return found if alike > 1 else None
+            return found if any(unit.server.version == found.server.version for unit in others) else None
         return found
 
     def _pick_zone(self) -> list[Unit]:
@@ -245,6 +260,11 @@ class Trouble:
     def _one_of(self, pids: Sequence[int]) -> Sequence[int]:
         """One of these, if there are any."""
         return self._rng.sample(pids, min(len(pids), 1))
+
+    async def _drain(self) -> None:
+        self._drain_in_peace = False
+        await self._drains.order()
+        self._drain_in_peace = True
 
     async def _kill_redis(self) -> None:
         self._redis_in_peace = False

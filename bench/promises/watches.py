@@ -236,16 +236,14 @@ class RegistryWatch:
             await asyncio.sleep(REGISTRY_LOOKED_AT_EVERY)
             for door in self._made.doors:
                 at = time.monotonic()
-                listed = await asyncio.to_thread(_listed, door)
-                if listed:
-                    self._sightings.append(Sighting(at, [slot for one in listed if (slot := self._slot(one))]))
+                found = await asyncio.to_thread(listed, door)
+                if found:
+                    self._sightings.append(Sighting(at, [slot for one in found if (slot := self._slot(one))]))
                     break
 
     def _slot(self, told: dict[str, Any]) -> Slot | None:
         """Slot of a line of the registry; None if it is not healthy, or its host is gone."""
-        name = told["worker_id"]
-        pid = name.partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
-        host = next((one for one in self._made.hosts if str(one.pid) == pid or self._made.services), None)
+        name, host = told["worker_id"], host_of(self._made, told)
         if told["status"] != "healthy" or host is None:
             return None
         place = f"{host.name}/{told['gpu']}" if told.get("gpu") else name
@@ -253,7 +251,13 @@ class RegistryWatch:
         return Slot(place, host.name, told["pid"], model, host.version, host.zone)
 
 
-def _listed(door: Server) -> list[dict[str, Any]]:
+def host_of(made: Fleet, told: dict[str, Any]) -> Server | None:
+    """Process of the worker of a line of the registry; None for one that is gone."""
+    pid = told["worker_id"].partition("/")[0].rpartition("-")[2]  # Of a fleet's workers; a service's have no such name.
+    return next((one for one in made.hosts if str(one.pid) == pid or made.services), None)
+
+
+def listed(door: Server) -> list[dict[str, Any]]:
     """Workers as a gateway lists them; none where it does not answer."""
     try:
         found: list[dict[str, Any]] = door.ask("/internal/workers", REGISTRY_LOOKED_AT_EVERY)["workers"]

@@ -35,7 +35,7 @@ class Kind:
 
 
 FLEET = (
-    Kind(r"w|k|j|capacity|born|recorder|watched|load:.*:j", LIFE),
+    Kind(r"w|k|j|capacity|drain|born|recorder|watched|load:.*:j", LIFE),
     Kind(r"known", LETTERS),
     Kind(r"board|notice_size", 180.0),
     Kind(r"departed|silent", 600.0),

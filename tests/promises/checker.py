@@ -15,6 +15,7 @@ from tests.promises.at_rest import at_rest
 from tests.promises.bulk import bulk
 from tests.promises.charges import charges
 from tests.promises.counts import counts
+from tests.promises.drains import drains
 from tests.promises.faults import REDO_SECONDS
 from tests.promises.groups import Groups
 from tests.promises.idle import idle
@@ -56,7 +57,7 @@ def check(history: History) -> list[Violation]:
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
         *charges(history), *versions(history), *zones(history), *ledger(history), *counts(history), *letters(history),
-        *at_rest(history), *warnings(history), *idle(history), *bulk(history),
+        *at_rest(history), *warnings(history), *idle(history), *bulk(history), *drains(history),
     ]  # fmt: skip
 
 

@@ -45,6 +45,8 @@ COSTS = {
     "worker ended": Cost(False, False, "it ends its batch first"),
     "gpu killed": Cost(False, True, "its batch runs again"),
     "gpu paused": Cost(False, True, "it may be killed at the GPU deadline, or its lease end"),
+    "worker drained": Cost(False, False, "it ends its batch, and claims nothing until it is undrained"),
+    "service drained": Cost(False, False, "as above; what its process loses is lost with it"),
     "controller killed": Cost(False, False, "requests do not notice"),
     "controller paused": Cost(False, False, "requests do not notice"),
     "controller ended": Cost(False, False, "requests do not notice"),
@@ -76,3 +78,20 @@ class Fault:
     def cost(self) -> Cost:
         """Cost of this fault."""
         return COSTS[self.what]
+
+
+@dataclass(slots=True)
+class Drained(Fault):
+    """Drain of a process, or of one worker there, by an operator: no fault, but what has to do with faults has to do with it.
+
+    Attributes:
+        pid: process of the one worker's function; 0: all workers of the process are drained.
+        told: instant at which all that were drained had told so and ran nothing; None: they did not in time.
+        undrained: instant at which the end of the drain was ordered; None: not yet.
+        back: instant at which all of them were healthy again, or gone; None: they were not in time.
+    """
+
+    pid: int = 0
+    told: float | None = None
+    undrained: float | None = None
+    back: float | None = None

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from tests.promises.evidence import Slot
+from tests.promises.faults import Drained
 from tests.promises.operation import ASKS, History, Operation, Run, Violation
 
 WINDOW = 10.0
@@ -52,7 +53,7 @@ class _Judge:
         for place, looks in self._places.items():
             for since, slots in self._windows(looks):
                 until = since + WINDOW
-                if self._calm(slots[0].host, since, until) and not self._busy(slots, since, until):
+                if self._calm(slots, since, until) and not self._busy(slots, since, until):
                     why = self._load(place, slots, since, until)
                     if why:
                         story = f"{place} of {slots[0].host}, {since:.3f}–{until:.3f}: {why}"
@@ -71,10 +72,14 @@ class _Judge:
                 yield since, sorted(seen)
                 since, seen = at, set()
 
-    def _calm(self, host: str, since: float, until: float) -> bool:
-        """Whether nothing befell a host, or what all share, shortly before and in a window."""
+    def _calm(self, slots: Sequence[Slot], since: float, until: float) -> bool:
+        """Whether nothing befell a place of these slots, its host, or what all share, shortly before and in a window."""
+        host, pids = slots[0].host, {0, *(slot.pid for slot in slots)}
         return not any(
-            (fault.whom == host or fault.what.startswith(("redis", "connections")))
+            (
+                (fault.whom == host and (not isinstance(fault, Drained) or fault.pid in pids))
+                or fault.what.startswith(("redis", "connections"))
+            )
             and fault.began <= until
             and (fault.ended or until) + SETTLED >= since
             for fault in self._history.faults

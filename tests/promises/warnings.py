@@ -19,6 +19,8 @@ BEFORE = 0.5
 """Seconds by which a line may seem to come before its fault: the clock of the log is another one."""
 SHARED = ("redis", "ledger", "connections")
 """Roles whose faults all processes meet."""
+DRAINED = " drained"
+"""End of the names of drains, which leave others without a worker, and explain no other line."""
 HOST = ("gpu", "worker", "service")
 """Roles whose faults end batches of a host."""
 
@@ -92,6 +94,7 @@ def _explains(rule: Rule, line: Line, faults: list[Fault]) -> bool:
     return any(
         fault.what.partition(" ")[0] in rule.roles
         and fault.began - BEFORE <= line.at <= (fault.ended or line.at) + AFTER
+        and (rule.of_others or not fault.what.endswith(DRAINED))
         and (rule.of_others or fault.whom == line.process or fault.what.startswith(SHARED))
         for fault in faults
     )

@@ -1,0 +1,164 @@
+"""Drains of a fleet: an operator has a worker, a process or the whole machine claim nothing for a while, one order at a time.
+
+The service refuses a drain that would leave a model without a healthy worker, which costs nobody anything. That of the machine is
+all of it, and short, so it is ordered all the same: then requests may be refused for want of workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from bench.promises.watches import host_of, listed
+from bench.stand.fleet import Fleet
+from bench.stand.stand import Server
+from tests.promises.faults import Drained, Fault
+
+LEVELS = {"worker": 3, "process": 3, "machine": 1}
+"""How often each is drained, relative to the others."""
+LASTS, LASTS_FOR_ALL = (0.5, 8.0), (0.3, 2.0)
+"""Seconds from the instant at which nothing runs there until it is undrained: least and most; and of the whole machine."""
+HEARD = 10.0
+"""Seconds for which is waited until an order is carried out."""
+LOOK_EVERY = 0.1
+ANSWERED_WITHIN = 5.0
+
+
+class Drains:
+    """Orders of an operator.
+
+    Arguments:
+        made: the fleet.
+        faults: where drains are noted, one for each process.
+        rng: the dice.
+
+    Attributes:
+        now: names of the processes that are drained, all or in part.
+        refused: orders that the service refused.
+    """
+
+    def __init__(self, made: Fleet, faults: list[Fault], rng: random.Random) -> None:
+        self.now: set[str] = set()
+        self.refused = 0
+        self._made, self._faults, self._rng = made, faults, rng
+
+    async def order(self) -> None:
+        """Drain something, wait until nothing runs there, and undrain it after a while."""
+        level = self._rng.choices(list(LEVELS), list(LEVELS.values()))[0]
+        healthy = [one for one in await self._workers() if one["status"] == "healthy" and host_of(self._made, one)]
+        if not healthy:
+            return
+        worker = self._rng.choice(healthy)["worker_id"]
+        name = await self._name(level, worker)
+        if not name:
+            return
+        began = time.monotonic()
+        status, answer = await self._told("start", name=name, force=str(level == "machine").lower())
+        if status != 200:
+            self.refused += 1
+            await self._told("end", name=name)  # An earlier try without an answer may have been carried out.
+            return
+        ids = {one for drain in answer["drains"] for one in drain["workers"]}
+        noted = self._note(level, began, [one for one in healthy if one["worker_id"] in ids])
+        try:
+            told = await self._seen(lambda: self._idle(ids))
+            for one in noted:
+                one.told = told
+            await asyncio.sleep(self._rng.uniform(*(LASTS_FOR_ALL if level == "machine" else LASTS)))
+        finally:
+            for one in noted:
+                one.undrained = time.monotonic()
+            await self._told("end", name=name)
+            back = await self._seen(lambda: self._back(ids))
+            for one in noted:
+                one.back, one.ended = back, time.monotonic()
+            self.now.clear()
+
+    async def _name(self, level: str, worker: str) -> str:
+        """Name to be drained, of a worker, its process or their machine; empty if that is not known now."""
+        if level == "machine":
+            return socket.gethostname()
+        process = worker.partition("/")[0]
+        if level == "worker" or not self._made.services:
+            return worker if level == "worker" else process
+        fleet = await self._asked(lambda door: door.ask("/internal/fleet", ANSWERED_WITHIN))
+        return next((one["id"] for one in fleet["members"]), "") if fleet else ""
+
+    def _note(self, level: str, began: float, lines: Sequence[dict[str, Any]]) -> list[Drained]:
+        """Note a drain: of workers by the processes of their functions, else of all of a process of Headway."""
+        noted: dict[tuple[str, int], Drained] = {}
+        for line in lines:
+            host = host_of(self._made, line)
+            if host is not None:
+                pid = line["pid"] if level == "worker" else 0
+                role = "service" if self._made.services else "worker"
+                noted[host.name, pid] = Drained(f"{role} drained", began, whom=host.name, pid=pid)
+                self.now.add(host.name)
+        self._faults += noted.values()
+        return list(noted.values())
+
+    async def _idle(self, ids: set[str]) -> bool:
+        """Whether all workers of these ids have told that they are drained and run nothing, or are gone."""
+        found = await self._workers()
+        there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
+        return bool(found) and all(one["status"] == "drained" and not one["in_flight"] for one in there)
+
+    async def _back(self, ids: set[str]) -> bool:
+        """Whether all workers of these ids are healthy, or gone."""
+        found = await self._workers()
+        there = [one for one in found if one["worker_id"] in ids and one["status"] != "offline"]
+        return bool(found) and all(one["status"] == "healthy" for one in there)
+
+    async def _seen(self, look: Callable[[], Any]) -> float | None:
+        """Instant at which something was seen; None if it was not in time."""
+        until = time.monotonic() + HEARD
+        while time.monotonic() < until:
+            if await look():
+                return time.monotonic()
+            await asyncio.sleep(LOOK_EVERY)
+        return None
+
+    async def _workers(self) -> list[dict[str, Any]]:
+        return await self._asked(listed) or []
+
+    async def _asked(self, ask: Callable[[Server], Any]) -> Any:
+        """What the first process says that answers; None if none does."""
+        for door in self._rng.sample(self._made.doors, len(self._made.doors)):
+            try:
+                if found := await asyncio.to_thread(ask, door):
+                    return found
+            except (OSError, msgspec.DecodeError):
+                continue
+        return None
+
+    async def _told(self, what: str, **query: str) -> tuple[int, Any]:
+        """Status and answer to an order, which is given again, at any process, until there is one that is no error of the service."""
+        while True:
+            door = self._rng.choice(self._made.doors) if self._made.doors else None
+            if door is not None and door.admin:
+                status, answer = await asyncio.to_thread(
+                    _posted, f"{door.admin}/internal/drains/{what}?{urlencode(query)}"
+                )
+                if status and status < 500:
+                    return status, answer
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _posted(url: str) -> tuple[int, Any]:
+    """Status and answer to a POST; 0 where there is none."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=ANSWERED_WITHIN) as told:
+            return told.status, msgspec.json.decode(told.read())
+    except urllib.error.HTTPError as exc:
+        return exc.code, None
+    except (OSError, msgspec.DecodeError):
+        return 0, None

@@ -1,0 +1,78 @@
+"""Drains: a worker that has told that it is drained claims nothing until it is undrained, and works again after that.
+
+That no request fails by it, and that what such a worker runs is answered, needs no law here: a drain costs nothing that a fault
+may cost (`tests.promises.faults.COSTS`), so it excuses no failure and no second run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tests.promises.faults import Drained
+from tests.promises.operation import History, Violation
+
+SETTLED = 5.0
+"""Seconds after a trouble in which an order may still not have been heard of."""
+SHARED = ("redis", "connections", "service")
+"""Roles whose troubles keep an order from any worker."""
+
+
+def drains(history: History) -> Iterator[Violation]:
+    """What is wrong with drains; nothing where there were none."""
+    for one in history.faults:
+        if isinstance(one, Drained):
+            yield from _Judge(history, one).judge()
+
+
+class _Judge:
+    def __init__(self, history: History, drain: Drained) -> None:
+        self._history, self._drain = history, drain
+        self._story = f"{drain.whom}, worker of {drain.pid or 'any process'}, drained at {drain.began:.3f}"
+
+    def judge(self) -> Iterator[Violation]:
+        drain, undrained = self._drain, self._drain.undrained
+        if drain.told is None:
+            if undrained is not None and self._calm(drain.began, undrained):
+                yield Violation("a drain that is not heard of", self._story)
+        else:
+            yield from self._claims(
+                drain.told, min(math.inf if undrained is None else undrained, self._lost_after(drain.told))
+            )
+        if (
+            undrained is not None
+            and drain.back is None
+            and drain.ended is not None
+            and self._calm(undrained, drain.ended)
+        ):
+            yield Violation(
+                "an undrained worker that does not work again", f"{self._story}, undrained at {undrained:.3f}"
+            )
+
+    def _claims(self, told: float, until: float) -> Iterator[Violation]:
+        """Whatever ran, or was healthy, while it was drained."""
+        pid, host = self._drain.pid, self._drain.whom
+        for run in self._history.runs:
+            if told < run.began < until and run.host == host and pid in (0, run.pid):
+                yield Violation(
+                    "a drained worker runs something", f"{self._story}, told at {told:.3f}; run at {run.began:.3f}"
+                )
+        for sighting in self._history.evidence.sightings:
+            if told < sighting.at < until and any(one.host == host and pid in (0, one.pid) for one in sighting.healthy):
+                yield Violation("a drain that is forgotten", f"{self._story}; healthy at {sighting.at:.3f}")
+                return
+
+    def _lost_after(self, told: float) -> float:
+        """First instant from which the drain itself may be lost."""
+        losses = (one for one in self._history.faults if one.cost.loses)
+        return min((max(one.began, told) for one in losses if (one.ended or math.inf) >= told), default=math.inf)
+
+    def _calm(self, since: float, until: float) -> bool:
+        """Whether nothing befell the process, or what all share, shortly before and in a time."""
+        return not any(
+            (one.whom == self._drain.whom or one.what.startswith(SHARED))
+            and not isinstance(one, Drained)
+            and one.began <= until
+            and (one.ended or until) + SETTLED >= since
+            for one in self._history.faults
+        )

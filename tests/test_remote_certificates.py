@@ -117,38 +117,6 @@ def test_without_an_authority_those_of_the_system_are_trusted(authority: Authori
     assert tls.context.verify_mode == ssl.CERT_REQUIRED
 
 
-def test_changed_files_are_taken_when_they_fit(authority: Authority) -> None:
-    certificate, key = authority.issue()
-
-    async def main() -> None:
-        found = made(authority.file, certificate, key)
-        first = found.current
-        await found.look()
-        assert found.current is first
-        old = key.read_bytes()
-        authority.issue()
-        new = key.read_bytes()
-        key.write_bytes(old)
-        for _ in range(4):
-            await found.look()
-        assert found.current is first
-        key.write_bytes(new)
-        for _ in range(2):
-            await found.look()
-        assert found.current is not first
-        assert (found.current.certificate, found.current.key) == (certificate.read_bytes(), new)
-
-    with structlog.testing.capture_logs() as lines:
-        asyncio.run(main())
-    assert [line["event"] for line in lines] == [
-        "certificate for the remote API read",
-        "the changed certificates for the remote API cannot be used; those read before go on",
-        "certificate for the remote API read",
-    ]
-    assert "is not the key of" in lines[1]["error"]
-    assert "Name the two that were made together" in lines[1]["error"]
-
-
 def test_the_authority_alone_may_change(tmp_path: Path, authority: Authority) -> None:
     other = Authority(tmp_path, "other")
 

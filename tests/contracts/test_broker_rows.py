@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -142,6 +143,20 @@ def _judged(worker: str, value: Value) -> ItemResult:
     """What a worker makes of a value; those of before take no tensors."""
     wrong = worker == "old" and not isinstance(value, str)
     return ItemResult(None, "expected a text") if wrong else ItemResult(output(value))
+
+
+@story
+async def test_tenants_share_rows(harness: Harness) -> None:
+    await told(harness)
+    rode = Counter[str]()
+    await harness.broker.enqueue([rows(8, tenant="many") for _ in range(6)])
+    await harness.broker.enqueue([rows(1, tenant="few") for _ in range(48)])
+    for _ in range(6):
+        lease = await harness.claim()
+        for entry in lease.entries:
+            rode[entry.tenant] += entry.weight
+        await harness.answer(lease)
+    assert abs(rode["many"] - rode["few"]) <= 2 * MAX_BATCH
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])

@@ -31,7 +31,6 @@ from prometheus_client.parser import text_string_to_metric_families
 import headway
 from tests.e2e.client import PATIENCE, Answer, Asked, Connection, Gate, wait_until
 from tests.e2e.fork_server import Forked, the_fork_server
-from tests.targets.gates import SETUP_GATE
 
 ROOT = Path(headway.__file__).parent.parent
 TARGET = "tests.targets.gates:Gated"
@@ -266,19 +265,6 @@ class Server:
             gate.open()
         for asked in first:
             asked.output()
-
-    @contextmanager
-    def without_workers(self) -> Iterator[None]:
-        """Kill all workers, and let none come up again before the end of the block. Needs `Gated` to be served."""
-        gate = Gate(self.folder, SETUP_GATE)
-        pids = [worker["pid"] for worker in self.workers()]
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: all(w["status"] == "starting" and w["pid"] not in pids for w in self.workers()))
-        yield
-        gate.reached()
-        gate.remove()
-        gate.open()
 
     # How it ends.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.e2e.client import Gate, request, wait_until
+from tests.e2e.client import Gate, wait_until
 from tests.e2e.server import serving
 
 RULES = json.dumps([
@@ -38,27 +38,3 @@ def test_a_worker_comes_while_others_wait_and_leaves_when_nobody_does(tmp_path: 
         assert metrics.value("desired_workers") == 1
         assert metrics.value("scaling_decisions_total", direction="up") == 1
         assert metrics.value("scaling_decisions_total", direction="down") == 1
-
-
-def test_no_request_fails_while_a_worker_that_runs_one_leaves(tmp_path: Path) -> None:
-    options = "--autoscale", "local", "--workers", "2", "--max-workers", "2", "--scale-cooldown-s", "1"
-    with serving(tmp_path, *options, "--scale-rules", RULES, lawful=False) as server:
-        gates = [Gate(tmp_path), Gate(tmp_path)]
-        held = server.ask(gates[0].text(), "Idempotency-Key: once")
-        gates[0].reached()
-        connection = server.connect()
-        body = json.dumps({"input": gates[1].text()}).encode()
-        connection.send(request(body, "/v1/inference", "Prefer: respond-async"))
-        task = str(connection.answer().header["location"])
-        gates[1].reached()
-        waiting = [server.ask("plain"), server.ask("keyed", "Idempotency-Key: another")]
-        server.logged("workers are scaled", direction="down")
-        for gate in gates:
-            gate.open()
-        assert held.output() == gates[0].text().upper()
-        for one in waiting:
-            one.output()
-        assert server.get(f"{task}?wait=30").json["output"] == gates[1].text().upper()
-        wait_until(lambda: len([one for one in server.workers() if one["status"] == "healthy"]) == 1)
-        assert server.ask(gates[0].text(), "Idempotency-Key: once").output() == held.expected
-        assert server.ask("keyed", "Idempotency-Key: another").output() == "KEYED"

@@ -194,11 +194,3 @@ def test_roles_without_clients_answer_from_the_ledger(tmp_path: Path, servers: S
             lambda: answer if (answer := worker.admin(f"/internal/requests/{asked.id}")).status == 200 else None
         )
         assert (known.json["status"], known.json["tenant"], known.json["batch_size"]) == ("completed", "default", 1)
-
-
-def test_an_unfit_ledger_stops_the_start_and_its_password_is_not_shown(tmp_path: Path, own: PostgresServer) -> None:
-    url = own.url.replace("headway@", "headway:canary-password@").replace("/postgres", "/nowhere")
-    with launched(tmp_path, "--ledger", url, logs_json=False) as server:
-        assert server.ended() == 3
-        assert 'database "nowhere" does not exist' in server.log_text()
-        assert "canary" not in server.log_text() + server.banner()

@@ -106,30 +106,6 @@ def test_serve_over_a_broker_shares_its_workers(tmp_path: Path, redis: RedisServ
             server.check_end()
 
 
-def test_a_process_that_starts_before_its_broker_waits_for_it(tmp_path: Path) -> None:
-    redis = RedisServer("valkey", tmp_path / "redis")
-    with launched(tmp_path, "--broker", redis.url, "--broker-timeout-ms", "20000", role="controller") as early:
-        early.expected.add("the broker does not answer yet")
-        early.logged("the broker does not answer yet", given_up_after=30.0)
-        with redis:
-            early.ready()
-            early.all_healthy()
-            early.signal()
-            early.check_end()
-
-
-def test_a_process_that_waits_for_its_broker_can_be_told_to_end(tmp_path: Path) -> None:
-    redis = RedisServer("valkey", tmp_path / "redis")
-    try:
-        with launched(tmp_path, "--broker", redis.url, role="worker") as early:
-            early.expected.add("the broker does not answer yet")
-            early.logged("the broker does not answer yet")
-            early.signal()
-            early.check_end()
-    finally:
-        redis.close()
-
-
 def test_the_brokers_password_is_shown_nowhere(tmp_path: Path) -> None:
     with RedisServer("valkey", tmp_path / "redis") as redis:
         redis.command("CONFIG", "SET", "requirepass", SECRET)

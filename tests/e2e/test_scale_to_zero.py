@@ -72,18 +72,6 @@ def test_a_model_that_nobody_asks_for_has_no_process_and_answers_by_every_door_a
         assert told["reason"] == "nobody asked for it for 1 s"
 
 
-def test_who_cannot_wait_for_the_start_hears_when_to_come_back_and_has_begun_it(tmp_path: Path) -> None:
-    with serving(tmp_path, *ZERO, *LOCAL) as server:
-        shown = at_zero(server)
-        assert 0.0 < shown["starts_in"] < PATIENCE
-        refused = server.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
-        assert (refused.status, refused.error) == (503, "NO_WORKERS")
-        assert 1 <= int(refused.header["retry-after"]) <= shown["starts_in"] + 1
-        assert "one is being started" in refused.message, (shown, server.log("loaded"))
-        server.logged("workers are scaled", direction="up")
-        assert server.ask("again").output() == "AGAIN"
-
-
 def test_hosts_of_a_fleet_give_their_workers_back_and_a_request_brings_them_again(tmp_path: Path) -> None:
     named = "--model", "m"
     with (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
 import shutil
 import sqlite3
-import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,6 @@ def ask(server: Server, value: Any, path: str = "/v1/inference") -> Any:
     [
         ("Sums", [0.0]),
         ("Ranked", {"scores": [0.0], "best": 0}),
-        ("Image", 0.0),
-        ("embed", [5.0, -0.375]),
     ],
 )
 def test_the_line_to_try_works_as_it_stands(tmp_path: Path, name: str, output: Any) -> None:
@@ -79,15 +75,3 @@ def test_dead_letters_and_the_ledger_tell_shapes_and_a_replay_runs_the_same_numb
         tuple(str(one).removeprefix("tensors: ") for one in row) for row in kept
     ]
     assert "8191" not in str(kept)
-
-
-def test_embeddings_are_those_of_the_array(tmp_path: Path) -> None:
-    with serving(tmp_path, lawful=False, target="tests.targets.arrays:embed") as server:
-        connection = server.connect()
-        packed = base64.b64encode(struct.pack("<2f", 3, -0.375)).decode()
-        expected: dict[str, Any] = {"float": [3.0, -0.375], "base64": packed}
-        for form, embedding in expected.items():
-            body = {"input": ["abc", "abc"], "encoding_format": form}
-            connection.send(request(json.dumps(body).encode(), "/v1/embeddings"))
-            assert [one["embedding"] for one in connection.answer().json["data"]] == [embedding] * 2
-        assert ask(server, "abcd").json["output"] == [4.0, -0.375]

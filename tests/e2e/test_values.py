@@ -10,7 +10,6 @@ from typing import Any
 
 from tests.e2e.client import Answer, request, wait_until
 from tests.e2e.server import ROOT, Server, launched, run_cli, serving
-from tests.e2e.test_letters import ids
 from tests.servers.redis import RedisServer
 
 SCORES = "tests.targets.values:Scores"
@@ -55,7 +54,7 @@ def test_json_values_are_asked_kept_replayed_and_checked(tmp_path: Path) -> None
 
         bad = ask(server, {"unless": str(obstacle)})
         assert (bad.status, bad.json["error"]) == (422, "REJECTED_BY_MODEL")
-        shown = json.loads(run_cli(server, tmp_path, "dlq", "show", ids(server)[0]).stdout)
+        shown = json.loads(run_cli(server, tmp_path, "dlq", "show", str(server.letters()[0]["id"])).stdout)
         assert shown["input"] == {"unless": str(obstacle)}
         obstacle.unlink()
         replayed = server.admin(f"/internal/dlq/{shown['id']}/replay", "POST")

@@ -580,8 +580,10 @@ class BulkStore(Protocol):
     async def open(self) -> None:
         """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
 
-    async def add_file(self, file: BulkFile, most: Stored | None = None) -> bool:
-        """Add a file, of which there may be one under its id; False when its tenant would have more than `most`."""
+    async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
+        """Add a file, of which there may be one under its id.
+
+        False when its tenant would have more than `most`, or when another generation holds the job than `holder`'s."""
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """File of an id."""

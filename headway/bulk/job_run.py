@@ -130,6 +130,7 @@ class JobRun:
                 await self._until_done(self._answers.recover)
                 await self._answer()
             if self.job.status is JobStatus.FINALIZING:
+                await self._until_done(self._name_files)
                 await self._until_done(self._finalize)
         finally:
             self._let_go()
@@ -262,11 +263,20 @@ class JobRun:
             await self._until_done(partial(self._fail, self._fault))
             return
         ending = JobStatus.COMPLETED if done else self._ending()
-        known: dict[str, Any] = {
-            name: f"file-{self._of.new_id().replace('-', '')}" for name in ("output_file", "error_file")
-        }
         self.job = replace(self.standing(), paused="")
-        await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending, **known))
+        await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
+
+    async def _name_files(self) -> None:
+        """Name the files of answers and errors anew.
+
+        So a holder that stood still, and goes on when the log is gone already, does not write in the place of what its next has made.
+        """
+        of = self._of
+        for id in filter(None, (self.job.output_file, self.job.error_file)):
+            await of.store.remove_file(self.job.tenant, id)
+            await of.folder.remove_file(id)
+        names = {name: f"file-{of.new_id().replace('-', '')}" for name in ("output_file", "error_file")}
+        await self._keep(replace(self.job, **names))
 
     async def _finalize(self) -> None:
         """Make the files of answers and errors, and end."""
@@ -306,7 +316,9 @@ class JobRun:
         """Make what was written a file of the tenant's."""
         of = self._of
         await writer.commit(id)
-        await of.store.add_file(BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall()))
+        file = BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall())
+        if not await of.store.add_file(file, holder=self.job):
+            raise Fenced
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
         """Write an error of each line that has no record. Returns their number. Raises FileLost."""

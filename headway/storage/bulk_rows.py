@@ -20,10 +20,12 @@ _JOB = "document, status, cancelling_at, owner, generation"
 _ADD_FILE = f"""
 INSERT INTO headway_bulk_files ({_FILE})
 SELECT CAST($1 AS TEXT), CAST($2 AS TEXT), CAST($3 AS TEXT), CAST($4 AS BIGINT), CAST($5 AS TEXT), CAST($6 AS DOUBLE PRECISION)
-WHERE CAST($7 AS BIGINT) < 0 OR (
+WHERE (CAST($7 AS BIGINT) < 0 OR (
     SELECT coalesce(sum(size), 0) + CAST($4 AS BIGINT) <= CAST($7 AS BIGINT) AND count(*) < CAST($8 AS BIGINT)
     FROM headway_bulk_files WHERE tenant = CAST($2 AS TEXT)
-)
+)) AND (CAST($9 AS TEXT) = '' OR EXISTS (
+    SELECT 1 FROM headway_bulk_jobs WHERE id = CAST($9 AS TEXT) AND generation = CAST($10 AS BIGINT)
+))
 ON CONFLICT (id) DO UPDATE SET size = excluded.size RETURNING id
 """  # noqa: S608
 _FILE_OF = f"SELECT {_FILE} FROM headway_bulk_files WHERE tenant = $1 AND id = $2"  # noqa: S608
@@ -109,9 +111,10 @@ class BulkRows:
         """Rows of a query."""
         raise NotImplementedError
 
-    async def add_file(self, file: BulkFile, most: Stored | None = None) -> bool:
+    async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
         """See BulkStore."""
-        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), *(most or (-1, 0))))
+        held = ("", 0) if holder is None else (holder.id, holder.generation)
+        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), *(most or (-1, 0)), *held))
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         """See BulkStore."""

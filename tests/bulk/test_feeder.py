@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headway.bulk.answer_log import AnswerLog
+from headway.bulk.answer_log import AnswerLog, Record
 from headway.bulk.job_run import LEASE
 from headway.bulk.jobs import BITE, STRAYS_EVERY, BulkJobs
 from headway.config import Settings
@@ -347,6 +347,37 @@ async def test_who_lost_the_job_writes_nothing_of_it(stand: Stand) -> None:
     found = await stand.until_ended(job)
     assert found.completed == 1000
     assert len(stand.records(found.output_file)) == 1000
+    await supervisor.stop()
+    await lost.close()
+
+
+@on_stand
+async def test_who_makes_files_of_a_log_that_is_half_gone_spoils_none(stand: Stand) -> None:
+    """A holder stands still before it looks at the log, and its next has ended the job when it goes on."""
+    records, goes_on = AnswerLog.records, asyncio.Event()
+
+    async def late(log: AnswerLog) -> AsyncGenerator[list[Record], None]:
+        if log._generation == 1 and not goes_on.is_set() and log.counts["out"]:
+            await goes_on.wait()
+            (stand.path / "jobs" / job.id).mkdir()
+            (stand.path / "jobs" / job.id / "out.1.part").write_bytes(b'1 {"line": 1}\n')
+        async for page in records(log):
+            yield page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerLog, "records", late)
+        job = await stand.submit(["a"] * 100)
+        await asyncio.sleep(5.0)
+        lost, supervisor = stand.feeder, stand.supervisor
+        assert (await stand.job(job)).status is JobStatus.FINALIZING
+        stand.store._database.execute("UPDATE headway_bulk_jobs SET held_until = 0")
+        await stand.begin()
+        found = await stand.until_ended(job)
+        goes_on.set()
+        await asyncio.sleep(5.0)
+    assert job.id not in lost.runs
+    assert len(stand.records(found.output_file)) == found.completed == 100
+    assert len(await stand.store.files("acme", "", 9)) == 2
     await supervisor.stop()
     await lost.close()
 

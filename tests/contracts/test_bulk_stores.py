@@ -169,6 +169,9 @@ async def test_a_job_has_one_holder_until_its_lease_ends(store: BulkStore) -> No
     assert second is not None and (second.owner, second.generation) == ("b", 2)
     assert await store.claim("c", 30.0, 9) is None
     assert await store.keep(replace(first, completed=9), 30.0) is None
+    output = file()
+    assert not await store.add_file(output, holder=first)
+    assert await store.add_file(output, holder=second)
     kept = await store.keep(replace(second, completed=5, status=JobStatus.IN_PROGRESS), 30.0)
     assert kept is not None and kept.completed == 5
     assert await store.job("acme", second.id) == kept

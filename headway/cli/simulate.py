@@ -21,7 +21,7 @@ _SETTLING = 75.0
 """Batch times of warm-up by default, as a fleet that starts in step near saturation needs so many to spread."""
 
 
-_DAY_ONLY = {"cold_start_s", "scale_rules"}
+_DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
 _DAY_TAKES = _DAY_ONLY | {
     "autoscale", "rate", "alpha", "beta", "overhead", "max_batch", "promise", "trace", "seed", "json",
 }  # fmt: skip
@@ -48,6 +48,14 @@ _DAY_TAKES = _DAY_ONLY | {
 @option(
     "--scale-rules", default="", metavar="JSON", group=_SCALING, help="Rules, as the setting of that name has them."
 )
+@option(
+    "--scale-to-zero-after-s",
+    type=float,
+    default=0.0,
+    metavar="S",
+    group=_SCALING,
+    help="Seconds after which a model that nobody asks for gives all workers back; 0: never. Shown beside keeping one.",
+)
 @option("--json", is_flag=True, group="Results", help="Print the results as JSON instead of tables.")
 @option(
     "--plot",
@@ -65,6 +73,7 @@ def simulate(
     autoscale: bool,
     cold_start_s: float,
     scale_rules: str,
+    scale_to_zero_after_s: float,
     json: bool,
     plot: Path | None,
     **given: Any,
@@ -79,17 +88,19 @@ def simulate(
     With --autoscale it is a day under the autoscaler's policies, `rules` and `plan`, beside as many GPUs as the busiest
     minute needs, and --rate is the mean of the daily wave, before the doubling: arrivals are counted by the second, and
     the load waits as a level. Its columns: GPU-hours of the day, and as a share of those of `rules`; requests answered within --promise, and requests refused; decisions for more workers
-    (ups) and for fewer (downs); fewest and most workers; and the load as a share of what the workers could carry.
+    (ups) and for fewer (downs); fewest and most workers; and the load as a share of what the workers could carry. With
+    --scale-to-zero-after-s `rules` and `plan` go to zero as well: hours without a worker, starts from there, requests held for one
+    within --request-timeout-ms, and requests that got 503.
 
     Exit codes: 0 done, 3 a bad setting.
     """
     from headway.simulator.batch_times import BATCH_MS_HINT
 
-    _refuse_idle(ctx, autoscale=autoscale)
+    _refuse_idle(ctx, autoscale=autoscale, to_zero=bool(scale_to_zero_after_s))
     if given["alpha"] is None and given["times"] is None and not autoscale:
         raise SettingError("--batch-ms", "", "nothing tells how long a batch takes", BATCH_MS_HINT)
     if autoscale:
-        _simulate_day(given, cold_start_s, scale_rules, json=json)
+        _simulate_day(given, cold_start_s, scale_rules, scale_to_zero_after_s, json=json)
         return
     if given["workers"] is None:
         raise click.BadParameter(
@@ -158,16 +169,17 @@ def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrival
         show(scenario, reports, arrivals)
 
 
-def _refuse_idle(ctx: click.Context, *, autoscale: bool) -> None:
+def _refuse_idle(ctx: click.Context, *, autoscale: bool, to_zero: bool) -> None:
     """Refuse the first option that was given and has no effect on this kind of run.
 
     Raises:
         SettingError: there is one.
     """
+    of_day = _DAY_TAKES | ({"timeout"} if to_zero else set())
     for parameter in ctx.command.params:
         name = parameter.name or ""
         source = ctx.get_parameter_source(name)
-        idle = name not in _DAY_TAKES if autoscale else name in _DAY_ONLY
+        idle = name not in of_day if autoscale else name in _DAY_ONLY
         if not idle or source is None or source.name != "COMMANDLINE":
             continue
         given = ctx.params[name]
@@ -179,15 +191,17 @@ def _refuse_idle(ctx: click.Context, *, autoscale: bool) -> None:
         raise SettingError(parameter.opts[0], value, reason, hint)
 
 
-def _simulate_day(given: Mapping[str, Any], cold_start_s: float, scale_rules: str, *, json: bool) -> None:
+def _simulate_day(
+    given: Mapping[str, Any], cold_start_s: float, scale_rules: str, zero_after_s: float, *, json: bool
+) -> None:
     """Run a day under each policy of the autoscaler, and print what each took."""
     import msgspec
 
     from headway.core.scaling import rules
-    from headway.core.scaling.scaler import ScaleLimits
+    from headway.core.scaling.scaler import PLAN, RULES, ScaleLimits
     from headway.core.scaling.sizing import BatchCost
     from headway.simulator.day import POLICIES as SCALE_POLICIES
-    from headway.simulator.day import Day, simulate_day
+    from headway.simulator.day import Day, DayReport, day_arrivals, simulate_day
     from headway.simulator.report import show_day
     from headway.simulator.traffic import read_trace
 
@@ -207,15 +221,23 @@ def _simulate_day(given: Mapping[str, Any], cold_start_s: float, scale_rules: st
         start=cold_start_s,
         trace=read_trace(Path(trace)) if trace else (),
         limits=ScaleLimits(rules=chosen),
+        timeout=values["timeout"],
         seed=values["seed"],
     )
+    traffic = day_arrivals(day)
     with waiting("simulating a day") as doing:
-        reports = [
-            simulate_day(day, policy, lambda text: doing.tell(f"simulating {text}")) for policy in SCALE_POLICIES
-        ]
+
+        def run(day: Day, policy: str) -> DayReport:
+            return simulate_day(day, policy, lambda text: doing.tell(f"simulating {text}"), traffic)
+
+        reports = [run(day, policy) for policy in SCALE_POLICIES]
+        if zero_after_s:
+            to_zero = msgspec.structs.replace(day, limits=msgspec.structs.replace(day.limits, idle_after=zero_after_s))
+            found = [run(to_zero, policy) for policy in (RULES, PLAN)]
+            reports += [msgspec.structs.replace(one, policy=f"{one.policy}, to zero") for one in found]
     if json:
-        found = {"command": ["headway", *sys.argv[1:]], "reports": reports}
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        told = {"command": ["headway", *sys.argv[1:]], "reports": reports}
+        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
     else:
         arrivals = Path(trace).name if trace else "Poisson"
         show_day(reports, f"A day of {day.rate:g} requests/s ({arrivals}), starts of {cold_start_s:g} s")

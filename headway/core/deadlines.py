@@ -9,6 +9,8 @@ _AMPLE = 2.0
 """Ratio of an ample deadline to what it must cover."""
 MOST_MS = 600_000
 """Longest deadline that the settings allow, in ms."""
+HELD_SHARE = 0.95
+"""Share of its whole time in which a worker must be up for a request to be held for it; the rest is for the run."""
 
 
 def fitting(seconds: float) -> dict[str, int]:

@@ -19,6 +19,7 @@ import msgspec
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
+from headway.core.deadlines import HELD_SHARE
 from headway.core.health import OFFLINE_AFTER
 from headway.core.tensor_json import tensors_of
 from headway.core.tensors import NoTensors, check_heads, header_of
@@ -34,9 +35,6 @@ log = get_logger(__name__)
 
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
 """Kinds of inputs that not any text is one of."""
-
-HELD_SHARE = 0.95
-"""Share of its whole time in which a worker must be up for a request to be held for it; the rest is for the run."""
 
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)

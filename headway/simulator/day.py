@@ -7,6 +7,9 @@ production: `core.scaling.scaler` is asked once a second with what the controlle
 Traffic is a recorded trace, its time scaled to the rate and repeated through the day, times a daily wave, times two for an hour
 in which it doubles within a minute. What is uneven within a second comes in as its dispersion: behind the level there waits
 what the formula of `core.scaling.sizing` says for it.
+
+Where `limits.idle_after` is set, the model goes to zero and back. Who comes meanwhile is held or gets 503 by the rule of gateways.
+Nobody who was sent away comes back.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from headway.core.deadlines import HELD_SHARE
 from headway.core.scaling.scaler import DOWN, PLAN, RULES, UP, ModelState, ScaleLimits, Scaler
 from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
@@ -41,6 +45,8 @@ POLICIES = (RULES, PLAN, FIXED)
 """Policies that are compared."""
 QUEUE_SECONDS = 2.0
 """Seconds of work that may wait; what comes beyond is refused."""
+FEW = 20.0
+"""Arrivals in a second below which their number is drawn from Poisson's distribution itself, as there are seconds without any."""
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +59,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         start: seconds from asking for a worker until it serves.
         trace: recorded instants in seconds; empty for a steady rate.
         limits: bounds and rules of the autoscaler; policy and promise are replaced.
+        timeout: seconds that a request may take in all.
         seed: seed of the arrivals.
     """
 
@@ -62,6 +69,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     trace: tuple[float, ...] = ()
     limits: ScaleLimits = msgspec.field(default_factory=ScaleLimits)
+    timeout: float = 4.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +77,9 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError("--rate", self.rate, "must lie between 0 and 1000000 requests/s", "For example 2000.")
         if not 0.0 <= self.start <= 3600.0:
             raise SettingError("--cold-start-s", self.start, "must lie between 0 and 3600 s", "For example 60.")
+        if not 0.0 <= self.limits.idle_after <= DAY:
+            option, hint = "--scale-to-zero-after-s", "For example 600."
+            raise SettingError(option, self.limits.idle_after, f"must lie between 0 and {DAY} s", hint)
         if self.cost.alpha + self.cost.beta >= self.promise:
             reason = (
                 f"no request is answered sooner than one batch takes, {1000 * (self.cost.alpha + self.cost.beta):g} ms"
@@ -87,6 +98,10 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
         ups, downs: changes of the number.
         most, fewest: workers at most and at least.
         utilisation: mean load over the capacity of the workers that serve.
+        zero_hours: hours without a worker, starts from zero included.
+        starts: starts from zero.
+        held: requests that were held for such a start.
+        sent_away: requests that got 503 for one; they are among the refused.
     """
 
     policy: str
@@ -98,6 +113,10 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     fewest: int
     utilisation: float
+    zero_hours: float
+    starts: int
+    held: float
+    sent_away: float
 
 
 def simulate_day(
@@ -128,8 +147,16 @@ def day_arrivals(day: Day) -> tuple[list[float], float]:
             found.append(counts[second % len(counts)] * level)
         else:
             mean = day.rate * level
-            found.append(max(0.0, rng.gauss(mean, math.sqrt(mean))))
+            found.append(_few(rng, mean) if mean < FEW else max(0.0, rng.gauss(mean, math.sqrt(mean))))
     return found, dispersion
+
+
+def _few(rng: random.Random, mean: float) -> float:
+    """Number from Poisson's distribution: of events that fit into one second, their gaps being exponential."""
+    count, passed = 0, rng.expovariate(mean)
+    while passed < 1.0:
+        count, passed = count + 1, passed + rng.expovariate(mean)
+    return float(count)
 
 
 def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float]:
@@ -140,7 +167,7 @@ def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float
     laps = max(2, math.ceil(LEAST_RECORD * rate / len(trace)))
     length = len(trace) / rate
     scale = length * (1.0 - 1.0 / len(trace)) / (trace[-1] - trace[0])
-    tenths = [0] * int(laps * length * TENTHS)
+    tenths = [0] * int(min(laps * length, DAY) * TENTHS)
     for lap in range(laps):
         for instant in trace:
             place = int((lap * length + (instant - trace[0]) * scale) * TENTHS)
@@ -207,9 +234,11 @@ class _Run:
         self._uneven = max(statistics.pvariance(first) / max(statistics.fmean(first), 1e-9), dispersion)
         self._limits = replace(day.limits, policy=PLAN if policy == PLAN else RULES, promise=day.promise)
         self._ready = self._first()
+        self._scaler = Scaler(self._limits, self._ready, 0.0)
         self._coming: list[float] = []
         self._served_within = self._refused = self._offered = self._gpu_seconds = 0.0
-        self._busy = 0.0
+        self._busy = self._held = self._sent_away = 0.0
+        self._at_zero = self._starts = 0
         self._counts = {UP: 0, DOWN: 0}
 
     def _first(self) -> int:
@@ -221,7 +250,7 @@ class _Run:
         return self._limits.clamp(found)
 
     def report(self, progress: Callable[[str], None]) -> DayReport:
-        scaler = Scaler(self._limits, self._ready, 0.0)
+        scaler = self._scaler
         most = fewest = self._ready
         measured = 0.0
         for second, arrivals in enumerate(self._arrivals):
@@ -232,12 +261,14 @@ class _Run:
             if self._policy == FIXED:
                 self._gpu_seconds += self._ready
                 continue
+            capacity = self._ready * self._day.cost.pace
             state = ModelState(
-                self._ready, self._backlog.waiting, measured, self._ready * self._day.cost.pace, self._day.cost
+                self._ready, self._backlog.waiting, measured, capacity, self._day.cost, load=self._day.start
             )
             decision = scaler.decide(state, float(second))
             if decision is not None and decision.direction in self._counts:
                 self._counts[decision.direction] += 1
+                self._starts += not decision.before
                 self._coming += [second + self._day.start] * (decision.desired - decision.before)
                 self._ready = min(self._ready, decision.desired)
             self._gpu_seconds += scaler.desired
@@ -251,7 +282,11 @@ class _Run:
             downs=self._counts[DOWN],
             most=most,
             fewest=fewest,
-            utilisation=self._busy / DAY,
+            utilisation=self._busy / max(DAY - self._at_zero, 1),
+            zero_hours=self._at_zero / 3600,
+            starts=self._starts,
+            held=self._held,
+            sent_away=self._sent_away,
         )
 
     def _step(self, arrivals: float, second: float) -> None:
@@ -259,12 +294,24 @@ class _Run:
         while self._coming and self._coming[0] <= second:
             self._coming.pop(0)
             self._ready += 1
-        within, refused = self._backlog.serve(arrivals, self._ready)
         self._offered += arrivals
+        if not self._ready:
+            self._wait_for_start(arrivals, second)
+            return
+        within, refused = self._backlog.serve(arrivals, self._ready)
         self._refused += refused
         self._served_within += within
-        capacity = self._ready * self._day.cost.pace
-        self._busy += min(arrivals / capacity, 1.0) if capacity else 1.0
+        self._busy += min(arrivals / (self._ready * self._day.cost.pace), 1.0)
+
+    def _wait_for_start(self, arrivals: float, second: float) -> None:
+        """Hold what comes in a second at zero, or send it away."""
+        self._at_zero += 1
+        if (self._scaler.starts_in(second) or 0.0) <= HELD_SHARE * self._day.timeout:
+            self._backlog.waiting += arrivals
+            self._held += arrivals
+        else:
+            self._refused += arrivals
+            self._sent_away += arrivals
 
 
 def _within(left: float, gap: float, mean: float) -> float:

@@ -292,21 +292,24 @@ def _losses(reports: Sequence[Report]) -> Table:
 
 
 def show_day(reports: Sequence[DayReport], title: str) -> None:
-    """Print one line for each policy."""
-    hours = {one.policy: one.gpu_hours for one in reports}
+    """Print one line for each policy. `reports`: the first is of RULES."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("policy", "GPU-hours", f"of {RULES}", "in promise", "refused", "ups", "downs", "workers", "load"):
+    names = ["policy", "GPU-hours", f"of {RULES}", "in promise", "refused", "ups", "downs", "workers", "load"]
+    zero = any(one.zero_hours for one in reports)
+    for name in (*names, *(("at zero", "starts", "held", "503") if zero else ())):
         table.add_column(name, justify="left" if name == "policy" else "right")
     for one in reports:
+        of_zero = (f"{one.zero_hours:,.1f} h", str(one.starts), f"{one.held:,.0f}", f"{one.sent_away:,.0f}")
         table.add_row(
             one.policy,
-            f"{one.gpu_hours:,.0f}",
-            f"{one.gpu_hours / hours[RULES]:.2f}",
+            f"{one.gpu_hours:,.{1 if zero else 0}f}",
+            f"{one.gpu_hours / reports[0].gpu_hours:.2f}",
             f"{one.within:.2%}",
             f"{one.refused:.2%}",
             str(one.ups),
             str(one.downs),
             f"{one.fewest}–{one.most}",
             f"{one.utilisation:.0%}",
+            *(of_zero if zero else ()),
         )
     standard_console().print(table)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from headway.simulator import engine, planner
+from headway.simulator import day, engine, planner
 from headway.simulator.scenario import POLICIES
 from tests.cli.command import code_of
 
@@ -98,6 +99,18 @@ class TestSimulate:
         assert code_of(["simulate", "--autoscale", *MODEL, *option]) == 3
         told = " ".join(capsys.readouterr().err.split())
         assert f"{shown}: has no effect on a day under the autoscaler. Leave it out, or leave out --autoscale." in told
+
+    def test_a_day_shows_what_going_to_zero_costs_and_saves(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(day, "DAY", 1200)
+        options = ["--rate", "0.001", "--scale-to-zero-after-s", "300", "--request-timeout-ms", "9000"]
+        assert code_of(["simulate", "--autoscale", *MODEL, *options]) == 0
+        told = capsys.readouterr().out
+        assert "at zero  starts  held  503" in told
+        assert re.search(r"plan, to zero +0\.2 +0\.55 .* 0\.2 h +1 +0 +1", told), told
+        assert code_of(["simulate", "--autoscale", *MODEL, "--request-timeout-ms", "9000"]) == 3
+        assert "has no effect on a day under the autoscaler" in capsys.readouterr().err
 
     def test_a_run_refuses_what_only_a_day_takes(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert code_of([*SIMULATE, "--cold-start-s", "5"]) == 3

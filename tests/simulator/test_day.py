@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import random
 
+import msgspec
 import pytest
 
-from headway.core.scaling.scaler import PLAN, RULES
+from headway.core.scaling.scaler import PLAN, RULES, ScaleLimits
 from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 from headway.simulator.day import DAY, FIXED, Day, DayReport, day_arrivals, record_counts, simulate_day
@@ -55,9 +56,42 @@ def test_a_record_is_sped_up_to_the_rate() -> None:
     assert dispersion == pytest.approx(1.0, abs=0.2)
 
 
+ASKED = {1000: 1.0, 1005: 2.0, 1017: 1.0, 1100: 1.0}
+"""Requests by the second in which they come."""
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+@pytest.mark.parametrize(("timeout", "held", "sent_away"), [(4.0, 1.0, 3.0), (30.0, 4.0, 0.0)])
+def test_at_zero_requests_are_held_for_a_start_that_is_over_in_time_and_others_get_503(
+    policy: str, timeout: float, held: float, sent_away: float
+) -> None:
+    day = Day(rate=0.001, cost=COST, promise=0.25, start=20, timeout=timeout, limits=ScaleLimits(idle_after=300.0))
+    traffic = [ASKED.get(second, 0.0) for second in range(2000)], 1.0
+    found = simulate_day(day, policy, traffic=traffic)
+    assert (found.held, found.sent_away, found.starts, found.fewest) == (held, sent_away, 1, 0)
+    assert (found.within, found.refused) == (0.2, sent_away / 5), "who was held is late, and one found a worker"
+    silent = 3600 * found.zero_hours
+    assert silent == pytest.approx(1000 - 300 + 20 + 2000 - 1400, abs=5)
+    assert 3600 * found.gpu_hours == pytest.approx(2000 - silent + 20, abs=5), "a GPU that starts is paid for"
+    kept = simulate_day(msgspec.structs.replace(day, limits=ScaleLimits()), policy, traffic=traffic)
+    assert (kept.zero_hours, kept.starts, 3600 * kept.gpu_hours, kept.within) == (0.0, 0, 2000, 1.0)
+
+
+def test_few_arrivals_leave_seconds_without_any() -> None:
+    arrivals, _ = day_arrivals(Day(rate=0.1, cost=COST, promise=0.25, start=60))
+    assert sum(arrivals) == pytest.approx(0.1 * (DAY + 3660 * 1.59), rel=0.05)
+    assert 0.85 < arrivals.count(0.0) / DAY < 0.95
+    assert all(one == int(one) for one in arrivals)
+
+
 @pytest.mark.parametrize(
     ("wrong", "setting"),
-    [({"rate": 0.0}, "--rate"), ({"start": -1.0}, "--cold-start-s"), ({"promise": 0.1}, "--promise")],
+    [
+        ({"limits": ScaleLimits(idle_after=-1.0)}, "--scale-to-zero-after-s"),
+        ({"rate": 0.0}, "--rate"),
+        ({"start": -1.0}, "--cold-start-s"),
+        ({"promise": 0.1}, "--promise"),
+    ],
 )
 def test_a_day_that_cannot_be_is_refused(wrong: dict[str, float], setting: str) -> None:
     with pytest.raises(SettingError, match=setting):

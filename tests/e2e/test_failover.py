@@ -6,12 +6,17 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import AWAY, HARDY, PATIENT, Fleet, fleet
 from tests.e2e.server import run_cli
 from tests.e2e.test_fleet_restarts import load
 from tests.servers.cluster import ClusterSetup
+from tests.servers.redis import KINDS
 from tests.servers.sentinel import SentinelSetup
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 SLOW = "tests.targets.journal:Slow"
 
@@ -28,9 +33,9 @@ def check(it: Fleet) -> None:
     assert not {text: times for text, times in ran.items() if times > 1}
 
 
-def test_a_planned_failover_under_sentinels_loses_no_accepted_request(tmp_path: Path) -> None:
+def test_a_planned_failover_under_sentinels_loses_no_accepted_request(tmp_path: Path, kind: str) -> None:
     with (
-        SentinelSetup("valkey", tmp_path / "sentinel") as setup,
+        SentinelSetup(kind, tmp_path / "sentinel") as setup,
         fleet(tmp_path, setup.primary, gateways=2, url=setup.url, target=SLOW) as it,
     ):
         it.expected |= AWAY
@@ -45,9 +50,9 @@ def test_a_planned_failover_under_sentinels_loses_no_accepted_request(tmp_path: 
         check(it)
 
 
-def test_a_planned_failover_of_a_cluster_loses_no_accepted_request(tmp_path: Path) -> None:
+def test_a_planned_failover_of_a_cluster_loses_no_accepted_request(tmp_path: Path, kind: str) -> None:
     flags = ("--shards", "4")
-    with ClusterSetup("valkey", tmp_path / "cluster", replicas=True) as setup:
+    with ClusterSetup(kind, tmp_path / "cluster", replicas=True) as setup:
         wait_until(lambda: all("slave0" in one.command("INFO", "replication") for one in setup.servers))
         home = setup.servers.index(setup.of("headway:{fleet}:k"))
         with fleet(

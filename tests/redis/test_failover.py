@@ -15,16 +15,19 @@ from tests.e2e.client import wait_until
 from tests.redis.stand import real
 from tests.servers.cluster import ClusterSetup
 from tests.servers.ports import LOOPBACK
-from tests.servers.redis import RedisServer
+from tests.servers.redis import KINDS, RedisServer
 from tests.servers.sentinel import SERVICE, SentinelSetup
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+"""The two part ways in replication, in clusters and in Sentinels."""
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
+def pair(tmp_path: Path, kind: str) -> Iterator[tuple[RedisServer, RedisServer]]:
     """A primary and its replica, which is in sync."""
     lines = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1")
-    primary = RedisServer("valkey", tmp_path / "primary", *lines)
-    replica = RedisServer("valkey", tmp_path / "replica", *lines, f"replicaof {LOOPBACK} {primary.port}")
+    primary = RedisServer(kind, tmp_path / "primary", *lines)
+    replica = RedisServer(kind, tmp_path / "replica", *lines, f"replicaof {LOOPBACK} {primary.port}")
     with primary, replica:
         wait_until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
         wait_until(lambda: "online" in str(primary.command("INFO", "replication").get("slave0")))
@@ -47,8 +50,8 @@ def writes(server: RedisServer) -> bool:
 
 
 @real
-async def test_without_a_replica_nothing_is_begun(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path) as alone:
+async def test_without_a_replica_nothing_is_begun(tmp_path: Path, kind: str) -> None:
+    with RedisServer(kind, tmp_path) as alone:
         why, said = await refused(alone.url)
         assert why.endswith("has no replica that is connected and in sync (it has none); nothing was begun")
         assert not said
@@ -106,9 +109,9 @@ async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[Red
 
 @real
 async def test_under_sentinels_the_pause_is_lifted_where_a_replica_does_not_catch_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SentinelSetup("valkey", tmp_path) as setup:
+    with SentinelSetup(kind, tmp_path) as setup:
         primary, replica = setup.primary, setup.replica
         caught_up = failover._caught_up
 
@@ -129,8 +132,8 @@ async def test_under_sentinels_the_pause_is_lifted_where_a_replica_does_not_catc
 
 
 @real
-async def test_sentinels_that_refuse_or_do_not_know_the_primary_change_nothing(tmp_path: Path) -> None:
-    with SentinelSetup("valkey", tmp_path) as setup:
+async def test_sentinels_that_refuse_or_do_not_know_the_primary_change_nothing(tmp_path: Path, kind: str) -> None:
+    with SentinelSetup(kind, tmp_path) as setup:
         primary = setup.primary
         why, _ = await refused(setup.url.replace(SERVICE, "other"))
         assert "other" in why or "No such master" in why
@@ -143,8 +146,8 @@ async def test_sentinels_that_refuse_or_do_not_know_the_primary_change_nothing(t
 
 
 @real
-async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(tmp_path: Path) -> None:
-    with ClusterSetup("valkey", tmp_path, replicas=True) as setup:
+async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(tmp_path: Path, kind: str) -> None:
+    with ClusterSetup(kind, tmp_path, replicas=True) as setup:
         first = setup.servers[0]
         wait_until(lambda: all("slave0" in one.command("INFO", "replication") for one in setup.servers))
         said: list[str] = []

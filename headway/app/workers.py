@@ -37,8 +37,7 @@ from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
-from headway.worker.places import Places
-from headway.worker.pool import WorkerPool
+from headway.worker.pool import Places, WorkerPool
 from headway.worker.pools import WorkerPools, Workers
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel, Started
 from headway.worker.starting import Limits

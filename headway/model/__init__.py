@@ -18,11 +18,14 @@ from headway.model.batch import (
 )
 from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
 from headway.model.fleet import (
+    MODEL_XIDS,
     BulkDepth,
     Capacity,
     Departed,
     Drain,
     EndKind,
+    GpuFigures,
+    ModelReport,
     ProcessInfo,
     Role,
     Scaling,
@@ -30,12 +33,10 @@ from headway.model.fleet import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.model.gpu import MODEL_XIDS, GpuFigures
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
 from headway.model.ledger import LedgerRecord
 from headway.model.queue_name import QueueName
 from headway.model.reply import Failure, Reply, RequestStatus
-from headway.model.report import ModelReport
 from headway.model.request import InferenceRequest, RequestOptions
 from headway.model.rollout import Rollout, RolloutState, VersionCounts
 from headway.model.trace import CarriedTrace, TraceContext

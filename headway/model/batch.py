@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from headway.model.entry import Entry
+from headway.model.fleet import ModelReport
 from headway.model.queue_name import QueueName
-from headway.model.report import ModelReport
 from headway.model.value import Tensors, TokenCount, Value
 
 

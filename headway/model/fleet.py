@@ -6,11 +6,58 @@ import enum
 
 import msgspec
 
-from headway.model.gpu import GpuFigures
 from headway.model.queue_name import QueueName
-from headway.model.report import ModelReport
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import RowsTogether, TensorSpec, WeightLine
+
+MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
+"""Xid errors that a program can cause by itself, or by its end, on a GPU that is well."""
+
+
+class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one GPU; None for what its driver does not tell.
+
+    Attributes:
+        uuid: id of the GPU, or of its part (MIG); empty where that is not known.
+        name: name of its kind.
+        memory_used, memory_total: bytes.
+        utilisation: share of the last moment in which it computed anything, 0 to 1.
+        power: watts.
+        temperature: degrees Celsius.
+        ecc_errors: memory errors that could not be corrected, since the driver was loaded.
+        xids: number of its Xid errors that this process has heard of, by their code.
+        lost: why nothing can run on it any more, in words; empty while it is there.
+    """
+
+    uuid: str = ""
+    name: str = ""
+    memory_used: int | None = None
+    memory_total: int | None = None
+    utilisation: float | None = None
+    power: float | None = None
+    temperature: float | None = None
+    ecc_errors: int | None = None
+    xids: dict[int, int] = {}
+    lost: str = ""
+
+    @property
+    def memory_share(self) -> float:
+        """Share of its memory in use, 0 to 1; 0 where that is not known."""
+        return self.memory_used / self.memory_total if self.memory_used and self.memory_total else 0.0
+
+
+class ModelReport(msgspec.Struct, frozen=True, gc=False):
+    """Report on one model.
+
+    Attributes:
+        version: version of the model; empty where the worker tells none.
+        target: digest of the target; two workers with the same digest run the same code. Empty where that is not known.
+        terms: settings of the model that matter to whoever asks it: names and values.
+    """
+
+    version: str = ""
+    target: str = ""
+    terms: tuple[tuple[str, str | int | float | bool], ...] = ()
 
 
 class Role(enum.Enum):

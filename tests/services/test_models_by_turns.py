@@ -28,8 +28,7 @@ from headway.model.bulk import BulkLine
 from headway.runtime.request_id import new_id
 from headway.scaling.local import LocalScaling
 from headway.worker.batcher import Batcher
-from headway.worker.places import Places
-from headway.worker.pool import WorkerPool
+from headway.worker.pool import Places, WorkerPool
 from headway.worker.pools import WorkerPools
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import FakeBackend

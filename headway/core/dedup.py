@@ -21,7 +21,6 @@ import hashlib
 import heapq
 import itertools
 import math
-from typing import Protocol
 
 import msgspec
 
@@ -30,7 +29,7 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions, Value
+from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Value
 
 FlightKey = tuple[str, DedupKind, str]
 """Tenant, kind and key, with the model in front where the key is good for one."""
@@ -50,51 +49,6 @@ def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
         hashed.update(len(part).to_bytes(8, "big"))
         hashed.update(part)
     return hashed.digest()
-
-
-class KeepTimes(Protocol):
-    """Settings of how long outcomes are kept, and for whom."""
-
-    @property
-    def result_ttl_s(self) -> float:
-        """Seconds for which the outcome of a task, or of an idempotency key, is kept."""
-
-    @property
-    def cache(self) -> bool:
-        """Whether outputs are kept for identical requests that come later."""
-
-    @property
-    def cache_ttl_s(self) -> float:
-        """Seconds for which outputs are kept for them."""
-
-    @property
-    def collapse(self) -> bool:
-        """Whether identical requests at the same time run once."""
-
-
-def dedup_keys_of(
-    settings: KeepTimes, id: str, asked: bytes, options: RequestOptions, version: str
-) -> tuple[DedupKey, ...]:
-    """Dedup keys of a request.
-
-    Arguments:
-        settings: whether identical requests share answers, and for how long outcomes are kept.
-        id: id of the request.
-        asked: digest of what it asks.
-        options: whether it is a task, has an idempotency key, or needs an answer of its own.
-        version: version of the model that is to answer, or several with commas between them, of which any may. Identical
-            requests share the answers of these only. A task or an idempotency key stands for its request whichever
-            version answers.
-    """
-    dedup_keys = []
-    if options.task:
-        dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
-    if options.key:
-        dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
-    if (settings.cache or settings.collapse) and not options.fresh:
-        keep = settings.cache_ttl_s if settings.cache else 0.0
-        dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, settings.collapse))
-    return tuple(dedup_keys)
 
 
 def keeps(dedup_key: DedupKey, reply: Reply) -> bool:

@@ -8,7 +8,7 @@ from time import monotonic
 
 from headway.config import CHARS, Settings
 from headway.core import ratelimit, rows
-from headway.core.dedup import dedup_keys_of, digest
+from headway.core.dedup import digest
 from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
 from headway.core.versions import read_weights
 from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
@@ -18,9 +18,11 @@ from headway.gateway.version_choice import VersionChoice
 from headway.model import (
     KINDS,
     DedupKey,
+    DedupKind,
     Entry,
     InferenceRequest,
     Limit,
+    RequestOptions,
     RowsTogether,
     Tensors,
     TensorSpec,
@@ -256,6 +258,31 @@ class ServedModel:
 
     def _estimate(self, input: Value) -> int:
         return estimated(self._line, input)
+
+
+def dedup_keys_of(
+    settings: Settings, id: str, asked: bytes, options: RequestOptions, version: str
+) -> tuple[DedupKey, ...]:
+    """Dedup keys of a request.
+
+    Arguments:
+        settings: settings of the model: whether identical requests share answers, and for how long outcomes are kept.
+        id: id of the request.
+        asked: digest of what it asks.
+        options: whether it is a task, has an idempotency key, or needs an answer of its own.
+        version: version of the model that is to answer, or several with commas between them, of which any may. Identical
+            requests share the answers of these only. A task or an idempotency key stands for its request whichever
+            version answers.
+    """
+    dedup_keys = []
+    if options.task:
+        dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
+    if options.key:
+        dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
+    if (settings.cache or settings.collapse) and not options.fresh:
+        keep = settings.cache_ttl_s if settings.cache else 0.0
+        dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, settings.collapse))
+    return tuple(dedup_keys)
 
 
 def _one(input: Value) -> int:

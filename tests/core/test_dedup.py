@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
-from headway.core.dedup import Consequences, Dedup, dedup_keys_of, digest, is_task, keeps, unkept
+from headway.core.dedup import Consequences, Dedup, digest, is_task, keeps, unkept
 from headway.core.fair_queue import QueuedEntry, queued_at
 from headway.core.retention import KeptLimits, weight
+from headway.gateway.served_model import dedup_keys_of
 from headway.model import BatchRun, DedupKey, DedupKind, Entry, Failure, Reply, RequestOptions
 from tests.core.flights import LATE, NOW, PLENTY, answer, begin, left_over, make, same
 

@@ -67,6 +67,8 @@ OVERDUE = re.compile(r"OVERDUE ([0-9.e+]+)")
 CLOSED = "the handler is closed"
 """Text of uvloop's RuntimeError at a write to a connection that was reset just before."""
 
+_TRUST = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
+_DATABASE = "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
 _text_decoder = codecs.getincrementaldecoder("utf-8")
 T = TypeVar("T")
 P = TypeVar("P")
@@ -171,18 +173,8 @@ class RedisConnection:
                 f"That user needs, as in ACL SETUSER: ~{self.prefix}:* {NEEDED}; in a cluster +cluster|slots, too."
             )
             raise SettingError("broker", self._shown, f"refuses this user: {str(exc).rstrip('.')}", hint) from exc
-        except NoCluster as exc:
-            raise SettingError(
-                "broker", self._shown, "is no cluster", "Begin the URL with redis:// or rediss://."
-            ) from exc
-        except NoDatabase as exc:
-            hint = (
-                "Name a lower one, as in redis://HOST:PORT/0, or raise `databases` in the server's configuration file."
-            )
-            raise SettingError("broker", self._shown, "names a database that the server does not have", hint) from exc
-        except NotTrusted as exc:
-            hint = "Name the host as its certificate does; rediss://HOST:PORT/0?ssl_ca_certs=FILE names an authority to trust."
-            raise SettingError("broker", self._shown, f"is not trusted: {str(exc).rstrip('.')}", hint) from exc
+        except Unfit as exc:
+            raise SettingError("broker", self._shown, exc.reason, exc.hint) from exc
 
     async def renew(self) -> None:
         """Connect anew, with the present content of the files of the URL.
@@ -474,16 +466,17 @@ class RefusedCommand(BrokerUnavailable):
     """The server does not allow a command to this user."""
 
 
-class NotTrusted(BrokerUnavailable):
-    """The server's certificate is not to be trusted."""
+class Unfit(BrokerUnavailable):
+    """The server answers, and is not one that can be used.
 
+    Arguments:
+        said: what it said.
+        reason, hint: see SettingError.
+    """
 
-class NoCluster(BrokerUnavailable):
-    """The server is not part of a cluster."""
-
-
-class NoDatabase(BrokerUnavailable):
-    """The server has no database of this number."""
+    def __init__(self, said: str, reason: str, hint: str) -> None:
+        super().__init__(said)
+        self.reason, self.hint = reason, hint
 
 
 class Overdue(BrokerUnavailable):
@@ -517,11 +510,11 @@ def _told(exc: BaseException, shown: str) -> BrokerUnavailable:
         if isinstance(cause, AuthenticationError | NoPermissionError) or "unknown command" in text:
             return RefusedCommand(text)
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return NotTrusted(said)
+            return Unfit(said, f"is not trusted: {said.rstrip('.')}", _TRUST)
         if "cluster support disabled" in text:
-            return NoCluster(said)
+            return Unfit(said, "is no cluster", "Begin the URL with redis:// or rediss://.")
         if "DB index is out of range" in text:
-            return NoDatabase(said)
+            return Unfit(said, "names a database that the server does not have", _DATABASE)
         cause = cause.__cause__ or cause.__context__
     return BrokerUnavailable(said)
 

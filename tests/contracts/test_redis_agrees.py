@@ -300,6 +300,7 @@ def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLi
 
 
 @pytest.mark.usefixtures("all_written")
+@pytest.mark.processes
 @pytest.mark.parametrize("others", [LOOK_AHEAD - 1, LOOK_AHEAD])
 def test_as_many_are_looked_at_for_one_of_a_shape(others: int, servers: SharedServers) -> None:
     async def one_of_a_shape_far_behind(pair: Pair) -> None:

@@ -9,18 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
 
-from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.client import wait_until
 from tests.servers.redis import (
     FOREIGN,
-    KINDS,
     REQUIRED,
     WORKERS,
     RedisServer,
     RunningServer,
     SharedServers,
-    client,
     lacking,
 )
 
@@ -30,54 +27,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_forgets_all_in_a_restart_and_keeps_its_port(kind: str, tmp_path: Path) -> None:
-    with RedisServer(kind, tmp_path) as server:
-        assert server.command("CONFIG", "GET", "maxmemory-policy") == {b"maxmemory-policy": b"noeviction"}
-        server.command("SET", "a", "1")
-        before = server.url, server.pid
-        server.stop()
-        with pytest.raises(redis.ConnectionError):
-            server.command("PING")
-        server.start()
-        assert server.url == before[0]
-        assert server.pid != before[1]
-        assert server.command("GET", "a") is None
-
-
-def test_a_durable_server_remembers_all_even_if_it_is_killed(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path, durable=True) as server:
-        for number in range(100):
-            server.command("RPUSH", "a", number)
-        server.kill()
-        assert not server.runs
-        with pytest.raises(redis.ConnectionError):
-            server.command("PING")
-        server.start()
-        assert server.command("LLEN", "a") == 100
-
-
-def test_a_paused_server_answers_when_it_goes_on(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path) as server, client(server.url) as asked:
-        asked.ping()
-        server.pause()
-        connection = asked.connection_pool.get_connection()
-        connection.send_command("PING")
-        assert not connection.can_read(timeout=0.05)
-        server.resume()
-        assert connection.can_read(timeout=PATIENCE)
-        connection.read_response()
-        asked.connection_pool.release(connection)
-
-
-def test_a_server_ends_with_its_block(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RedisServer("valkey", tmp_path) as server:
-        pid = server.pid
-        server.pause()
-        raise ZeroDivisionError
-    assert not alive(pid)
 
 
 def test_a_server_ends_with_its_test_run_however_that_ends(tmp_path: Path) -> None:
@@ -98,13 +47,6 @@ def test_a_server_ends_with_its_test_run_however_that_ends(tmp_path: Path) -> No
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no-such-setting"), RedisServer("valkey", tmp_path, "no-such-setting 1"):
         pass
-
-
-def test_a_server_can_ask_for_a_password(tmp_path: Path) -> None:
-    with RedisServer("valkey", tmp_path, password="se:cr@t") as server:
-        assert server.command("PING")
-        with client(f"redis://127.0.0.1:{server.port}") as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.ping()
 
 
 def test_a_shared_server_is_started_once_and_is_empty_whenever_asked_for(servers: SharedServers) -> None:

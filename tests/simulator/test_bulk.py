@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from headway.simulator.engine import simulate
-from headway.simulator.planner import Goal, make_plan
 from headway.simulator.report import Report, make_report
 from headway.simulator.scenario import Scenario
 
-H1 = Scenario(rate=1000.0, workers=2, alpha=0.1, max_batch=100, duration=30.0, warmup=10.0, promise=0.2)
+H1 = Scenario(rate=1000.0, workers=2, alpha=0.1, max_batch=100, duration=14.0, warmup=4.0, promise=0.2)
 
 
 def both(**given: Any) -> tuple[Report, Report]:
@@ -48,7 +47,7 @@ def test_a_lone_request_finds_a_gpu(workers: int) -> None:
 
 @pytest.mark.parametrize("load", [0.5, 0.95])
 def test_at_every_load_others_are_as_fast_as_without(load: float) -> None:
-    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=12.0, warmup=6.0)
+    without, beside = both(rate=load * 8 * 100 / 0.1015, workers=8, duration=8.0)
     assert beside.total.latency_ms.p95 <= 1.03 * without.total.latency_ms.p95
     assert beside.total.answered == without.total.answered
     assert beside.bulk is not None
@@ -81,10 +80,3 @@ def test_deaths_of_workers_hurt_nobody_more() -> None:
     without, beside = both(rate=1000.0, workers=4, fail_every=15.0)
     assert beside.total.answered == without.total.answered
     assert beside.total.latency_ms.p95 <= 1.05 * without.total.latency_ms.p95
-
-
-def test_a_plan_tells_how_many_lines_go_beside_the_load() -> None:
-    found = make_plan(Goal(scenario=replace(H1, workers=1), p95=0.2, bulk=True))
-    again = make_report(simulate(replace(H1, workers=found.gpus, bulk=True, seed=7)))
-    assert again.bulk is not None
-    assert found.bulk == pytest.approx(again.bulk, rel=0.1)

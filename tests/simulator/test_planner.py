@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from headway.errors import SettingError
 from headway.simulator import planner
+from headway.simulator.engine import simulate
 from headway.simulator.planner import Goal, make_plan
+from headway.simulator.report import make_report
 from headway.simulator.scenario import Scenario
 
 MODEL = Scenario(rate=1_000.0, workers=1, alpha=0.05, max_batch=32)
@@ -118,3 +121,10 @@ def test_what_cannot_be_met_is_refused_with_the_reason(goal: dict[str, float], p
     with pytest.raises(SettingError) as caught:
         make_plan(Goal(scenario=MODEL, **goal))  # type: ignore[arg-type]
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_plan_tells_how_many_lines_of_bulk_jobs_go_beside_the_load() -> None:
+    model = replace(MODEL, alpha=0.1, max_batch=100, promise=0.2)
+    found = make_plan(Goal(scenario=model, p95=0.2, bulk=True))
+    beside = replace(model, workers=found.gpus, duration=24.0, warmup=4.0, bulk=True, seed=7)
+    assert found.bulk == pytest.approx(make_report(simulate(beside)).bulk, rel=0.1)

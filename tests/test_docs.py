@@ -190,7 +190,7 @@ def test_a_decision_is_short_and_in_the_list() -> None:
     listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
     for record in (DOCS / "decisions").glob("0*.md"):
         heading, *lines = record.read_text(encoding="utf-8").splitlines()
-        assert len(lines) < 32, f"{record}: about 20 lines: what, why, what was rejected, which limits hold"
+        assert len(lines) < 20, f"{record}: at most 20 lines: what, why, what was rejected, which limits hold"
         assert max(map(len, lines)) <= 132, record
         number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
         assert list(record.parent.glob(f"{number}-*")) == [record], "each number is of one record"

@@ -89,6 +89,11 @@ def test_lines_of_bulk_jobs_keep_the_workers_and_bring_one_no_sooner_than_a_star
     )
     [(now, one)] = decided(scaler, replace(state(0), bulk=1), 101.0, 130.0)
     assert (now, one.desired, one.reason) == (120.5, 1, "lines of bulk jobs wait for it")
+    unseen = Scaler(replace(IDLE, idle_after=5.0), 1, 0.0)
+    assert [now for now, _ in decided(unseen, state(1, load=3.0), 0.0, 6.0)] == [5.0]
+    assert [now for now, _ in decided(unseen, replace(state(0), bulk=1), 6.0, 20.0)] == [8.0], (
+        "as long as the loading took"
+    )
 
 
 @pytest.mark.parametrize("policy", [RULES, PLAN])

@@ -13,6 +13,7 @@ import grpc
 from tests.e2e.client import PATIENCE, request, wait_until
 from tests.e2e.fleet import HARDY, PATIENT, fleet
 from tests.e2e.server import Server, serving
+from tests.e2e.test_bulk import job, submit
 from tests.grpc.stand import PREDICT, predict, predicted
 from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
@@ -97,3 +98,33 @@ def test_hosts_of_a_fleet_give_their_workers_back_and_a_request_brings_them_agai
         assert (refused.status, refused.error) == (503, "NO_WORKERS")
         controller.logged("workers are scaled", 2, direction="up")
         wait_until(lambda: len([one for one in gateway.workers() if one["status"] == "healthy"]) == 2)
+
+
+def test_a_bulk_job_for_a_model_at_zero_has_a_worker_started_and_ends(tmp_path: Path) -> None:
+    named = "--model", "m"
+    with (
+        RedisServer("valkey", tmp_path / "redis") as redis,
+        fleet(
+            tmp_path,
+            redis,
+            gateway_flags=(
+                *PATIENT,
+                *named,
+                "--bulk-dir",
+                str(tmp_path / "bulk"),
+                "--ledger",
+                f"sqlite:///{tmp_path}/jobs.db",
+            ),
+            worker_flags=(*HARDY, *named, "--workers", "1", *LOCAL),
+            lawful=False,
+        ) as it,
+    ):
+        [gateway] = it.gateways
+        controller = it.start("controller", *named, *ZERO, *LOCAL)
+        gateway.ask("first").output()
+        at_zero(gateway, "m")
+        id = submit(gateway, [f"line {number}" for number in range(200)], model="m")
+        wait_until(lambda: job(gateway, id)["status"] == "completed")
+        assert job(gateway, id)["request_counts"] == {"total": 200, "completed": 200, "failed": 0}
+        assert controller.logged("workers are scaled", direction="up")["reason"] == "lines of bulk jobs wait for it"
+        at_zero(gateway, "m")

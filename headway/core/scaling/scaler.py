@@ -178,6 +178,11 @@ class Scaler:
         """Seconds that a worker was seen to need for its start; 0: none was seen yet."""
         return self._start if self._seen_start else 0.0
 
+    @property
+    def _usual_start(self) -> float:
+        """Seconds of the next start: of the last one that was seen; else those that the workers took to load, or a guess."""
+        return self._start if self._seen_start else self._load or FIRST_START
+
     def starts_in(self, now: float) -> float | None:
         """Seconds until a worker serves where none is ready; None of a model that always has one.
 
@@ -185,7 +190,7 @@ class Scaler:
         """
         if not self.limits.idle_after:
             return None
-        start = self._start if self._seen_start else self._load or FIRST_START
+        start = self._usual_start
         return max(start - (now - self._awaited[0][0]), 0.0) if self._awaited else start
 
     def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
@@ -222,7 +227,7 @@ class Scaler:
         """First workers of a model at zero."""
         if state.asked:
             return self._change(self.limits.clamp(1), now, "somebody asks for it")
-        if state.bulk and now - self._changed_at >= self._start:
+        if state.bulk and now - self._changed_at >= self._usual_start:
             return self._change(self.limits.clamp(1), now, "lines of bulk jobs wait for it")
         return None
 

@@ -10,7 +10,7 @@ from headway.ports import Identity, WatchedIdentity
 _OWN = b"hw_live_"
 
 
-class CombinedIdentity:
+class CombinedIdentity(WatchedIdentity):
     """Identity that asks the one for which a credential is. A JSON Web Token has two dots in it, which no API key has.
 
     Arguments:
@@ -28,7 +28,6 @@ class CombinedIdentity:
         return self._tokens(authorization) if _is_token(authorization) else self._keys(authorization)
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """See WatchedIdentity."""
         return None if self._watch is None or _is_token(authorization) else self._watch(authorization)
 
 

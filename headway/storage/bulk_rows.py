@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.model.bulk import MOST_ENDED, OPEN_STATUSES, BulkFile, BulkJob, JobStatus, Stored
+from headway.ports import BulkStore
 
 _OPEN = ", ".join(f"'{one.value}'" for one in OPEN_STATUSES)
 _FILE = "id, tenant, name, size, purpose, created_at"
@@ -94,7 +95,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(BulkJob).decode
 
 
-class BulkRows:
+class BulkRows(BulkStore):
     """Store of bulk jobs in a database whose kind the subclass knows. See `headway.ports.BulkStore`.
 
     Attributes:
@@ -112,74 +113,58 @@ class BulkRows:
         raise NotImplementedError
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
-        """See BulkStore."""
         held = ("", 0) if holder is None else (holder.id, holder.generation)
         return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), *(most or (-1, 0)), *held))
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
-        """See BulkStore."""
         return next(iter(_files(await self._read(_FILE_OF, tenant, id))), None)
 
     async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
-        """See BulkStore."""
         return _files(await self._read(_FILES, tenant, after, limit, purpose))
 
     async def stored(self, tenant: str) -> Stored:
-        """See BulkStore."""
         [[size, number]] = await self._read(_STORED, tenant)
         return Stored(size, number)
 
     async def file_ids(self, after: str, limit: int) -> Sequence[str]:
-        """See BulkStore."""
         return [id for [id] in await self._read(_FILE_IDS, after, limit)]
 
     async def remove_file(self, tenant: str, id: str) -> bool:
-        """See BulkStore."""
         return bool(await self._write(_REMOVE_FILE, tenant, id))
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
-        """See BulkStore."""
         return _files(await self._read(_OLD_FILES, before, limit))
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
-        """See BulkStore."""
         values = job.id, job.tenant, job.status.value, job.input_file, job.created_at, _text(job), most
         added = bool(await self._write(_ADD_JOB, *values))
         await self._write(_FORGET_OLDEST, job.tenant, most_ended)
         return added
 
     async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
-        """See BulkStore."""
         return [_job(row) for row in await self._read(_OPEN_JOBS, after, limit)]
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """See BulkStore."""
         return _one(await self._read(_JOB_OF, tenant, id))
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
-        """See BulkStore."""
         return [_job(row) for row in await self._read(_JOBS, tenant, after, limit)]
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
-        """See BulkStore."""
         return _one(await self._write(_CANCEL.format(now=self.now), tenant, id))
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
-        """See BulkStore."""
         return _one(await self._write(_CLAIM.format(now=self.now), owner, seconds, share))
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """See BulkStore."""
         owner = job.owner if seconds else ""
         values = _text(job), job.status.value, seconds, owner, job.id, job.generation
         return _one(await self._write(_KEEP.format(now=self.now), *values))
 
     async def remove_jobs(self, before: float, limit: int) -> int:
-        """See BulkStore."""
         return len(await self._write(_REMOVE_JOBS, before, limit))
 
     async def counts(self) -> Mapping[str, int]:
-        """See BulkStore."""
         return {status: int(number) for status, number in await self._read(_COUNTS)}
 
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from headway.config.extras import install_hint
 from headway.model import GpuFigures
+from headway.ports import Gpu
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -117,7 +118,7 @@ def _opened() -> Nvml | None:
     return None
 
 
-class NvmlGpu:
+class NvmlGpu(Gpu):
     """One GPU; see `headway.ports.Gpu`.
 
     Arguments:
@@ -138,11 +139,9 @@ class NvmlGpu:
 
     @property
     def settled(self) -> float:
-        """See Gpu."""
         return self._settled or 0.0
 
     def figures(self) -> GpuFigures | None:
-        """See Gpu."""
         last, now = self._last, self._clock()
         if last is None or (now - last[0] >= READ_EVERY and not last[1].lost):
             self._ask(False)
@@ -154,12 +153,11 @@ class NvmlGpu:
         return figures
 
     async def look(self) -> GpuFigures | None:
-        """See Gpu."""
         await self._look()
         return self.figures()
 
     def loaded(self) -> None:
-        """See Gpu. The GPU is read at once, before the model's first batches take memory of their own."""
+        """The GPU is read at once, before the model's first batches take memory of their own."""
         self._loaded_at, self._settled = self._clock(), None
         self._ask(True)
 

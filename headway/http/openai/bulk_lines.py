@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headway import errors
-from headway.bulk.forms import AT_ONCE, AskedLine, Making, NotYet
+from headway.bulk.forms import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.errors import BadRequest, PayloadTooLarge, RequestError
@@ -82,7 +82,7 @@ _decode_known = msgspec.json.Decoder(_Known).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class OpenAILines:
+class OpenAILines(LineForm):
     """Reader and writer of lines; see `headway.bulk.forms.LineForm`.
 
     Arguments:
@@ -101,7 +101,6 @@ class OpenAILines:
         self._served, self._new_id = served, new_id
 
     def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
-        """See LineForm."""
         custom_id: str | None = None
         try:
             line = self._decoded(text)
@@ -131,7 +130,6 @@ class OpenAILines:
         return AskedLine(parts, len(text), record, self._most_answer)
 
     def expired(self, number: int, text: bytes) -> bytes:
-        """See LineForm."""
         return _encode(_Record(self._record_id(), _custom_id(text), None, _EXPIRED, number))
 
     def _decoded(self, text: bytes) -> _Line:

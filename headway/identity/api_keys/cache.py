@@ -31,7 +31,7 @@ from headway.identity.api_keys.credential import digest, parse
 from headway.identity.api_keys.table import BUCKETS, KeyTable, Rights, unpack
 from headway.identity.principals import make_principal
 from headway.model import ApiKey, Principal
-from headway.ports import KeyMark, KeyStore
+from headway.ports import KeyMark, KeyStore, WatchedIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
@@ -92,7 +92,7 @@ class _Reading:
         self.newer: set[str] = set()
 
 
-class ApiKeyCache:
+class ApiKeyCache(WatchedIdentity):
     """Identity of API keys, and a `lifecycle.Resource`.
 
     Arguments:
@@ -183,7 +183,7 @@ class ApiKeyCache:
         return good.principal if self._wall() < good.ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """See WatchedIdentity. To make the digest of a key takes longer than all else that is asked of a key that came before."""
+        """To make the digest of a key takes longer than all else that is asked of a key that came before."""
         came = blake2b(authorization).digest()
         if came not in self._seen:
             return None

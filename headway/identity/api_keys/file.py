@@ -39,7 +39,7 @@ from headway.identity.api_keys.credential import is_id
 from headway.identity.model_limits import check_model_limit
 from headway.identity.tables import is_name, read_tables
 from headway.model import ApiKey, ModelLimit
-from headway.ports import KeyChanges, KeyMark
+from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.folder_lock import locked
 
@@ -71,7 +71,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     keys: list[dict[str, object]] = []
 
 
-class KeysFile:
+class KeysFile(KeyStore):
     """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
 
     Arguments:
@@ -98,8 +98,6 @@ class KeysFile:
         await asyncio.to_thread(self._read, self._create)
 
     async def add(self, key: ApiKey) -> None:
-        """See KeyStore."""
-
         def change(keys: dict[str, ApiKey]) -> bool:
             check_new(key, keys.values())
             keys[key.id] = key
@@ -108,12 +106,9 @@ class KeysFile:
         await self._change(change)
 
     async def get(self, id: str) -> ApiKey | None:
-        """See KeyStore."""
         return (await self._load()).get(id)
 
     async def expire(self, id: str, at: float) -> bool:
-        """See KeyStore."""
-
         def change(keys: dict[str, ApiKey]) -> bool:
             if id not in keys:
                 return False
@@ -124,15 +119,13 @@ class KeysFile:
         return await self._change(change)
 
     async def keys(self) -> Sequence[ApiKey]:
-        """See KeyStore."""
         return _in_order((await self._load()).values())
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """See KeyStore. Revisions count from when this object was made."""
+        """Revisions count from when this object was made."""
         return await asyncio.to_thread(self._changes, since, limit)
 
     async def latest(self) -> KeyMark:
-        """See KeyStore."""
         return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
 
     async def remove_ended(self, before: float, limit: int) -> int:

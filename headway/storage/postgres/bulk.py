@@ -25,11 +25,9 @@ class PostgresBulkStore(BulkRows):
         self._pair = ConnectionPair(url)
 
     async def open(self) -> None:
-        """See BulkStore."""
         await self._pair.open()
 
     async def close(self) -> None:
-        """See BulkStore."""
         await self._pair.close()
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:

@@ -52,13 +52,11 @@ class CheckedProtocol(asyncpg.protocol.Protocol):  # type: ignore[misc]  # async
     """Protocol of asyncpg that reads only well-formed messages."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """See asyncio.Protocol."""
         self._frames = Frames()
         self._raw = transport
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         try:
             if self._frames.make_sense(data):
                 super().data_received(data)

@@ -10,7 +10,7 @@ from typing import Any
 
 from headway.core.key_rotation import check_new
 from headway.model import ApiKey
-from headway.ports import KeyChanges, KeyMark
+from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.runtime.logger import get_logger
 from headway.storage.key_rows import (
     CHANGES,
@@ -51,7 +51,7 @@ DELETE FROM headway_keys WHERE id IN (
 """
 
 
-class PostgresKeys:
+class PostgresKeys(KeyStore):
     """Key store in PostgreSQL. See `headway.ports.KeyStore`.
 
     Arguments:
@@ -62,25 +62,21 @@ class PostgresKeys:
         self._pair = ConnectionPair(url)
 
     async def open(self) -> None:
-        """See KeyStore."""
         await self._pair.open()
 
     async def add(self, key: ApiKey) -> None:
-        """See KeyStore."""
         async with self._pair.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             check_new(key, _sound(await session.fetch(_ALIKE, key.id, key.replaces)))
             await session.execute(_ADD, *row_of(key), await _next(session))
 
     async def get(self, id: str) -> ApiKey | None:
-        """See KeyStore."""
         async with self._pair.asking() as session:
             row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
         found = [] if row is None else _sound([row])
         return found[0] if found else None
 
     async def expire(self, id: str, at: float) -> bool:
-        """See KeyStore."""
         async with self._pair.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             if not await session.fetchval(_THERE, id):
@@ -89,12 +85,10 @@ class PostgresKeys:
         return True
 
     async def keys(self) -> Sequence[ApiKey]:
-        """See KeyStore."""
         async with self._pair.asking() as session:
             return _sound(await session.fetch(IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """See KeyStore."""
         async with self._pair.asking() as session:
             if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
@@ -102,19 +96,16 @@ class PostgresKeys:
         return changes_of(_sound(rows), rows, since, limit)
 
     async def latest(self) -> KeyMark:
-        """See KeyStore."""
         async with self._pair.asking() as session:
             found = await session.fetchrow(LATEST)
         return KeyMark(*found)
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """See KeyStore."""
         async with self._pair.writing() as session:
             done: str = await session.execute(_REMOVE, before, limit)
         return int(done.rpartition(" ")[2])
 
     async def close(self) -> None:
-        """See KeyStore."""
         await self._pair.close()
 
 

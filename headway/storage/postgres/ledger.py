@@ -16,6 +16,7 @@ from asyncpg.pgproto.pgproto import UUID
 from msgspec.structs import astuple
 
 from headway.model import LedgerRecord
+from headway.ports import Ledger
 from headway.storage.open_rows import COLUMNS, open_record, open_row, together
 from headway.storage.postgres.connection import RowRefused
 from headway.storage.postgres.connection_pair import ConnectionPair
@@ -71,7 +72,7 @@ It needs no FOR UPDATE, whose privilege nothing else needs: of two removals one 
 _from_unix = datetime.fromtimestamp
 
 
-class PostgresLedger:
+class PostgresLedger(Ledger):
     """Ledger in PostgreSQL. See `headway.ports.Ledger`.
 
     Arguments:
@@ -82,11 +83,9 @@ class PostgresLedger:
         self._pair = ConnectionPair(url)
 
     async def open(self) -> None:
-        """See Ledger."""
         await self._pair.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
-        """See Ledger."""
         rows = [_row(record) for record in records]
         try:
             async with self._pair.writing() as session:
@@ -99,7 +98,6 @@ class PostgresLedger:
             await session.execute(_INSERT, *zip(*rows, strict=True))
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """See Ledger."""
         async with self._pair.writing() as session:
             if ended:
                 await session.execute(_FORGET, [UUID(id) for _, id in ended], [tenant for tenant, _ in ended])
@@ -107,7 +105,6 @@ class PostgresLedger:
                 await session.execute(_NOTE, *zip(*map(_open_row, records), strict=True))
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """See Ledger."""
         try:
             key = uuid.UUID(id)
         except ValueError:
@@ -118,14 +115,12 @@ class PostgresLedger:
         return together(ended, waiting)
 
     async def prune(self, before: float, limit: int) -> int:
-        """See Ledger."""
         async with self._pair.asking() as session:
             await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)
 
     async def close(self) -> None:
-        """See Ledger."""
         await self._pair.close()
 
 

@@ -22,11 +22,9 @@ class SqliteBulkStore(BulkRows):
         self._file = SqliteDatabase(url)
 
     async def open(self) -> None:
-        """See BulkStore."""
         await self._file.open()
 
     async def close(self) -> None:
-        """See BulkStore."""
         await self._file.close()
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:

@@ -16,7 +16,7 @@ import msgspec
 from headway.core.key_rotation import check_new
 from headway.errors import StoreCorrupted
 from headway.model import ApiKey
-from headway.ports import KeyChanges, KeyMark
+from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.storage.key_rows import (
     CHANGES,
     COLUMNS,
@@ -59,7 +59,7 @@ DELETE FROM headway_keys WHERE id IN (
 """
 
 
-class SqliteKeys:
+class SqliteKeys(KeyStore):
     """Key store in an SQLite file. See `headway.ports.KeyStore`.
 
     Arguments:
@@ -70,12 +70,9 @@ class SqliteKeys:
         self._file = SqliteDatabase(url, checked=("headway_keys",))
 
     async def open(self) -> None:
-        """See KeyStore."""
         await self._file.open()
 
     async def add(self, key: ApiKey) -> None:
-        """See KeyStore."""
-
         def work(connection: sqlite3.Connection) -> None:
             check_new(key, _sound(connection.execute(_ALIKE, (key.id, key.replaces))))
             connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
@@ -83,13 +80,10 @@ class SqliteKeys:
         await self._file.write(work)
 
     async def get(self, id: str) -> ApiKey | None:
-        """See KeyStore."""
         rows = await self._keys(f"{SELECT} WHERE id = ?", id)
         return rows[0] if rows else None
 
     async def expire(self, id: str, at: float) -> bool:
-        """See KeyStore."""
-
         def work(connection: sqlite3.Connection) -> bool:
             if not connection.execute(_THERE, (id,)).fetchone():
                 return False
@@ -99,12 +93,9 @@ class SqliteKeys:
         return await self._file.write(work)
 
     async def keys(self) -> Sequence[ApiKey]:
-        """See KeyStore."""
         return await self._keys(IN_ORDER)
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """See KeyStore."""
-
         def work(connection: sqlite3.Connection) -> KeyChanges | None:
             if since.mark and not connection.execute(_KNOWN, (since.revision, since.mark)).fetchone():
                 return None
@@ -119,16 +110,13 @@ class SqliteKeys:
         return await self._file.read(work)
 
     async def latest(self) -> KeyMark:
-        """See KeyStore."""
         found = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
         return KeyMark(*found)
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """See KeyStore."""
         return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
 
     async def close(self) -> None:
-        """See KeyStore."""
         await self._file.close()
 
     async def _keys(self, query: str, *values: object) -> list[ApiKey]:

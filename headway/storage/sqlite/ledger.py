@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from headway.model import LedgerRecord
+from headway.ports import Ledger
 from headway.storage.open_rows import COLUMNS, open_record, open_row, together
 from headway.storage.sqlite.database import SqliteDatabase
 
@@ -49,7 +50,7 @@ DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
 """
 
 
-class SqliteLedger:
+class SqliteLedger(Ledger):
     """Ledger in an SQLite file. See `headway.ports.Ledger`.
 
     Arguments:
@@ -60,12 +61,9 @@ class SqliteLedger:
         self._file = SqliteDatabase(url)
 
     async def open(self) -> None:
-        """See Ledger."""
         await self._file.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
-        """See Ledger."""
-
         def work(connection: sqlite3.Connection) -> None:
             content = any(record.input is not None or record.output is not None for record in records)
             for start in range(0, len(records), ROWS):
@@ -74,8 +72,6 @@ class SqliteLedger:
         await self._file.write(work)
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """See Ledger."""
-
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(_FORGET, [(_key(id), tenant) for tenant, id in ended])
             connection.executemany(_NOTE, [(_key(one.id), *open_row(one)[1:]) for one in records])
@@ -83,7 +79,6 @@ class SqliteLedger:
         await self._file.write(work)
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """See Ledger."""
         try:
             key = uuid.UUID(id).bytes
         except ValueError:
@@ -95,8 +90,6 @@ class SqliteLedger:
         return together([_record(row) for row in ended], found)
 
     async def prune(self, before: float, limit: int) -> int:
-        """See Ledger."""
-
         def work(connection: sqlite3.Connection) -> int:
             connection.execute(_PRUNE_OPEN, (before,))
             return connection.execute(_PRUNE, (before, limit)).rowcount
@@ -104,7 +97,6 @@ class SqliteLedger:
         return await self._file.write(work)
 
     async def close(self) -> None:
-        """See Ledger."""
         await self._file.close()
 
 

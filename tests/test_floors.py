@@ -287,7 +287,7 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ),
         ("headway.http.lane", "from headway.app.wiring import build", "above its own, 5"),
         ("headway.newcomer", "", "stands on no floor"),
-        ("headway.cli.serve", "from headway.newcomer.part import x", "stands on no floor"),
+        ("headway.cli.roles", "from headway.newcomer.part import x", "stands on no floor"),
         ("headway.core.retry", "import asyncio", "core imports asyncio"),
         ("headway.core.retry", "from time import monotonic", "core imports time.monotonic"),
         ("headway.core.retry", "import random", "core imports random"),
@@ -341,7 +341,7 @@ def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) 
         ),
         ("headway.backends.process.usercode", "import importlib.util"),
         ("headway.backends.process.child", "from headway.backends.process.usercode import load"),
-        ("headway.cli.worker", "run(settings, Role.WORKER)"),
+        ("headway.cli.roles", "run(settings, Role.WORKER)"),
         (
             "headway.http.lane",
             'def f(\n    a: int,\n) -> None:\n    """\n' + LONGEST * "x\n" + '    """\n' + LONGEST * "    a = 1\n",

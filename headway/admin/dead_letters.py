@@ -16,9 +16,8 @@ from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
 from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
-from headway.http.error_responses import refusal
 from headway.http.readiness import soon
-from headway.http.requests import Request, RouteAnswer
+from headway.http.requests import Request, RouteAnswer, refusal
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
 from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext, Value

@@ -27,8 +27,7 @@ from headway import errors
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, shown_address
 from headway.config import is_loopback
 from headway.core.excerpt import excerpt
-from headway.http.error_responses import refusal
-from headway.http.requests import Handler, Request, RouteAnswer
+from headway.http.requests import Handler, Request, RouteAnswer, refusal
 from headway.identity.api_keys.credential import LIVE
 from headway.model import Failure
 from headway.runtime.logger import get_logger

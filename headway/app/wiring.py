@@ -24,9 +24,8 @@ from headway.app.backends import make_remote_certificates
 from headway.app.brokers import BrokerBundle, make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.lifecycle import PortListener, Resource, Service
-from headway.app.member import describe_process
 from headway.app.model_plans import Given, ModelPlan, make_plans
-from headway.app.process_figures import FigureSource, expected_workers
+from headway.app.process_figures import FigureSource, describe_process, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
 from headway.config.target import Target

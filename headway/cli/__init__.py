@@ -30,11 +30,11 @@ _OF_OUTPUT = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errn
 """Errors of a disk that is full, or of a reader that has gone; those of a file name the file."""
 
 COMMANDS = {
-    "serve": Lazy("headway.cli.serve:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
-    "gateway": Lazy("headway.cli.gateway:gateway", "Serve", "Take requests for workers in other processes."),
-    "worker": Lazy("headway.cli.worker:worker", "Serve", "Run TARGET for gateways in other processes."),
+    "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
+    "gateway": Lazy("headway.cli.roles:gateway", "Serve", "Take requests for workers in other processes."),
+    "worker": Lazy("headway.cli.roles:worker", "Serve", "Run TARGET for gateways in other processes."),
     "controller": Lazy(
-        "headway.cli.controller:controller", "Serve", "Count the workers, and tell the gateways what they can carry."
+        "headway.cli.roles:controller", "Serve", "Count the workers, and tell the gateways what they can carry."
     ),
     "init": Lazy("headway.cli.init:init", "Serve", "Make a folder with a target, its test and its settings."),
     "check": Lazy("headway.cli.check:check", "Serve", "Load TARGET, try it in batches, and say what it costs."),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.arrays import inference_of, several
-from headway.client.call import Attempt, Call
+from headway.client.call import Attempt, Call, Polling
 from headway.client.client import CONCURRENCY
 from headway.client.errors import ClientError, NotFound
 from headway.client.messages import (
@@ -23,7 +23,6 @@ from headway.client.messages import (
     read_task,
     task,
 )
-from headway.client.polling import Polling
 from headway.client.reaching import lost, unreachable
 from headway.client.service import AnyClient, AnyTask, check_seconds
 

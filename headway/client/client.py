@@ -11,7 +11,7 @@ from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoo
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from headway.client.arrays import inference_of, several
-from headway.client.call import Attempt, Call
+from headway.client.call import Attempt, Call, Polling
 from headway.client.errors import ClientError, NotFound
 from headway.client.messages import (
     Answer,
@@ -24,7 +24,6 @@ from headway.client.messages import (
     read_task,
     task,
 )
-from headway.client.polling import Polling
 from headway.client.reaching import lost, unreachable
 from headway.client.service import AnyClient, AnyTask, check_seconds
 

@@ -1,4 +1,4 @@
-"""Lists of exactly so many elements out of JSON, read with bounds.
+"""Lists of exactly so many elements out of JSON, read with bounds, and the tokens that an API tells beside them.
 
 Reading stops at the first element too many, and what nobody asked for is skipped, not built. So a body of other things
 costs next to nothing.
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.dialects.dialect import NoOutputs
-from headway.model import ItemResult
+from headway.model import MOST_TOKENS, ItemResult, TokenCount
 
 Json = bytes | bytearray | msgspec.Raw
 """JSON text, or part of one."""
@@ -69,3 +69,44 @@ def fault(what: str, wanted: str) -> ItemResult:
 def _raws(count: int) -> Any:
     """Decoder of a list of exactly `count` elements."""
     return msgspec.json.Decoder(tuple[(msgspec.Raw,) * count]).decode  # type: ignore[misc]
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    tokens_used: int = 0
+
+
+_decode_usage: Any = msgspec.json.Decoder(_Usage).decode
+_decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
+
+
+def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
+    """Items, the first with the tokens that a `usage` of OpenAI's form tells for all. What is none tells nothing."""
+    try:
+        found = _decode_usage(usage)
+    except NO_JSON:
+        return items
+    prompt, completion, total = found.prompt_tokens, found.completion_tokens, found.total_tokens
+    if prompt is None and completion is None:
+        return with_tokens(items, total or 0)
+    return with_tokens(items, (prompt or 0) + (completion or 0), prompt or 0)
+
+
+def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
+    """Items, the first with the tokens that the `metadata` of Headway's own answers tell for all. What is none tells nothing."""
+    try:
+        return with_tokens(items, _decode_metadata(metadata).tokens_used)
+    except NO_JSON:
+        return items
+
+
+def with_tokens(items: list[ItemResult], used: int, prompt: int = 0) -> list[ItemResult]:
+    """Items, the first with the tokens of all. Numbers that cannot be, and none of any token, tell nothing."""
+    if items and 0 <= prompt <= used <= MOST_TOKENS and used:
+        items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
+    return items

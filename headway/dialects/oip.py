@@ -14,16 +14,15 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from headway.core.tensors import MOST_TENSORS, Tensor, TensorHead
+from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead
 from headway.dialects import json_lists
 from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
+from headway.dialects.json_lists import with_tokens
 from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, sent_parameters
-from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
 from headway.oip.metadata import Int64, TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT
-from headway.oip.tensors import BYTES
 
 _INFER = re.compile("(?P<model>.*/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?)/infer")
 _LIGHT = 1 << 20

@@ -16,15 +16,14 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from headway.core.excerpt import excerpt
-from headway.core.tensors import MOST_TENSORS, Tensor, TensorHead, join_elements
+from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead, join_elements
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
+from headway.dialects.json_lists import with_tokens
 from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
-from headway.dialects.usage import with_tokens
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import TOKENS
-from headway.oip.tensors import BYTES
 
 _PATH = re.compile("/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?/?")
 _INT64, _UINT64 = 1 << 63, 1 << 64

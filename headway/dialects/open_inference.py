@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgspec
 
 from headway.core.tensors import (
+    BYTES,
     JSON,
     MOST_AXES,
     MOST_TENSORS,
@@ -39,7 +40,7 @@ from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, raw_member
 from headway.model import WARM_UP, ItemResult, Octets, Signature, Tensors, TensorSpec, Value, ValueKind
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
-from headway.oip.tensors import BYTES, INPUT, LENGTH_BYTES, OUTPUT, pack, split
+from headway.oip.tensors import INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
 """Parameters that are not sent: those by which the server orders its requests, and the form of the answer."""

@@ -16,8 +16,7 @@ import msgspec
 from headway.core.excerpt import excerpt
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall, needs_model, raw_members
-from headway.dialects.json_lists import Json
-from headway.dialects.usage import with_usage
+from headway.dialects.json_lists import Json, with_usage
 from headway.model import ItemResult, Signature, Value, ValueKind
 
 _NO_COMPLETION = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))

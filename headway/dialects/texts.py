@@ -18,8 +18,7 @@ import msgspec
 
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
-from headway.dialects.json_lists import Json
-from headway.dialects.usage import with_metadata, with_usage
+from headway.dialects.json_lists import Json, with_metadata, with_usage
 from headway.model import ItemResult, Value
 
 MEMBERS = ("outputs", "results", "predictions")

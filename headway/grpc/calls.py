@@ -3,7 +3,7 @@
 Who asks is known from the metadata, before the message is read, and a stranger's message never is.
 
 A call is cancelled when its client has left or its deadline has passed. Its request is then abandoned, and never gets to a
-GPU if it is not there yet.
+GPU if it is not there yet. Messages that are being read all have the same time, so that one timer does for all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from headway.config import Settings
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
@@ -21,11 +22,10 @@ from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.message_turns import MessageTurns
-from headway.grpc.read_deadlines import ReadDeadlines
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.grpc.stream import CallStream, Ended
 from headway.http.entrance import Entrance
-from headway.http.error_responses import UNFORESEEN
+from headway.http.requests import UNFORESEEN
 from headway.http.server.head import ID_PREFIX, TRACE_FIELDS, picked
 from headway.model import Principal
 from headway.runtime.logger import get_logger
@@ -321,3 +321,49 @@ def unforeseen(exc: Exception, shown: str) -> RequestError:
     """Error of a call that has failed for a reason nobody thought of, which is logged."""
     log.error("a call failed", request_id=shown, exc_info=exc)
     return RequestError(UNFORESEEN, code=INTERNAL)
+
+
+class ReadDeadlines:
+    """Deadlines of the tasks that read a message, each for a reader; a task reads for one at a time.
+
+    A reader never gets to hold its task, as a task that is cancelled holds what it has run.
+
+    Arguments:
+        seconds: seconds within which a message has to come.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._reading: dict[object, tuple[float, asyncio.Task[Any]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, reader: object) -> None:
+        """Have the current task cancelled at the end of its time, unless `end` is called before."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a message is read in a task")
+        loop = asyncio.get_running_loop()
+        self._reading[reader] = loop.time() + self._seconds, task
+        if self._timer is None:
+            self._timer = loop.call_later(self._seconds, self._look)
+
+    def end(self, reader: object) -> bool:
+        """Note that a reader reads no more. False: its task was cancelled for its time alone, and goes on."""
+        if self._reading.pop(reader, None) is not None:
+            return True
+        task = asyncio.current_task()
+        return task is None or task.uncancel() > 0
+
+    def _look(self) -> None:
+        """Cancel what is late, and look again when the next one would be."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        late = []
+        for reader, (deadline, _) in self._reading.items():  # In the order of their deadlines.
+            if deadline > now:
+                self._timer = loop.call_at(deadline, self._look)
+                break
+            late.append(reader)
+        for reader in late:
+            self._reading.pop(reader)[1].cancel()

@@ -2,12 +2,14 @@
 
 An input comes in `contents` or in `raw_input_contents`; an output leaves in `raw_output_contents`. A model that takes texts, JSON
 values or octets has one input, of whose elements each becomes an entry. A model that takes tensors may have several, and all of them
-are one entry.
+are one entry. Raw data are in the binary form as they come. Of typed ones numbers of 32 and 64 bits with a fraction, and booleans,
+lie in the message as they do in the binary form; integers are put into it one by one.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,13 +18,24 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.excerpt import excerpt
-from headway.core.tensors import MOST_TENSORS, TensorHead, header_of, opening_of
-from headway.errors import BadRequest
+from headway.core.tensor_json import PAGE
+from headway.core.tensors import (
+    BYTES,
+    MOST_TENSORS,
+    SIZES,
+    TensorHead,
+    count_of,
+    header_of,
+    join_elements,
+    opening_of,
+    quoted,
+    shown_shape,
+)
+from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
-from headway.grpc.tensor_contents import Data, data_of
 from headway.http.inference.answer_pieces import PIECE, cut, packed_pieces, released
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
@@ -30,11 +43,11 @@ from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.requests import InferRequest
 from headway.http.oip.tensor_requests import TensorsRequest, packed_in_place
 from headway.model import RequestOptions, Tensors, TensorSpec, TokenCount, ValueKind, added_up
-from headway.oip import elements, parameters, tensors
+from headway.oip import parameters, tensors
 from headway.oip.inputs import checked_heads, value_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, form_of_output, names_of, told
 from headway.oip.parameters import Wishes
-from headway.oip.tensors import BYTES, OUTPUT, NoElements
+from headway.oip.tensors import OUTPUT, NoElements
 
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
@@ -54,6 +67,28 @@ _MOST_AT_ONCE = 1 << 20
 _REGION = "shared_memory_region"
 """Parameter of an input or output that is not in the message."""
 _TENSORS = ValueKind.TENSORS
+
+Data = bytes | memoryview
+"""Data of a tensor in the binary form."""
+
+_CONTENTS = messages.message("inference.InferTensorContents").DESCRIPTOR.fields_by_name
+_FIELDS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""Member of `contents` with the elements of each datatype. The protocol has none for FP16 and BF16."""
+_AS_THEY_ARE = ("BOOL", "FP32", "FP64")
+"""Datatypes whose elements lie in a message as they do in the binary form."""
+_TYPECODES = {
+    "BOOL": "B", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
+    "FP32": "f", "FP64": "d",
+}  # fmt: skip
 
 
 def infer_reader(settings: Settings) -> ReadRequest:
@@ -148,8 +183,8 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
         answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=self.shape)
         head = answer.SerializeToString()
         if len(outputs) > 1 or len(first) > PIECE:
-            return b"", _pieces(head, (elements.element_of(one, gives) for one in released(outputs)))
-        one = elements.element_of(first, gives)
+            return b"", _pieces(head, (tensors.element_of(one, gives) for one in released(outputs)))
+        one = tensors.element_of(first, gives)
         return b"", b"".join((head, _CONTENT, messages.varint(tensors.packed_size((one,))), tensors.head_of(one), one))
 
     def _begun(self, version: str, used: TokenCount | None) -> Any:
@@ -300,7 +335,7 @@ def _without_raw(body: bytes) -> tuple[bytes, list[Data]] | None:
     return None
 
 
-def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[elements.Element]]:
+def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
     """Shape and elements of the only input of a request. Raises BadRequest."""
     if len(asked.inputs) != 1:
         raise tensors.wrong_number(len(asked.inputs))
@@ -385,3 +420,83 @@ def _parameters_of(given: Any, most: int) -> dict[str, Any]:
             raise BadRequest(f"the parameter `{excerpt(name)}` is no finite number")
         found[name] = value
     return found
+
+
+def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], most: int) -> list[Data]:
+    """Data of each input in the binary form.
+
+    Arguments:
+        inputs: inputs of the message.
+        raw: its `raw_input_contents`.
+        heads: heads of the inputs, which are checked.
+        most: most bytes of the data of all inputs together. Raw data were bounded with their message.
+
+    Raises:
+        BadRequest: an input has no data, data in both forms, or other data than its datatype and shape say. Of raw data the
+            size is not looked at.
+        PayloadTooLarge: typed data would have more bytes than `most`.
+    """
+    if raw:
+        return _raw(inputs, raw)
+    size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
+    if size > most:
+        raise PayloadTooLarge(f"the data of the inputs take {size} bytes; at most {most} are taken (max_body_bytes)")
+    return [_typed(one, head) for one, head in zip(inputs, heads, strict=True)]
+
+
+def _raw(inputs: Sequence[Any], raw: Sequence[Data]) -> list[Data]:
+    if len(raw) != len(inputs):
+        raise BadRequest(
+            f"`raw_input_contents` has {len(raw)} members, and the request has {len(inputs)} inputs; expected one for each input"
+        )
+    for one in inputs:
+        if one.HasField("contents"):
+            raise BadRequest(
+                f"the input {quoted(one.name)} has `contents`, and the request has `raw_input_contents`; expected one of these forms "
+                "for all inputs"
+            )
+    return list(raw)
+
+
+def _typed(given: Any, head: TensorHead) -> Data:
+    """Data of an input with `contents`. Raises BadRequest."""
+    name, datatype, contents = quoted(given.name), head.datatype, given.contents
+    member = _FIELDS.get(datatype)
+    if member is None:
+        raise BadRequest(
+            f"the input {name} is {datatype}, for which the protocol has no `contents`; send its data in `raw_input_contents`"
+        )
+    for field, _ in contents.ListFields():
+        if field.name != member:
+            raise BadRequest(f"the input {name} has `{field.name}`; expected `{member}`, as its datatype is {datatype}")
+    found, count = getattr(contents, member), count_of(head.shape)
+    if len(found) != count:
+        raise BadRequest(
+            f"`{member}` of the input {name} has {len(found)} elements; {datatype} of shape {shown_shape(head.shape)} takes {count}"
+        )
+    if datatype == BYTES:
+        return join_elements(found)
+    if datatype in _AS_THEY_ARE and count:
+        packed = contents.SerializeToString()
+        size = SIZES[datatype] * count
+        before = bytes((_CONTENTS[member].number << 3 | 2,)) + messages.varint(size)
+        if packed.startswith(before):  # Members that are not known may come first.
+            return memoryview(packed)[len(before) : len(before) + size]
+    return _numbers(found, name, datatype)
+
+
+def _numbers(found: Any, name: str, datatype: str) -> bytes:
+    """Data of numbers, a page of which is looked at at a time: so it takes half as long as one by one. Raises BadRequest."""
+    code, pages = _TYPECODES[datatype], list[bytes]()
+    for begin in range(0, len(found), PAGE):
+        page = found[begin : begin + PAGE]
+        try:
+            pages.append(array(code, page).tobytes())
+        except OverflowError:
+            bits = 8 * SIZES[datatype]
+            least, most = (0, (1 << bits) - 1) if datatype[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+            place, wrong = next((at, one) for at, one in enumerate(page, begin) if not least <= one <= most)
+            raise BadRequest(
+                f"element {place} of the input {name} is {wrong}, which is out of the range of {datatype}"
+            ) from None
+    return b"".join(pages)

@@ -9,8 +9,7 @@ from functools import partial
 
 from headway.errors import RequestError
 from headway.http.entrance import Entrance
-from headway.http.error_responses import refuse, without_reason
-from headway.http.requests import Handler, Request, RouteAnswer
+from headway.http.requests import Handler, Request, RouteAnswer, refuse, without_reason
 
 
 class Authentication:

@@ -21,7 +21,7 @@ from headway.http import openapi, readiness, tasks
 from headway.http.authentication import Authentication
 from headway.http.entrance import Entrance
 from headway.http.inference import routes as inference_routes
-from headway.http.oip import service as oip_service
+from headway.http.oip import models as oip_models
 from headway.http.oip.models import ShownModels
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
@@ -53,7 +53,7 @@ def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) ->
             Route("/openapi.json", on.contract),
             Route("/docs", on.page),
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
-            *oip_service.routes(ShownModels(gateway, entrance.anonymous, glance.serving), known),
+            *oip_models.routes(ShownModels(gateway, entrance.anonymous, glance.serving), known),
         ],
         "; /docs lists what is",
     )

@@ -1,4 +1,4 @@
-"""Requests and answers of ordinary routes: all but inference."""
+"""Requests and answers of ordinary routes, all but inference; errors under the request's own id and in the form of its path's API."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from functools import cached_property
 from urllib.parse import parse_qs, unquote
 
-from headway.http.problem import EncodeError
+from headway import errors
+from headway.errors import RequestError
+from headway.http.problem import AnyError, EncodeError, encode_problem
 from headway.http.server.head import Head
-from headway.model import Principal
+from headway.model import Failure, Principal
 
 JSON = "application/json"
+
+UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
+"""Message that a client reads when the server raised an unforeseen exception."""
 
 
 class ClientLeft(Exception):
@@ -167,3 +172,25 @@ class StreamedAnswer(RouteAnswer):
 
 Handler = Callable[[Request], Awaitable[RouteAnswer]]
 """Function that answers requests. It may raise errors of `headway.errors`, which become answers."""
+
+
+def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
+    """Answer to a request that is refused.
+
+    Arguments:
+        id: the request's id as clients see it, `req_…`.
+        error: error that it is refused with.
+        encode: encodes the error.
+    """
+    fields, body = encode(error, id)
+    return RouteAnswer(body, errors.STATUS[error.code], fields)
+
+
+def without_reason(error: RequestError) -> Failure:
+    """Error as ordinary routes tell it whose handler raises it, without a label of its reason."""
+    return Failure(error.code, error.message, error.retry_after)
+
+
+def refuse(request: Request, error: AnyError) -> RouteAnswer:
+    """Answer to `request`, which is refused; see `refusal`."""
+    return refusal(request.id, error, request.encode_error)

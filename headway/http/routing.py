@@ -14,8 +14,7 @@ from headway.errors import (
     RequestError,
     StoreUnavailable,
 )
-from headway.http.error_responses import refuse, without_reason
-from headway.http.requests import Handler, Request, RouteAnswer
+from headway.http.requests import Handler, Request, RouteAnswer, refuse, without_reason
 from headway.model import Failure
 
 _PART = re.compile(r"\{(\w+)(:path)?\}")

@@ -18,11 +18,10 @@ from headway.core import failures, values
 from headway.errors import BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.error_responses import refuse, without_reason
 from headway.http.inference.answer_pieces import tensor_pieces
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import Problem, escaped, problem
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import JSON, Request, RouteAnswer, refuse, without_reason
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
 from headway.model import EntryState, Failure, Reply, Tensors

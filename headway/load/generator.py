@@ -31,8 +31,8 @@ from headway.load.alarm import Alarm
 from headway.load.connection import IDLE, Connection
 from headway.load.payload import Payload
 from headway.load.pool import ConnectionPool
-from headway.load.progress import report_on
 from headway.load.record import Record
+from headway.load.report import report_on
 from headway.load.schedule import due_times
 from headway.load.spec import LoadSpec
 

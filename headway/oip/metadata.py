@@ -8,9 +8,9 @@ from typing import Annotated
 import msgspec
 
 from headway import __version__
-from headway.core.tensors import JSON
+from headway.core.tensors import BYTES, JSON
 from headway.model import TensorSpec
-from headway.oip.tensors import BYTES, INPUT, OUTPUT
+from headway.oip.tensors import INPUT, OUTPUT
 
 SERVER = "headway"
 """Name of the server, of its platform and of its backend."""

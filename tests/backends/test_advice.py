@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.remote.advice import advice, asked_for
+from headway.backends.remote.backend import advice, asked_for
 from headway.config.target import RemoteTarget
 from headway.errors import BackendError, BadOutput, BatchTimeout, RemoteAbsent, RemoteError, RemoteRefused, TargetError
 from tests.backends.remote import served

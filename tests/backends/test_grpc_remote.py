@@ -14,8 +14,7 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from headway.backends.grpc.backend import GrpcBackend
-from headway.backends.grpc.verdicts import pushback
+from headway.backends.grpc.backend import GrpcBackend, pushback
 from headway.backends.remote.credentials import Credentials
 from headway.backends.remote.generations import Generations
 from headway.config.target import RemoteTarget

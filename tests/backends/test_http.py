@@ -13,8 +13,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from headway.backends.http.backend import HttpBackend
-from headway.backends.http.verdicts import retry_after
+from headway.backends.http.backend import HttpBackend, retry_after
 from headway.backends.remote.credentials import Credentials
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.backends.process import arrays
 from headway.backends.process.array_data import Rows, array_of, column, tensor_of
 from headway.backends.process.array_kind import NAMED, ArrayKind
-from headway.backends.process.array_padding import padded_alike
+from headway.backends.process.arrays import padded_alike
 from headway.backends.process.frames import Outputs
 from headway.backends.process.usercode import describe
 from headway.core.rows import shape_number

@@ -201,7 +201,7 @@ MISSING = problem(404, "NOT_FOUND")
 
 @kinds
 def test_a_task_is_submitted_and_polled(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.client.polling.PAUSE", 0.0)
+    monkeypatch.setattr("headway.client.call.PAUSE", 0.0)
     with scripted(SUBMITTED, PENDING, PENDING, LOST, DONE) as service, asking(kind, service.url) as client:
         task = client.submit("x", timeout=9.0)
         assert task.id == "req_9"

@@ -507,7 +507,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headway.cli.commands import command
-from headway.cli.role import run_targets, targets_argument, with_settings_of
+from headway.cli.roles import run_targets, targets_argument, with_settings_of
 from headway.config import Settings
 from headway.model import Role
 

@@ -21,9 +21,8 @@ from headway.http.inference.routes import codecs
 from headway.http.oip.bodies import LENGTH_FIELD
 from headway.http.server.head import Head
 from headway.model import Octets, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
-from headway.oip.elements import element_of
+from headway.oip.tensors import element_of, unpack
 from headway.oip.tensors import pack as pack_elements
-from headway.oip.tensors import unpack
 from headway.runtime.counters import Counters
 
 _SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_queue=5)

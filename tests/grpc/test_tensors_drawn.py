@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from headway.config import Settings
 from headway.core.tensors import unpack
 from headway.gateway.served_models import ServedModels
-from headway.grpc.infer_messages import infer_reader
-from headway.grpc.tensor_contents import _FIELDS
-from headway.http.error_responses import UNFORESEEN
+from headway.grpc.infer_messages import _FIELDS, infer_reader
 from headway.http.inference.exchange import Outcome
+from headway.http.requests import UNFORESEEN
 from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
 from tests.grpc.stand import INFER, PREDICT, Port, served
 from tests.grpc.test_open_inference import STREAM, Request, answered, request, streamed

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.http.inference.async_handoff import AsyncHandoff
-from headway.http.inference.prefer_header import Wish, read_prefer
+from headway.http.inference.inference_head import Wish, read_prefer
 
 AT_ONCE = Wish(0.0, b"respond-async")
 

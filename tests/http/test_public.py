@@ -12,7 +12,7 @@ import pytest
 from headway import errors
 from headway.config import Settings
 from headway.http import openapi, readiness
-from headway.http.inference.prefer_header import read_prefer
+from headway.http.inference.inference_head import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, on_stand, post
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from headway.cli import main
-from headway.load.progress import line
 from headway.load.record import Record
+from headway.load.report import line
 from tests.load.scripted import Call, Exchange, Scripted
 
 Run = Callable[..., int]
@@ -147,8 +147,8 @@ def test_progress_is_told_while_requests_are_on_their_way(
                 loop.call_soon_threadsafe(call.answer)
             held.clear()
 
-    monkeypatch.setattr("headway.load.progress.EVERY", 0.01)
-    monkeypatch.setattr("headway.load.progress._write", note)
+    monkeypatch.setattr("headway.load.report.EVERY", 0.01)
+    monkeypatch.setattr("headway.load.report._write", note)
     server[0].script = lambda call: held.append((asyncio.get_running_loop(), call))
     assert bench(server[1], "--arrivals", "uniform", "--json") == 0
     assert json.loads(capsys.readouterr().out)["total"]["answered"] == 50

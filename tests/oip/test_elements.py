@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.errors import BadRequest
 from headway.model import ValueKind
-from headway.oip.elements import Element, element_of, values_of
+from headway.oip.tensors import Element, element_of, values_of
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 JSON = st.recursive(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.tensors import BYTES
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.oip.tensors import (
-    BYTES,
     OUTPUT,
     check_outputs,
     count_elements,

@@ -14,8 +14,7 @@ from headway.admin.guard import ServiceTokens, too_many_tries
 from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries, cookie_name, cookie_of, set_cookie, shown_address
 from headway.errors import BadRequest
-from headway.http.error_responses import refusal
-from headway.http.requests import ClientLeft, Request, RouteAnswer
+from headway.http.requests import ClientLeft, Request, RouteAnswer, refusal
 from headway.http.routing import Route
 from headway.model import Failure
 from headway.runtime.logger import get_logger

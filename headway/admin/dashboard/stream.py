@@ -9,8 +9,7 @@ from functools import partial
 from headway import errors
 from headway.admin.dashboard.hub import MOST_VIEWERS, Hub
 from headway.admin.dashboard.viewers import Viewer
-from headway.http.error_responses import refusal
-from headway.http.requests import Request, RouteAnswer, StreamedAnswer
+from headway.http.requests import Request, RouteAnswer, StreamedAnswer, refusal
 from headway.model import Failure
 
 OPENING = b"retry: 1000\n\n"

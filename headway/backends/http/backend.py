@@ -11,26 +11,30 @@ It asks for a rest by Retry-After or retry-after-ms.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
 
 from headway import __version__
 from headway.backends.http.connections import Connections, TooLong, tls_error, was_sent
-from headway.backends.http.verdicts import judge
 from headway.backends.remote import backend, tls_failures
-from headway.backends.remote.backend import Answered, RemoteBackend, Tried
+from headway.backends.remote.backend import Answered, RemoteBackend, Tried, TryVerdict
 from headway.backends.remote.generations import NotStarted
 from headway.config.target import RemoteTarget
 from headway.core.trace_context import trace_fields
 from headway.dialects.dialect import Remote, RemoteCall
 from headway.dialects.table import reach
-from headway.errors import BadOutput, RemoteAbsent, RemoteError
+from headway.errors import BadOutput, RemoteAbsent, RemoteError, RemoteRefused
 from headway.runtime.spans import OUTGOING
 
 _JSON_BYTES = "Inference-Header-Content-Length"
+
+_REFUSALS = frozenset([400, 413, 422])
+"""Statuses that blame what was sent."""
 
 
 class HttpBackend(RemoteBackend):
@@ -108,3 +112,44 @@ def _json_bytes(headers: Mapping[str, str]) -> int:
     """Bytes of a body that are JSON, before its binary data; -1 where no header field says so, or none that is a number."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
+
+
+def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
+    """Judge a status that is no success, with the header fields that came with it.
+
+    Arguments:
+        status: the HTTP status.
+        headers: header fields, by their names in any case.
+        now: Unix time in seconds, for a Retry-After that names a date.
+    """
+    if status in _REFUSALS:
+        return TryVerdict(True, RemoteRefused)
+    if status not in (408, 429) and status < 500:
+        return TryVerdict(True, RemoteError)
+    rest = milliseconds(headers.get("retry-after-ms", ""))
+    if rest is None:
+        rest = retry_after(headers.get("Retry-After", ""), now)
+    return TryVerdict(headers.get("x-should-retry") == "false", RemoteError, rest)
+
+
+def milliseconds(value: str) -> float | None:
+    """Seconds that a retry-after-ms header asks for; None when it asks for nothing."""
+    try:
+        found = float(value) / 1000 if value[:1].isdigit() else math.nan
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def retry_after(value: str, now: float) -> float | None:
+    """Seconds to wait that a Retry-After header asks for (RFC 9110, 10.2.3); None when it asks for nothing.
+
+    Arguments:
+        value: the header's value, a number of seconds or an HTTP date.
+        now: Unix time in seconds.
+    """
+    try:
+        seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - now
+    except (ValueError, OverflowError):
+        return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None

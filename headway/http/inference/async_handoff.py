@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from headway.http.inference.prefer_header import Wish
+from headway.http.inference.inference_head import Wish
 from headway.http.tasks import PATH, Result
 
 

@@ -1,4 +1,4 @@
-"""Bodies of inference requests: what decodes and checks them, for every codec.
+"""Bodies of inference requests: what decodes and checks them, for every codec, and says what is wrong with one.
 
 A body is decoded once; whatever is wrong with it becomes a BadRequest that names the member and what was expected of
 it. Of a member that is there twice the last one counts, here and in the workers alike.
@@ -6,6 +6,7 @@ it. Of a member that is there twice the last one counts, here and in the workers
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from functools import cache
@@ -15,11 +16,29 @@ import msgspec
 
 from headway.config import Settings
 from headway.core import values
+from headway.core.excerpt import excerpt
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bad_bodies import meant, why_not
 from headway.model import Octets, Value, ValueKind
+
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+_MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
+_MOST_BYTES = 1 << 16
+"""Bytes of the longest body that is looked into."""
+_MOST_SHOWN = 5
+_ELSEWHERE = {
+    "instances": "several inputs go as `inputs` to /v1/inference",
+    "inputs": "several inputs go to /v1/inference",
+    "prompt": "prompts go to /v1/completions",
+    "messages": "chats go to /v1/chat/completions",
+    "input": "/v1/inference takes an `input`",
+    "input_data": "/v1/predict takes an `input_data`",
+}
+"""Members of the bodies of other routes and APIs, with where they go."""
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class OtherInput(BadRequest):
@@ -277,3 +296,41 @@ def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
     if len(members) > most:
         raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken")
     return members
+
+
+def why_not(exc: Exception, body: bytes) -> str:
+    """Reason why a body, or a part of one, cannot be decoded, as its client may read it."""
+    if isinstance(exc, UnicodeDecodeError):
+        return f"the body is not UTF-8: {exc.reason} at byte {exc.start}"
+    if isinstance(exc, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(exc, msgspec.ValidationError):
+        return (problem := str(exc)) + meant(problem, body)
+    if not body:
+        return "the body is empty; expected a JSON object"
+    if _LONE_SURROGATE.search(body):
+        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+    return f"the body is not JSON: {exc}"
+
+
+def meant(problem: str, body: bytes) -> str:
+    """Words to add to the message about a body; empty where it lacks no member, or nothing can be said.
+
+    Arguments:
+        problem: the message.
+        body: the body.
+    """
+    if (missing := _MISSING.fullmatch(problem)) is None or len(body) > _MOST_BYTES:
+        return ""
+    try:
+        names = list(_members(body))
+    except msgspec.MsgspecError:
+        return ""
+    lower = {name.lower(): name for name in names}
+    if near := difflib.get_close_matches(missing[1], lower, 1, 0.8):
+        return f"; did you mean it by `{excerpt(lower[near[0]])}`?"
+    if found := next((what for name, what in _ELSEWHERE.items() if name in lower), ""):
+        return f"; {found}"
+    shown = ", ".join(f"`{excerpt(name)}`" for name in names[:_MOST_SHOWN])
+    more = ", …" if len(names) > _MOST_SHOWN else ""
+    return f"; it has {shown}{more}" if names else ""

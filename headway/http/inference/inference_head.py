@@ -1,4 +1,4 @@
-"""Head of an inference request: principal, deadline, tier, id and options.
+"""Head of an inference request: principal, deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
 
 It depends on the head alone and holds no instant, so that one serves all requests of a connection whose heads are
 equal.
@@ -16,7 +16,6 @@ from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, ReadRequest, RequestTarget
-from headway.http.inference.prefer_header import Wish, read_prefer
 from headway.http.server.head import ID_PREFIX, Head, read_id, shorten, too_large
 from headway.model import RequestOptions
 
@@ -32,6 +31,9 @@ CODINGS = ("gzip", "x-gzip", "deflate")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
 _ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
+
+_PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
+_SECONDS = re.compile(rb"[0-9]{1,30}")
 
 
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
@@ -199,3 +201,33 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
     if name not in names:
         raise BadRequest(f"X-Request-Tier is {shorten(value)}; expected one of {', '.join(names)}")
     return names.index(name)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """Wish of a client that accepts the id of a task for an answer.
+
+    Attributes:
+        wait: seconds for which it would rather wait for the answer itself; 0: not at all.
+        applied: value of `Preference-Applied`.
+    """
+
+    wait: float
+    applied: bytes
+
+
+def read_prefer(value: bytes) -> Wish | None:
+    """Read `respond-async` and `wait` in the value of `Prefer`, several lines of it joined by commas.
+
+    Other preferences, and malformed ones, are passed over; of a preference that is there twice the first counts. None:
+    the client waits for the answer.
+    """
+    preferences: dict[bytes, bytes] = {}
+    for preference in _PREFERENCE.findall(value):
+        name, _, word = preference.partition(b";")[0].partition(b"=")
+        preferences.setdefault(name.strip().lower(), word.strip().strip(b'"'))
+    if preferences.get(b"respond-async") != b"":
+        return None
+    wait = preferences.get(b"wait", b"")
+    if _SECONDS.fullmatch(wait) is None:
+        return Wish(0.0, b"respond-async")
+    return Wish(float(wait), b"respond-async, wait=%d" % int(wait))

@@ -14,8 +14,7 @@ from headway.config import Settings
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bad_bodies import why_not
-from headway.http.inference.bodies import ABSENT, CheckValue, first_elements
+from headway.http.inference.bodies import ABSENT, CheckValue, first_elements, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
@@ -29,10 +28,9 @@ from headway.http.oip.bodies import (
 )
 from headway.http.oip.tensor_requests import TensorsRequest, tensors_reader
 from headway.model import RequestOptions, ValueKind
-from headway.oip.elements import Element, values_of
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
-from headway.oip.tensors import NoElements, check_outputs, count_elements, unpack, wrong_number
+from headway.oip.tensors import Element, NoElements, check_outputs, count_elements, unpack, values_of, wrong_number
 
 _TENSORS = ValueKind.TENSORS
 _MANY_COMMAS = 4 * MOST_INPUTS

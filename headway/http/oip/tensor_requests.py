@@ -17,8 +17,7 @@ from headway.core import tensor_json
 from headway.core.tensors import ALIGNED, BYTES, SIZES, NoTensors, TensorHead, count_of, opening, quoted
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bad_bodies import why_not
-from headway.http.inference.bodies import ABSENT, CheckValue
+from headway.http.inference.bodies import ABSENT, CheckValue, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,

@@ -11,7 +11,7 @@ import msgspec
 from headway.bulk.jobs import BulkJobs
 from headway.errors import RATE_LIMITED, BadRequest, NotFound, RequestError
 from headway.http.authentication import Authentication
-from headway.http.inference.bad_bodies import why_not
+from headway.http.inference.bodies import why_not
 from headway.http.openai.bulk_lines import READERS
 from headway.http.openai.files import PURPOSE, as_json, listed, page, told
 from headway.http.requests import Request, RouteAnswer

@@ -19,8 +19,7 @@ from headway.core import failures
 from headway.errors import BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
-from headway.http.error_responses import UNFORESEEN
-from headway.http.inference.bad_bodies import why_not
+from headway.http.inference.bodies import why_not
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.chat import chat_reader
@@ -28,6 +27,7 @@ from headway.http.openai.completions import completions_reader
 from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_error
 from headway.http.problem import AnyError
+from headway.http.requests import UNFORESEEN
 from headway.http.server.head import ID_PREFIX
 from headway.model import Failure, Reply, RequestOptions, Value
 from headway.model.bulk import BulkJob, BulkLine

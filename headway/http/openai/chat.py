@@ -18,12 +18,12 @@ from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
     Members,
     member,
+    openai_codec,
     parameters_reader,
     read_members,
     refuse,
     take_text,
 )
-from headway.http.openai.routing import openai_codec
 from headway.model import RequestOptions
 
 _TOOLS = "tools are not served, as the model gives text only; describe them in a message, and leave them out"

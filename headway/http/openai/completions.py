@@ -15,6 +15,7 @@ from headway.http.openai.members import (
     MOST_TEXTS,
     Members,
     member,
+    openai_codec,
     parameters_reader,
     read_members,
     refuse,
@@ -23,7 +24,6 @@ from headway.http.openai.members import (
     take_number,
     take_text,
 )
-from headway.http.openai.routing import openai_codec
 from headway.model import RequestOptions
 
 MOST_CHOICES = 128

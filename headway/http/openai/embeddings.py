@@ -21,13 +21,13 @@ from headway.http.inference.exchange import JSON, Exchange, Outcome, ReadRequest
 from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
+    openai_codec,
     parameters_reader,
     read_members,
     take_inputs,
     take_number,
     take_text,
 )
-from headway.http.openai.routing import openai_codec
 from headway.model import RequestOptions, Tensors, TokenCount, Value
 
 FLOAT, BASE64 = "float", "base64"

@@ -13,11 +13,10 @@ from headway.bulk.folder import FileWriter
 from headway.bulk.jobs import BulkJobs
 from headway.errors import NOT_FOUND, BadRequest, NotFound, RequestError
 from headway.http.authentication import Authentication
-from headway.http.error_responses import refusal, without_reason
 from headway.http.form import FormPart, parts
 from headway.http.openai.errors import encode_error
 from headway.http.problem import AnyError, Encoded
-from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer
+from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer, refusal, without_reason
 from headway.http.routing import Route
 from headway.model.bulk import BulkFile
 

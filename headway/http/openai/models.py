@@ -9,9 +9,8 @@ import msgspec
 
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.error_responses import refusal
 from headway.http.openai.errors import encode_error
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import JSON, Request, RouteAnswer, refusal
 from headway.http.routing import Route
 from headway.model import Principal
 

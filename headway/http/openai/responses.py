@@ -25,13 +25,13 @@ from headway.http.openai.chat_template import Message
 from headway.http.openai.members import (
     Members,
     member,
+    openai_codec,
     parameters_reader,
     read_members,
     refuse,
     take_flag,
     take_text,
 )
-from headway.http.openai.routing import openai_codec
 from headway.model import RequestOptions
 
 _STORED = "responses are not stored; send the whole conversation as `input`, and leave it out"

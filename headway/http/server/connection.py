@@ -31,9 +31,8 @@ import httptools
 
 from headway.core.excerpt import excerpt
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
-from headway.http.error_responses import UNFORESEEN, refuse
 from headway.http.problem import AnyError, frame_error
-from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer
+from headway.http.requests import UNFORESEEN, ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import descriptor_of

@@ -317,7 +317,7 @@ def test_nothing_is_loose_but_errors_and_ports() -> None:
         ("headway.app.banner", "match role:\n    case Role.SERVE: pass", "says what a role has"),
         ("headway", "from headway.client import Client", "has to cost nothing"),
         ("headway.client.call", "from headway.model import Entry", "needs nothing of a service"),
-        ("headway.client.call", "from headway.load import pool", "needs nothing of a service"),
+        ("headway.client.call", "from headway.load import connection", "needs nothing of a service"),
         ("headway.http.utils", "", "says nothing"),
         ("headway.http.lane", "def f():\n" + LONGEST * "    a = 1\n" + "    return a", "f has 61 lines, more than 60"),
     ],

@@ -129,8 +129,8 @@ def bench(
 
 def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoReturn:
     """Put the load on, and show what came of it."""
+    from headway.load.connection import Unreachable
     from headway.load.generator import run_load
-    from headway.load.pool import Unreachable
     from headway.load.report import make_report, show, to_json
 
     started_at = datetime.now(UTC).isoformat(timespec="seconds")

@@ -19,7 +19,7 @@ from headway.cli.flags import with_settings
 from headway.config import Settings
 from headway.errors import HeadwayError, SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import LIVE, NOISE, SERVICE, digest, generate, is_id, parse
-from headway.identity.model_limits import check_model_limit
+from headway.identity.tables import check_model_limit
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyStore
 

@@ -68,8 +68,8 @@ def _bulk_routes(bulk: BulkJobs, known: Authentication) -> Iterable[Route]:
 class _Routes:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._told: tuple[tuple[Kinds, ...], Example] = (), Example()
-        self._contract = self._written(*self._told)
+        self._told: tuple[tuple[Kinds, ...], Example] | None = None
+        self._contract = b""
         self._page, self._policy = _read_page()
 
     async def contract(self, request: Request) -> RouteAnswer:

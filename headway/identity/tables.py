@@ -1,17 +1,22 @@
-"""Tables of a TOML file in which credentials are described: keys, or issuers of tokens."""
+"""Tables of a TOML file in which credentials are described: keys, or issuers of tokens; and their limits for single models."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway.errors import SettingError
+from headway.model import ModelLimit
 
 MOST_NAME = 128
 """Longest name of a user, a tenant, a tier or a model, in characters."""
+
+MOST = 1e9
+"""Largest rate and burst."""
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
@@ -44,3 +49,30 @@ def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable
 def is_name(text: str) -> bool:
     """Whether a text will do as a name: 1 to 128 printable characters."""
     return 0 < len(text) <= MOST_NAME and text.isprintable()
+
+
+def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) -> ModelLimit:
+    """Check a limit, and return it.
+
+    Arguments:
+        where: where it was written, as an error names it.
+        limit: the limit.
+        models: the only models that the credential may ask; empty for all.
+
+    Raises:
+        SettingError: the limit cannot be used.
+    """
+    model = limit.model
+    if not is_name(model):
+        reason = f"must be the name of a model, of 1 to {MOST_NAME} printable characters"
+        raise SettingError(where, model, reason, "For example big = {rate = 60}.")
+    if models and model not in models:
+        hint = f"Name one of {', '.join(models)}, or add it to models."
+        raise SettingError(where, model, "is no model that this credential may ask", hint)
+    if not 0 < limit.rate <= MOST:
+        hint = "Leave the model out for no limit of its own; models says which it may ask at all."
+        raise SettingError(f"{where}.{model}.rate", limit.rate, "must lie above 0, and be at most 1e9", hint)
+    if limit.burst is not None and not 1 <= limit.burst <= MOST:
+        hint = "Leave it out for ten seconds' worth of the rate."
+        raise SettingError(f"{where}.{model}.burst", limit.burst, "must lie between 1 and 1e9", hint)
+    return limit

@@ -27,13 +27,11 @@ from time import perf_counter, process_time
 import msgspec
 import uvloop
 
-from headway.load.alarm import Alarm
-from headway.load.connection import IDLE, Connection
+from headway.load.connection import IDLE, Connection, ConnectionPool
 from headway.load.payload import Payload
-from headway.load.pool import ConnectionPool
 from headway.load.record import Record
 from headway.load.report import report_on
-from headway.load.schedule import due_times
+from headway.load.schedule import Alarm, due_times
 from headway.load.spec import LoadSpec
 
 _TICK = 0.001

@@ -16,7 +16,7 @@ from headway.admin.dashboard.hub import MOST_VIEWERS, REMEMBERED, TICK
 from headway.admin.dashboard.viewers import BUFFER, DROP_GRACE, Viewer
 from headway.core.departure_board import HISTORY_SECONDS, STEP
 from headway.http.requests import StreamedAnswer
-from headway.http.server.unread_answers import STREAM_BYTES, STREAM_SILENCE, bound
+from headway.http.server.hangups import STREAM_BYTES, STREAM_SILENCE, bound
 from headway.model.board import ARRIVED, FleetFigures, Notice, RequestFlow
 from tests import virtual_time
 from tests.http.away import Away

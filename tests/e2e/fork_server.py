@@ -27,11 +27,28 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 IMPORTED = (
-    *(f"headway.cli.{role}" for role in ("serve", "gateway", "worker", "controller")),
+    "headway.cli.roles",
+    "headway.app.bulk",
+    "headway.app.gateways",
     "headway.app.runner",
+    "headway.app.scaling",
+    "headway.app.stores",
     "headway.app.wiring",
+    "headway.app.workers",
+    "headway.backends.process.backend",
+    "headway.brokers.memory.board",
+    "headway.brokers.memory.broker",
+    "headway.brokers.memory.fleet",
+    "headway.controller.autoscaler",
+    "headway.controller.controller",
+    "headway.gateway.capacity_watcher",
+    "headway.gateway.workers_watcher",
+    "headway.http.inference.cross_origin",
+    "headway.http.public",
+    "headway.storage.sqlite.keys",
+    "headway.storage.sqlite.ledger",
 )
-"""Modules that every process of the service imports. None of them starts a thread."""
+"""Modules that most processes of the service import. None of them starts a thread."""
 _MOST = 1 << 17
 
 

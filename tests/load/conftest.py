@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headway.load import pool
+from headway.load import connection
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for some seconds costs no connection."""
     for name in ("_CONNECT_WITHIN", "_STALE"):
-        monkeypatch.setattr(pool, name, 60.0)
+        monkeypatch.setattr(connection, name, 60.0)

@@ -7,7 +7,7 @@ from time import perf_counter
 import pytest
 import uvloop
 
-from headway.load.alarm import Alarm
+from headway.load.schedule import Alarm
 
 Body = Callable[[Callable[[Callable[[], None]], Alarm]], Awaitable[None]]
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.load.connection import IDLE, Connection
-from headway.load.pool import ConnectionPool
+from headway.load.connection import IDLE, Connection, ConnectionPool
 
 
 class Wire:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.load.connection import Unreachable
 from headway.load.generator import Generator
-from headway.load.pool import Unreachable
 from headway.load.spec import LoadSpec, Target
 from tests.load.scripted import Call, Script, Scripted, load, outcomes, response
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.oip.statistics import BatchStatistics, Duration, InferenceStatistics, statistics_of
+from headway.oip.metadata import BatchStatistics, Duration, InferenceStatistics, statistics_of
 from headway.runtime.counters import Counters
 
 SECOND = 1_000_000_000

@@ -11,7 +11,7 @@ from headway.gateway import outcome_counts
 from headway.gateway.outcome_counts import OutcomeCounts, TenantCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, TokenCount
-from headway.oip.statistics import statistics_of
+from headway.oip.metadata import statistics_of
 from headway.runtime.counters import Counters
 
 WRONG = Failure(errors.REJECTED_BY_MODEL, "no")

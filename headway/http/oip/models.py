@@ -27,11 +27,12 @@ from headway.oip.metadata import (
     IndexEntry,
     ModelConfig,
     ModelMetadata,
+    ModelStatistics,
     ServerMetadata,
     configured,
     described,
+    statistics_of,
 )
-from headway.oip.statistics import ModelStatistics, statistics_of
 
 
 class ShownModels:

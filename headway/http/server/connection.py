@@ -35,9 +35,8 @@ from headway.http.problem import AnyError, frame_error
 from headway.http.requests import UNFORESEEN, ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
-from headway.http.server.hangups import descriptor_of
+from headway.http.server.hangups import Unread, bound, descriptor_of
 from headway.http.server.head import END, ID_PREFIX, Head, past_blank, read_head, read_id, suspect, too_large, too_long
-from headway.http.server.unread_answers import Unread, bound
 from headway.model import Failure
 from headway.runtime.logger import get_logger
 

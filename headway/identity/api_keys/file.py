@@ -36,8 +36,7 @@ import msgspec
 from headway.core.key_rotation import check_new
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
-from headway.identity.model_limits import check_model_limit
-from headway.identity.tables import is_name, read_tables
+from headway.identity.tables import check_model_limit, is_name, read_tables
 from headway.model import ApiKey, ModelLimit
 from headway.ports import KeyChanges, KeyMark, KeyStore
 from headway.runtime.file_watcher import Stamp, stamp

@@ -27,9 +27,8 @@ from headway.config import Settings
 from headway.errors import SERVICE_OVERLOADED, RequestError, SettingError, Unauthenticated
 from headway.identity.jwt.issuers import Issuer
 from headway.identity.jwt.keysets import Key, KeySet
-from headway.identity.model_limits import check_model_limit
 from headway.identity.principals import make_principal
-from headway.identity.tables import is_name
+from headway.identity.tables import check_model_limit, is_name
 from headway.model import ModelLimit, Principal
 from headway.runtime.logger import get_logger
 

@@ -1,4 +1,4 @@
-"""What a process tells of itself: figures for its metrics, read from its parts at each scrape, and itself to the fleet by heartbeat."""
+"""Figures of a process for its metrics, read from its parts at each scrape, and its description for the fleet."""
 
 from __future__ import annotations
 

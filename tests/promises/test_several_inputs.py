@@ -178,8 +178,13 @@ def test_apis_that_tell_no_code_tell_a_limit_from_too_much_load_by_the_message(m
     assert OIP_JSON.read(429, {}, json.dumps({"error": message}).encode()).code == code
 
 
-@pytest.mark.parametrize("failure", [failures.version_unknown("m", "9"), failures.not_here("m")])
-def test_the_open_inference_protocol_tells_that_there_are_no_workers_by_the_message(failure: Failure) -> None:
+@pytest.mark.parametrize("failure", [
+    failures.version_unknown("m", "9"), failures.not_here("m"), failures.lost_input(),
+    failures.lateness(0.5, attempts=0, slots=0, queue_due=True),
+])  # fmt: skip
+def test_apis_that_tell_no_code_tell_a_want_of_workers_from_too_much_load_by_the_message(failure: Failure) -> None:
+    openai = json.dumps({"error": {"message": failure.message, "code": "server_is_overloaded"}}).encode()
+    assert COMPLETIONS.read(503, {}, openai).code == failure.code
     assert OIP_JSON.read(503, {}, json.dumps({"error": failure.message}).encode()).code == failure.code
 
 

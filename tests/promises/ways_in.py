@@ -34,7 +34,6 @@ _SPECIAL = {
     "invalid_api_key": "UNAUTHENTICATED",
     "permission_denied": "FORBIDDEN",
     "model_not_found": "NOT_FOUND",
-    "server_is_overloaded": "SERVICE_OVERLOADED",
 }
 _SAID = (
     (r"is in flight|was used for another", "IDEMPOTENCY_CONFLICT"),
@@ -143,6 +142,11 @@ def _turned_away(message: str) -> str:
     return "RATE_LIMITED" if code_of_message(message) == "RATE_LIMITED" else "SHED"
 
 
+def _overloaded(message: str) -> str:
+    """Code of an error with 503 of which only the message is told."""
+    return "NO_WORKERS" if code_of_message(message) == "NO_WORKERS" else "SERVICE_OVERLOADED"
+
+
 def place_of_message(message: str) -> int:
     """Place of the input that an error of a request with several names; -1: it names none."""
     found = re.search(r"input (\d+) of \d+, counted from 0", message)
@@ -161,6 +165,8 @@ def _openai_error(status: int, body: bytes) -> str:
     code = error["code"]
     if code == "rate_limit_exceeded":
         return _turned_away(error["message"])
+    if code == "server_is_overloaded":
+        return _overloaded(error["message"])
     return _SPECIAL.get(code) or str(code).upper()
 
 

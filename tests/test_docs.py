@@ -239,6 +239,16 @@ def test_every_name_in_a_source_file_that_is_named_exists() -> None:
     assert missing == []
 
 
+def test_every_member_of_a_class_that_is_named_exists() -> None:
+    missing = []
+    for page in CURRENT:
+        for owner, member in re.findall(r"`([A-Z][a-zA-Z]+)\.([a-z_]\w*)`", page.read_text(encoding="utf-8")):
+            texts = [text for text in sources().values() if re.search(rf"^class {owner}\b", text, re.MULTILINE)]
+            if not any(re.search(rf"\b{member}\b", text) for text in texts):
+                missing.append((page, owner, member))
+    assert missing == []
+
+
 def test_the_remote_example_runs_as_many_batches_as_it_is_sent() -> None:
     """A call more than the API has GPUs waits inside it, and makes all of them slower."""
     [(gpus, workers)] = re.findall(r"remote_api\.py.* --gpus (\d+) .*\n\$ headway serve http\S+ --workers (\d+)", GUIDE)

@@ -240,7 +240,7 @@ class TestLane:
 
 
 def _remembered(tier_queue: TierQueue) -> int:
-    """Tenants and entries that a lane still holds on to, in whatever it keeps them."""
+    """Tenants and entries that a tier queue still holds on to, in whatever it keeps them."""
     kept = [getattr(tier_queue, name) for name in tier_queue.__slots__]
     return max(len(thing) for thing in kept if hasattr(thing, "__len__"))
 
@@ -356,7 +356,7 @@ def test_no_more_are_served_before_an_entry_than_was_said(steps: list[tuple[str,
     st.lists(st.tuples(st.sampled_from(["push", "push", "push", "pop", "drop"]), st.sampled_from("abcd")), max_size=60)
 )
 def test_what_is_served_before_an_entry_is_never_more_than_a_lane_says(steps: list[tuple[str, str]]) -> None:
-    """Unless entries are dropped, which leaves gaps; then the lane still counts what it holds."""
+    """Unless entries are dropped, which leaves gaps; then the queue still counts what it holds."""
     tier_queue, gaps = TierQueue(), False
     waiting: list[QueuedEntry] = []
     for number, (what, tenant) in enumerate(steps):

@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("HEADWAY_TEST_ROLLOUT_SECONDS", "0"))
 SEED = int(os.environ.get("HEADWAY_TEST_ROLLOUT_SEED", "1"))
 TELLING = 3
 """Seed of a history in which each promise that is switched off is missed."""
-LONG, SHORT = 30.0, 10.0
+LONG, SHORT = 20.0, 10.0
 """Seconds in memory, and over a server, where they take longer."""
 
 

@@ -413,11 +413,11 @@ async def test_a_model_whose_workers_were_all_lost_keeps_its_number(clock: Clock
 WORKERS = 4
 BATCH = 0.5
 """Seconds of a batch of any size."""
-SECONDS = 60
+SECONDS = 30
 
 
 async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -1.0, lowest: bool = False) -> int:
-    """Workers after a minute of such requests beside a few honest ones, nearly all of which must be answered.
+    """Workers after SECONDS of such requests beside a few honest ones, nearly all of which must be answered.
 
     Arguments:
         clock: virtual seconds.

@@ -105,7 +105,7 @@ def test_clients_that_wait_ride_together_whatever_rows_they_have(rows: int, clie
 
 def _of_rows(rows: tuple[int, ...], rate: float) -> Scenario:
     return Scenario(
-        rate=rate, workers=2, alpha=0.02, beta=0.0005, max_batch=32, max_weight=32, weights=rows, duration=15.0, warmup=3.0,
+        rate=rate, workers=2, alpha=0.02, beta=0.0005, max_batch=32, max_weight=32, weights=rows, duration=9.0, warmup=3.0,
         queue_timeout=0.5,
     )  # fmt: skip
 

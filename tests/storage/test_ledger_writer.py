@@ -397,7 +397,7 @@ async def test_refusals_are_counted_by_caller_and_code_and_nothing_else_is(clock
 async def test_callers_without_number_are_refused_in_bounded_memory(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr("headway.core.ledger_records.MOST", 10)
+    monkeypatch.setattr("headway.core.ledger_records.MOST_COUNTED", 10)
     async with keeping(clock) as it:
         for number in range(100):
             caller = Principal(f"user-{number}", "acme", 0)

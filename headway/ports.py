@@ -12,7 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from headway.core.departure import Load, Policy
-from headway.core.health import REST_EVERY
 from headway.core.locality.turns import Contender
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
@@ -229,23 +228,16 @@ class Registry(Protocol):
 class Maintenance(Protocol):
     """Upkeep of a broker; one process of a fleet does it at a time."""
 
-    async def reap(self) -> float:
-        """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due."""
+    async def reap(self, rest: float = 0.0) -> float:
+        """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due.
+
+        Arguments:
+            rest: seconds until the next call, about, while nothing is due: what comes meanwhile and is due sooner is reaped by then.
+                0: the next call comes soon.
+        """
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
         """Have queues of these models too, or other bounds; with `others` of any that holds something. Only what holds nothing goes."""
-
-
-@runtime_checkable
-class Resting(Protocol):
-    """Upkeep that rests while nothing is due, as the broker itself sees to what is due before the next call."""
-
-    async def reap_and_rest(self, every: float = REST_EVERY) -> float:
-        """Reap like `Maintenance.reap`. The next call may be far off: what comes meanwhile and is due sooner is reaped by then.
-
-        Arguments:
-            every: seconds until the next call while nothing is due, about.
-        """
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):

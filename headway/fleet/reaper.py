@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headway.core.health import REST_EVERY
 from headway.errors import BrokerUnavailable
-from headway.ports import Maintenance, Resting
+from headway.ports import Maintenance
 from headway.runtime.periodic import PERIOD
 
 GRAIN = 0.01
@@ -21,7 +21,7 @@ async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST
     """
     while True:
         try:
-            pause = await (broker.reap_and_rest(every()) if isinstance(broker, Resting) else broker.reap())
+            pause = await broker.reap(every())
         except BrokerUnavailable:
             pause = PERIOD
         await asyncio.sleep(max(pause, GRAIN))

@@ -111,7 +111,7 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
     told: list[Sequence[Reply]] = []
     harness.broker.attach("g", told.append, never)
     for name, keys in (("alone", ()), ("shares", (common.same(),))):
-        await harness.broker.reap_and_rest()
+        await harness.broker.reap(1.0)
         assert harness.broker.take(ask(id=name, dedup_keys=keys, queue_timeout=0.1, timeout=60.0)) is None
         await harness.advance(0.1 + harness.grain)
         [[reply]] = told

@@ -34,9 +34,9 @@ def test_at_rest_it_is_reaped_once_a_second() -> None:
 
     async def main() -> None:
         await harness.healthy("gpu-0")
-        assert await harness.broker.reap_and_rest() == REST_SECONDS
+        assert await harness.broker.reap(REST_SECONDS) == REST_SECONDS
         await asyncio.sleep(REST_SECONDS)
-        assert 0.0 < await harness.broker.reap_and_rest() <= DEGRADED_AFTER - REST_SECONDS + 1e-6
+        assert 0.0 < await harness.broker.reap(REST_SECONDS) <= DEGRADED_AFTER - REST_SECONDS + 1e-6
 
     harness.run(main())
     harness.close()

@@ -267,7 +267,7 @@ class Connection:
     async def loads(self) -> Mapping[QueueName, Load]:
         return await self._call("loads", None, lambda inner: inner.loads())
 
-    async def reap(self) -> float:
+    async def reap(self, rest: float = 0.0) -> float:
         return await self._call("reap", None, lambda inner: inner.reap())
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:

@@ -53,7 +53,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import Broker, DeadLetters, NearQueue, Resting
+from headway.ports import Broker, DeadLetters, NearQueue
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
@@ -64,9 +64,9 @@ _MODEL = attrgetter("model")
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
 REAP_EVERY = 0.05
-"""Most seconds between two calls of `reap`, by which an expiry may be late."""
+"""Most seconds between two calls of `reap` without rest, by which an expiry may be late."""
 REST_SECONDS = 1.0
-"""Most seconds between two calls of `reap_and_rest`."""
+"""Most seconds between two others."""
 LOOK_AGAIN = 0.05
 """Seconds after which entries that are held for an idle worker are looked at again, as the load may ask for another rule."""
 COMING_SECONDS = 0.05
@@ -75,7 +75,7 @@ LINGER = 0.001
 """Seconds for which a gateway lets entries gather before a call; calls cost little here."""
 
 
-class MemoryBroker(Broker, NearQueue, Resting):
+class MemoryBroker(Broker, NearQueue):
     """Broker for one process. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
@@ -469,13 +469,11 @@ class MemoryBroker(Broker, NearQueue, Resting):
         """See Broker. The bounds of a queue that is there stay, as its workers are of this process."""
         self._queues.know(models)
 
-    async def reap(self) -> float:
+    async def reap(self, rest: float = 0.0) -> float:
+        """See Broker. As nobody else reaps, it does not matter how long the rest is."""
         due, now = await self._reap()
-        return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
-
-    async def reap_and_rest(self, every: float = REST_SECONDS) -> float:
-        """See Resting. As nobody else reaps, `every` changes nothing."""
-        due, now = await self._reap()
+        if not rest:
+            return max(min(due - now, REAP_EVERY), TIMER_GRAIN)
         pause = ending_at_tick(max(due - now, TIMER_GRAIN))
         self._reaping.tell(now + pause)
         return pause
@@ -496,7 +494,7 @@ class MemoryBroker(Broker, NearQueue, Resting):
         for queued in self._dedup.overdue(now):
             if self._dedup.follows(queued):  # It may have been let go of by the one before it.
                 left = self._dedup.leave(queued)
-                self._end([(queued, reply_to(queued, now, None, lateness_of(queued, 1, now), None))], now, late=True)
+                self._end([(queued, reply_to(queued, now, lateness_of(queued, 1, now), None))], now, late=True)
                 self._follow_up(left, now)
         for name, queue in self._queues.items():
             self._send_late(queue, queue.expire(now), now)
@@ -593,7 +591,7 @@ class MemoryBroker(Broker, NearQueue, Resting):
             refusal = lateness_of(queued, 1, now)
         if refusal is not None:
             self._dedup.begin(queued, now)  # If it is a task, that is its outcome.
-            self._end([(queued, reply_to(queued, now, None, refusal, None))], now)
+            self._end([(queued, reply_to(queued, now, refusal, None))], now)
         self._wake_idle(entry.queue, now)
         self._reaping.move_up(self._queues[entry.queue].next_due(), now)
 
@@ -606,16 +604,16 @@ class MemoryBroker(Broker, NearQueue, Resting):
         after = queue.fail(running.departure, failure.cause, now, self._rng, failures.shown(failure))
         self._counters.retries[failure.cause.value] += after.again
         ran = run_of(running.lease, running.departure, failure.worker, now)
-        self._deliver(after.dead, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.dead], now)
+        self._deliver(after.dead, [reply_to(m, left_at, failures.death(failure), ran) for m in after.dead], now)
         spent = failures.spent(failure, len(running.departure.members))
-        self._deliver(after.spent, [reply_to(m, left_at, None, spent, ran) for m in after.spent], now)
-        self._deliver(after.bulk, [reply_to(m, left_at, None, failures.death(failure), ran) for m in after.bulk], now)
+        self._deliver(after.spent, [reply_to(m, left_at, spent, ran) for m in after.spent], now)
+        self._deliver(after.bulk, [reply_to(m, left_at, failures.death(failure), ran) for m in after.bulk], now)
         self._send_late(queue, after.late, now)
         for member in after.dead:
             await self._dead.add(letter_of(member, failure.message, failure.cause.value, ran))
 
     def _send_late(self, queue: ModelQueue, late: list[QueuedEntry], now: float) -> None:
-        replies = [reply_to(m, now, None, lateness_of(m, queue.slots, now), None) for m in late]
+        replies = [reply_to(m, now, lateness_of(m, queue.slots, now), None) for m in late]
         self._deliver(late, replies, now, late=True)
 
     def _deliver(

@@ -12,7 +12,7 @@ import msgspec
 from headway.core import failures
 from headway.core.batch import Departure
 from headway.core.fair_queue import GONE, QueuedEntry
-from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply, TokenCount, Value
+from headway.model import BatchRun, DeadLetter, Failure, Lease, Reply
 
 
 class Running(msgspec.Struct):
@@ -61,18 +61,11 @@ class Mailbox:
         return gone
 
 
-def reply_to(
-    member: QueuedEntry,
-    left_at: float,
-    output: Value | None,
-    failure: Failure | None,
-    ran: BatchRun | None,
-    tokens: TokenCount | None = None,
-) -> Reply:
-    """Reply to an entry that waited until instant `left_at`."""
+def reply_to(member: QueuedEntry, left_at: float, failure: Failure, ran: BatchRun | None) -> Reply:
+    """Reply without an output to an entry that waited until instant `left_at`."""
     entry = member.entry
     waited = left_at - member.arrived
-    return Reply(entry.id, entry.tenant, output, failure, ran, waited, member.attempts, entry.nonce, tokens=tokens)
+    return Reply(entry.id, entry.tenant, None, failure, ran, waited, member.attempts, entry.nonce)
 
 
 def lateness_of(member: QueuedEntry, slots: int, now: float) -> Failure:

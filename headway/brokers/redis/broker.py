@@ -36,7 +36,6 @@ from headway.core import failures, rows, zones
 from headway.core import shards as sharding
 from headway.core.dedup import task_followed
 from headway.core.departure import Load, Policy
-from headway.core.health import REST_EVERY
 from headway.core.locality.turns import Contender
 from headway.core.memory_room import QUEUE_BYTES
 from headway.core.queue_limits import QueueLimits
@@ -61,7 +60,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
 )
-from headway.ports import Broker, Resting
+from headway.ports import Broker
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
@@ -88,7 +87,7 @@ class _UnansweredClaim(msgspec.Struct):
     token: str
 
 
-class RedisBroker(Broker, Resting):
+class RedisBroker(Broker):
     """Broker over Redis. See `headway.ports.Broker` for the methods and the laws.
 
     Arguments:
@@ -420,13 +419,7 @@ class RedisBroker(Broker, Resting):
             found.setdefault(queue.name.in_zone(""), []).append(look.load)
         return {name: sharding.load_of(loads) for name, loads in found.items()}
 
-    async def reap(self) -> float:
-        return await self._reap(0.0)
-
-    async def reap_and_rest(self, every: float = REST_EVERY) -> float:
-        return await self._reap(every)
-
-    async def _reap(self, rest: float) -> float:
+    async def reap(self, rest: float = 0.0) -> float:
         pauses = await all_of(self._router.census(rest), self._reaping.reap(rest))
         if self._reaping.reaps:
             self._connection.look_soon()  # Somebody in the fleet does, also while no request comes.

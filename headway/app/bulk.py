@@ -19,6 +19,8 @@ from headway.bulk.jobs import BulkJobs
 from headway.bulk.seat_runner import SeatRunner
 from headway.bulk.turns import Turns
 from headway.config import Settings
+from headway.config.extras import install_hint, needing
+from headway.errors import SettingError
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.http.openai.bulk_lines import OpenAILines
@@ -52,7 +54,7 @@ def make_bulk_jobs(
     Raises:
         SettingError: a template of chats cannot be used, or a package is missing.
     """
-    store, folder, turns = make_store(settings), BulkFolder(settings.bulk_dir), Turns()
+    store, folder, turns = make_store(settings), make_folder(settings.bulk_dir), Turns()
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
@@ -65,6 +67,19 @@ def make_bulk_jobs(
 
     feeder = Feeder(f"{settings.name}-{secrets.token_hex(4)}", context, ended)
     return BulkJobs(store, folder, feeder, settings, clock, time.time)
+
+
+def make_folder(name: str) -> BulkFolder:
+    """Make the folder of files: a path, or the URL of a bucket."""
+    if "://" not in name:
+        return BulkFolder(name)
+    with needing("bucket", "bulk_dir", name, "needs a package which is not here"):
+        from headway.bulk.bucket import Bucket
+    try:
+        return Bucket(name)
+    except (ImportError, ValueError) as exc:
+        hint = f"Name a folder, or a bucket whose package is here; for s3://BUCKET/FOLDER: {install_hint('bucket')}"
+        raise SettingError("bulk_dir", name, str(exc), hint) from None
 
 
 def make_store(settings: Settings) -> BulkStore:

@@ -1,6 +1,6 @@
 """Log of the answers of one job: its answers and errors as they come, so that who holds the job next goes on where they end.
 
-Each holder has two files of its own, `out.GENERATION.part` and `err.GENERATION.part`, with a record a line: the number of
+Each holder has two files of its own, `out.GENERATION.part` and `err.GENERATION.part` (in a bucket more, by number), with a record a line: the number of
 the line that it answers, and what stands in the file in the end. So two that take themselves for the holder never write to
 one file. The last record of a holder that was killed may be torn, and is no record. A line may have records of two holders;
 then the first one that is found counts, answers before errors.
@@ -8,21 +8,19 @@ then the first one that is found counts, answers before errors.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from pathlib import Path
-from typing import BinaryIO
+from functools import partial
 
-from headway.bulk.folder import BulkFolder, sync_folder, write_all
+from headway.bulk.folder import BulkFolder, PartLog
 from headway.bulk.line_reader import LineSplitter
 from headway.bulk.line_set import LineSet
 
 OUT, ERR = "out", "err"
 """Kinds of records: answers, and errors."""
 
-_PART = re.compile(r"(out|err)\.([0-9]+)\.part")
+_PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
 MOST_WAITING = 8_192
@@ -48,10 +46,8 @@ class AnswerLog:
     """
 
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
-        self._folder, self._path, self._generation = folder, folder.job(job), generation
-        self._files: dict[str, BinaryIO] = {}
-        self._sizes = {OUT: 0, ERR: 0}
-        """Bytes of each file that are whole records."""
+        self._folder, self._job, self._generation = folder, job, generation
+        self._logs: dict[str, PartLog] = {}
         self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
         """Records that are not written, with the numbers of their lines."""
         self.answered = LineSet()
@@ -74,7 +70,7 @@ class AnswerLog:
 
     async def recover(self) -> None:
         """Read which lines have a record. Raises FolderUnavailable."""
-        await self._folder.do(lambda: self._path.mkdir(exist_ok=True, mode=0o700))
+        await self._folder.do(lambda: self._folder.begin_log(self._job))
         async with aclosing(self.records()) as found:
             async for page in found:
                 for kind, number, _ in page:
@@ -93,20 +89,15 @@ class AnswerLog:
         Raises:
             FolderUnavailable: the disk did not take it; it waits for the next call.
         """
-        written = {kind: [*records] for kind, records in self._waiting.items() if records}
-
-        def put() -> dict[str, int]:
-            return {kind: self._put(kind, records) for kind, records in written.items()}
-
-        for kind, size in (await self._folder.do(put) if written else {}).items():
-            del self._waiting[kind][: len(written[kind])]
-            self._sizes[kind] += size
+        for kind, waiting in self._waiting.items():
+            if records := [*waiting]:
+                await self._folder.do(partial(self._put, kind, records))
+                del waiting[: len(records)]
 
     def close(self) -> None:
         """Close the files. What has not been written is let go."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        for log in self._logs.values():
+            log.close()
 
     async def records(self) -> AsyncGenerator[list[Record], None]:
         """Records in the files of all holders, one a line, some at a time. Raises FolderUnavailable."""
@@ -119,24 +110,14 @@ class AnswerLog:
                     records = [(kind, int(one[1]), one[2]) for one in found if one is not None]
                     yield [one for one in records if seen.add(one[1])]
 
-    def _parts(self) -> list[tuple[str, Path]]:
-        found = [(one, path) for path in self._path.iterdir() if (one := _PART.fullmatch(path.name))]
-        found.sort(key=lambda one: (one[0][1] != OUT, int(one[0][2])))
-        return [(one[1], path) for one, path in found]
+    def _parts(self) -> list[tuple[str, str]]:
+        names = [one for name in self._folder.parts(self._job) if (one := _PART.fullmatch(name))]
+        names.sort(key=lambda one: (one[1] != OUT, int(one[2]), int(one[3] or 0)))
+        return [(one[1], self._folder.part(self._job, one[0])) for one in names]
 
-    def _put(self, kind: str, records: Sequence[tuple[int, bytes]]) -> int:
-        """Write records behind those that are whole, as a disk that was full may have taken a part of them before.
-
-        Returns their bytes.
-        """
-        file = self._files.get(kind)
-        if file is None:
-            file = self._files[kind] = (self._path / f"{kind}.{self._generation}.part").open("ab", buffering=0)
-            sync_folder(self._path)
-        if file.tell() != self._sizes[kind]:
-            file.truncate(self._sizes[kind])
-            file.seek(self._sizes[kind])
-        for at in range(0, len(records), TOGETHER):
-            write_all(file, b"".join([b"%d %b\n" % one for one in records[at : at + TOGETHER]]))
-        os.fsync(file.fileno())
-        return file.tell() - self._sizes[kind]
+    def _put(self, kind: str, records: Sequence[tuple[int, bytes]]) -> None:
+        log = self._logs.get(kind)
+        if log is None:
+            log = self._logs[kind] = self._folder.log(self._job, f"{kind}.{self._generation}")
+        together = range(0, len(records), TOGETHER)
+        log.append(b"".join([b"%d %b\n" % one for one in records[at : at + TOGETHER]]) for at in together)

@@ -15,9 +15,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from headway.errors import FileLost, FolderUnavailable, SettingError
 
@@ -45,25 +45,17 @@ class BulkFolder:
     """
 
     def __init__(self, path: str, run: Run | None = None) -> None:
-        self._path = Path(path)
+        self._path, self._shown = Path(path), path
         self._run: Run = run or self._in_thread
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def open(self) -> None:
         """Make the folder. Raises SettingError when it cannot be written to."""
-
-        def make() -> None:
-            for name in ("files", "incoming", "jobs"):
-                (self._path / name).mkdir(parents=True, exist_ok=True, mode=0o700)
-            trial = self._incoming()
-            trial.touch()
-            trial.unlink()
-
         try:
-            await self.do(make)
+            await self.do(self.make)
         except FolderUnavailable as exc:
             hint = "Name a folder that may be written to, which all gateways of a fleet share."
-            raise SettingError("bulk_dir", str(self._path), str(exc.__cause__ or exc), hint) from exc
+            raise SettingError("bulk_dir", self._shown, why(exc), hint) from exc
 
     async def do(self, work: Callable[[], T]) -> T:
         """Run what waits for the disk.
@@ -76,53 +68,46 @@ class BulkFolder:
         except OSError as exc:
             raise FolderUnavailable(f"the folder of bulk jobs does not do: {exc.strerror or exc}") from exc
 
-    def writer(self) -> FileWriter:
+    def writer(self, id: str) -> FileWriter:
         """Writer of a new file."""
-        return FileWriter(self, self._incoming())
+        return FileWriter(self, self.sink(id))
 
-    def file(self, id: str) -> Path:
-        """Path of a whole file."""
-        return self._path / "files" / id
+    def file(self, id: str) -> str:
+        """Name in the folder of a whole file."""
+        return f"files/{id}"
 
-    def job(self, id: str) -> Path:
-        """Path of the folder of a job's log."""
-        return self._path / "jobs" / id
+    def part(self, job: str, name: str) -> str:
+        """Name in the folder of a part of a job's log."""
+        return f"jobs/{job}/{name}"
+
+    async def size(self, id: str) -> int:
+        """Bytes of a whole file. Raises FolderUnavailable."""
+        return await self.do(lambda: self.size_of(self.file(id)))
 
     async def remove_file(self, id: str) -> None:
         """Remove a file, if it is there."""
-        await self.do(lambda: self.file(id).unlink(missing_ok=True))
+        await self.do(lambda: self.remove(self.file(id)))
 
     async def remove_job(self, id: str) -> None:
         """Remove the log of a job, if it is there."""
-        await self.do(lambda: shutil.rmtree(self.job(id), ignore_errors=True))
+        await self.do(lambda: self.remove_log(id))
 
     async def sweep(self) -> None:
         """Remove what was on its way in and left behind."""
-
-        def remove() -> None:
-            for one in (self._path / "incoming").iterdir():
-                if _left(one):
-                    one.unlink(missing_ok=True)
-
-        await self.do(remove)
+        await self.do(self.remove_left)
 
     async def names(self) -> dict[str, bool]:
         """Ids of files, and of jobs with a log, with whether nobody has touched them for long."""
+        return await self.do(self.found)
 
-        def found() -> dict[str, bool]:
-            kinds = (("files", "file-*"), ("jobs", "batch_*"))
-            return {one.name: _left(one) for folder, kind in kinds for one in (self._path / folder).glob(kind)}
-
-        return await self.do(found)
-
-    async def pieces(self, path: Path, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
+    async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
         """Read a file piece by piece. Raises FolderUnavailable, and FileLost where only the file is gone."""
 
         def opened() -> BinaryIO | None:
             try:
-                return path.open("rb", buffering=0)
+                return self.reader(name)
             except FileNotFoundError:
-                path.parent.stat()  # Nor is that there when a folder of the network is not mounted.
+                self.look()
                 return None
 
         if (file := await self.do(opened)) is None:
@@ -133,12 +118,92 @@ class BulkFolder:
         finally:
             file.close()
 
+    # What waits, in a thread of `do`.
+
+    def make(self) -> None:
+        """Make the folder, and try whether it may be written to."""
+        for name in ("files", "incoming", "jobs"):
+            (self._path / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        trial = self._incoming()
+        trial.touch()
+        trial.unlink()
+
+    def look(self) -> None:
+        """Raise FileNotFoundError where the folder is not there, as when it is one of the network that is not mounted."""
+        (self._path / "files").stat()
+
+    def reader(self, name: str) -> BinaryIO:
+        """Open a file to read."""
+        return (self._path / name).open("rb", buffering=0)
+
+    def sink(self, id: str) -> FileSink:
+        """FileSink of a new file."""
+        return LocalSink(self._incoming(), self._path / self.file(id))
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a file."""
+        return (self._path / name).stat().st_size
+
+    def begin_log(self, job: str) -> None:
+        """Make room for the log of a job."""
+        (self._path / "jobs" / job).mkdir(exist_ok=True, mode=0o700)
+
+    def log(self, job: str, stem: str) -> PartLog:
+        """Log of one holder of a job, as it writes it; the names of its files begin with `stem`."""
+        return LocalLog(self._path / self.part(job, f"{stem}.part"))
+
+    def parts(self, job: str) -> list[str]:
+        """Names of the files of a job's log. Raises FileNotFoundError where there is no log."""
+        return [one.name for one in (self._path / "jobs" / job).iterdir()]
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        (self._path / name).unlink(missing_ok=True)
+
+    def remove_log(self, job: str) -> None:
+        """Remove the log of a job, if it is there."""
+        shutil.rmtree(self._path / "jobs" / job, ignore_errors=True)
+
+    def remove_left(self) -> None:
+        """Remove what was on its way in and left behind."""
+        for one in (self._path / "incoming").iterdir():
+            if _left(one):
+                one.unlink(missing_ok=True)
+
+    def found(self) -> dict[str, bool]:
+        """See `names`."""
+        kinds = (("files", "file-*"), ("jobs", "batch_*"))
+        return {one.name: _left(one) for folder, kind in kinds for one in (self._path / folder).glob(kind)}
+
     async def _in_thread(self, work: Callable[[], object]) -> object:
         async with self._free:
             return await asyncio.to_thread(work)
 
     def _incoming(self) -> Path:
         return self._path / "incoming" / secrets.token_hex(12)
+
+
+class FileSink(Protocol):
+    """New file that nobody sees before it is whole. Its calls wait for the disk."""
+
+    def write(self, content: bytes) -> None:
+        """Add content."""
+
+    def commit(self) -> None:
+        """Have it stand under its name, so that it survives a loss of power."""
+
+    def discard(self) -> None:
+        """Let go of what has not been committed."""
+
+
+class PartLog(Protocol):
+    """Log of one holder of a job. Its calls wait for the disk."""
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Add records, so that they survive a loss of power. After a failure the next call adds them again; none is there twice."""
+
+    def close(self) -> None:
+        """Close its files. It may be added to again."""
 
 
 class FileWriter:
@@ -148,9 +213,8 @@ class FileWriter:
         size: bytes so far.
     """
 
-    def __init__(self, folder: BulkFolder, path: Path) -> None:
-        self._folder, self._path = folder, path
-        self._file: BinaryIO | None = None
+    def __init__(self, folder: BulkFolder, sink: FileSink) -> None:
+        self._folder, self._sink = folder, sink
         self._buffer: list[bytes] = []
         self._buffered = 0
         self.size = 0
@@ -164,40 +228,83 @@ class FileWriter:
         if self._buffered >= BUFFER:
             await self._flush()
 
-    async def commit(self, id: str) -> None:
-        """Make it the whole file of an id, in the place of one that is there. Raises FolderUnavailable."""
+    async def commit(self) -> None:
+        """Make it a whole file. Raises FolderUnavailable."""
         await self._flush()
-        await self._folder.do(lambda: self._settle(self._folder.file(id)))
+        await self._folder.do(self._sink.commit)
 
     async def discard(self) -> None:
         """Let go of what has not become a file."""
-
-        def remove() -> None:
-            if self._file is not None:
-                self._file.close()
-            self._path.unlink(missing_ok=True)
-
         with contextlib.suppress(FolderUnavailable):
-            await self._folder.do(remove)
+            await self._folder.do(self._sink.discard)
 
     async def _flush(self) -> None:
         content = b"".join(self._buffer)
         self._buffer, self._buffered = [], 0
+        await self._folder.do(lambda: self._sink.write(content))
 
-        def put() -> None:
-            if self._file is None:
-                self._file = self._path.open("xb", buffering=0)
-            write_all(self._file, content)
 
-        await self._folder.do(put)
+class LocalSink:
+    """FileSink on a local disk; see `FileSink`.
 
-    def _settle(self, path: Path) -> None:
+    Arguments:
+        path: where it is written.
+        target: where it stands in the end.
+    """
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path, self._target = path, target
+        self._file: BinaryIO | None = None
+
+    def write(self, content: bytes) -> None:
+        """See FileSink."""
+        if self._file is None:
+            self._file = self._path.open("xb", buffering=0)
+        write_all(self._file, content)
+
+    def commit(self) -> None:
+        """See FileSink."""
         if self._file is None:
             raise RuntimeError("nothing was written")
         os.fsync(self._file.fileno())
         self._file.close()
-        self._path.rename(path)
-        sync_folder(path.parent)
+        self._path.rename(self._target)
+        sync_folder(self._target.parent)
+
+    def discard(self) -> None:
+        """See FileSink."""
+        if self._file is not None:
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+class LocalLog:
+    """Log on a local disk; see `PartLog`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._size = 0
+        """Bytes that are whole records."""
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Add records behind those that are whole, as a disk that was full may have taken a part of them before."""
+        if self._file is None:
+            self._file = self._path.open("ab", buffering=0)
+            sync_folder(self._path.parent)
+        if self._file.tell() != self._size:
+            self._file.truncate(self._size)
+            self._file.seek(self._size)
+        for piece in pieces:
+            write_all(self._file, piece)
+        os.fsync(self._file.fileno())
+        self._size = self._file.tell()
+
+    def close(self) -> None:
+        """See PartLog."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _left(path: Path) -> bool:
@@ -206,6 +313,14 @@ def _left(path: Path) -> bool:
         return path.stat().st_mtime < time.time() - LEFT_AFTER
     except FileNotFoundError:
         return False
+
+
+def why(exc: FolderUnavailable) -> str:
+    """First cause of an error, for those who run the service."""
+    first: BaseException = exc
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return str(first)
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from headway.bulk.answer_log import ERR, OUT, AnswerLog
-from headway.bulk.folder import BulkFolder, FileWriter
+from headway.bulk.folder import BulkFolder, FileWriter, why
 from headway.bulk.forms import AskedLine, LineForm, Making, NotYet
 from headway.bulk.line_reader import pages
 from headway.bulk.line_set import LineSet
@@ -281,7 +281,7 @@ class JobRun:
     async def _finalize(self) -> None:
         """Make the files of answers and errors, and end."""
         of, job = self._of, self.job
-        out, err = of.folder.writer(), of.folder.writer()
+        out, err = of.folder.writer(job.output_file), of.folder.writer(job.error_file)
         counts = {OUT: 0, ERR: 0}
         try:
             seen = LineSet()
@@ -315,7 +315,7 @@ class JobRun:
     async def _add_file(self, id: str, name: str, writer: FileWriter) -> None:
         """Make what was written a file of the tenant's."""
         of = self._of
-        await writer.commit(id)
+        await writer.commit()
         file = BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall())
         if not await of.store.add_file(file, holder=self.job):
             raise Fenced
@@ -500,7 +500,7 @@ class JobRun:
 
     def _note_disk(self, exc: FolderUnavailable) -> None:
         if not self._disk:
-            log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
+            log.warning("a bulk job pauses", job=self.job.id, error=why(exc))
         self._disk = str(exc)
 
     def _note_store(self, exc: StoreUnavailable) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 
 from headway.bulk.folder import BulkFolder
 
@@ -38,10 +37,10 @@ class LineSplitter:
         return b"".join(self._rest)[: self._most + 1]
 
 
-async def pages(folder: BulkFolder, path: Path, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
+async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
     """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises FolderUnavailable."""
     splitter, number = LineSplitter(most), 0
-    async with aclosing(folder.pieces(path)) as pieces:
+    async with aclosing(folder.pieces(name)) as pieces:
         async for piece in pieces:
             lines = splitter.feed(piece)
             yield [(at, line) for at, line in enumerate(lines, number + 1) if line and not line.isspace()]

@@ -228,8 +228,8 @@ def _ledger(settings: Settings) -> None:
 
 
 def _bulk(settings: Settings) -> None:
-    if settings.bulk_dir and settings.broker and not settings.ledger:
-        reason = "needs a database of jobs that all gateways share, and `ledger` is not set"
+    if settings.bulk_dir and (settings.broker or "://" in settings.bulk_dir) and not settings.ledger:
+        reason = "needs a database of jobs, which is in no bucket, and which all gateways share; `ledger` is not set"
         refuse(settings, "bulk_dir", reason, "Set `ledger`, for example postgresql://USER:PASSWORD@HOST:5432/DATABASE.")
 
 

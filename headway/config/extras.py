@@ -19,6 +19,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "otel": ("grpcio>=1.80,<2",),
     "chat": ("jinja2>=3.1.6,<4",),
     "policy": ("google-re2>=1.1.20251105,<2",),
+    "bucket": ("fsspec>=2026.3", "s3fs>=2026.3"),
     "gpu": ("nvidia-ml-py>=12.575,<14",),
     "plot": ("matplotlib>=3.11,<4",),
 }
@@ -31,6 +32,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "jwt": ("jwt", "cryptography"),
     "grpc": ("grpc", "google", "hpack"),
     "policy": ("re2",),
+    "bucket": ("fsspec",),
 }
 """Modules that whoever needs an extra imports, by its name."""
 

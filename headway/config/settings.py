@@ -533,7 +533,7 @@ class Settings:
     bulk_dir: str = setting(
         "",
         _BULK,
-        "Folder of the files of bulk jobs (see docs/bulk.md), which all gateways share; left out: there are none.",
+        "Folder of the files of bulk jobs (see docs/bulk.md), or a bucket, as s3://BUCKET/FOLDER; all gateways share it. Left out: there are none.",
         parts=RolePart.GATEWAY,
         common=True,
     )

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.forms import AskedLine, Making, NotYet
@@ -187,17 +189,28 @@ class Disk:
 class Stand:
     """Fleet of feeders, of which one lives at a time."""
 
-    def __init__(self, path: Path, clock: Callable[[], float], runner: FakeRunner | None = None) -> None:
-        self.path, self.clock = path, clock
+    def __init__(
+        self, path: Path, clock: Callable[[], float], runner: FakeRunner | None = None, bucket: bool = False
+    ) -> None:
+        self.path, self.clock, self.bucket = path, clock, bucket
         self.store = MemoryStore(clock)
         self.runner = runner or FakeRunner()
         self.form = PlainForm()
         self.disk = Disk()
-        self.folder = BulkFolder(str(path), self.disk.run)
+        self.folder = self.make_folder()
         self.ended: list[BulkJob] = []
         self._lives = 0
         self.supervisor = Supervisor()
         self.feeder: Feeder
+
+    def make_folder(self) -> BulkFolder:
+        """A folder on the disk, which is a bucket by its protocol, or none."""
+        if not self.bucket:
+            return BulkFolder(str(self.path), self.disk.run)
+        pytest.importorskip("fsspec")
+        from headway.bulk.bucket import Bucket
+
+        return Bucket(f"file://{self.path}", self.disk.run)
 
     def wall(self) -> float:
         return EPOCH + self.clock()
@@ -206,7 +219,7 @@ class Stand:
         """Begin the life of a feeder."""
         self._lives += 1
         self.disk = Disk()
-        self.folder = BulkFolder(str(self.path), self.disk.run)
+        self.folder = self.make_folder()
         await self.folder.open()
         context = JobContext(
             self.store, self.folder, self.runner, self.form, Turns(), lambda model: None, self.clock, self.wall,

@@ -103,12 +103,11 @@ class _Files:
     async def content(self, request: Request) -> RouteAnswer:
         file = await self._file(request)
         folder = self._jobs.folder
-        path = folder.file(file.id)
-        size = await folder.do(lambda: path.stat().st_size)
+        size = await folder.size(file.id)
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             left = size
-            async with aclosing(folder.pieces(path)) as found:
+            async with aclosing(folder.pieces(folder.file(file.id))) as found:
                 async for piece in found:
                     left -= len(piece)
                     yield piece
@@ -127,7 +126,8 @@ class _Files:
 
     async def _create(self, request: Request) -> RouteAnswer:
         """Take a file in."""
-        tenant, writer = request.principal.tenant, self._jobs.folder.writer()
+        tenant, id = request.principal.tenant, f"file-{self._new_id().replace('-', '')}"
+        writer = self._jobs.folder.writer(id)
         name: str | None = None
         purpose = ""
         try:
@@ -143,11 +143,10 @@ class _Files:
                     raise BadRequest(f"expected `{PURPOSE}`, the only purpose that is served - at `$.purpose`")
                 if name is None or not writer.size:
                     raise BadRequest("the form has no file, or an empty one - at `$.file`")
-                file = BulkFile(
-                    f"file-{self._new_id().replace('-', '')}", tenant, _UNSAFE.sub("", name)[:255], writer.size, purpose,
+                file = BulkFile(id, tenant, _UNSAFE.sub("", name)[:255], writer.size, purpose,
                     self._jobs.wall(),
                 )  # fmt: skip
-                await writer.commit(file.id)
+                await writer.commit()
                 if not await self._jobs.store.add_file(file, self._jobs.most):
                     await self._jobs.folder.remove_file(file.id)
                     raise self._jobs.too_much()

@@ -1,0 +1,174 @@
+"""Bucket with the files of bulk jobs, by fsspec: S3, and whatever else keeps objects.
+
+An object is there as a whole or not at all, under its name at once, and cannot be added to. So a file is sent in parts that
+become one by its last step. A log becomes objects of about a MiB, of which the last is put again with each write, as long as
+it grows. Nobody else writes to it, as its holder's generation is in its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, BinaryIO, TypeVar
+
+import fsspec
+
+from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileSink, PartLog, Run
+
+T = TypeVar("T")
+
+SENT_AT_ONCE = 5 << 20
+"""Bytes of a file that are sent at once: the least that S3 takes, which takes 10,000 of them."""
+READ_AT_ONCE = 1 << 20
+"""Bytes of a file that are asked for at once."""
+PART = 1 << 20
+"""Bytes of an object of a log beyond which the next one begins."""
+MARK = "headway-bulk"
+"""Object by which the bucket is known to be there."""
+
+
+class Bucket(BulkFolder):
+    """Folder in a bucket; see `BulkFolder`.
+
+    Arguments:
+        url: its URL, as `s3://bucket/folder`.
+        run: runs what waits; None: threads of its own.
+
+    Raises:
+        ImportError: the package of this kind of bucket is missing.
+        ValueError: there is no such kind.
+    """
+
+    def __init__(self, url: str, run: Run | None = None) -> None:
+        super().__init__(url, run)
+        fsspec.get_filesystem_class(url.partition("://")[0])
+        self._url = url
+        self._system: Any = None
+        self._root = ""
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """See BulkFolder. Clients of buckets raise errors of many kinds."""
+
+        def told() -> T:
+            try:
+                return work()
+            except OSError:
+                raise
+            except Exception as exc:
+                raise OSError(errno.EIO, "the bucket does not answer") from exc
+
+        return await super().do(told)
+
+    def make(self) -> None:
+        """See BulkFolder."""
+        self._system, root = fsspec.url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True)
+        self._root = root.rstrip("/")
+        self._system.pipe_file(self._path_of(MARK), b"")
+
+    def look(self) -> None:
+        """See BulkFolder."""
+        self._system.info(self._path_of(MARK))
+
+    def reader(self, name: str) -> BinaryIO:
+        """See BulkFolder."""
+        file: BinaryIO = self._system.open(self._path_of(name), "rb", block_size=READ_AT_ONCE, cache_type="readahead")
+        return file
+
+    def sink(self, id: str) -> FileSink:
+        """See BulkFolder."""
+        return BucketSink(self._system, self._path_of(self.file(id)))
+
+    def size_of(self, name: str) -> int:
+        """See BulkFolder."""
+        return int(self._system.info(self._path_of(name))["size"])
+
+    def begin_log(self, job: str) -> None:
+        """See BulkFolder. A bucket has no folders to make."""
+
+    def log(self, job: str, stem: str) -> PartLog:
+        """See BulkFolder."""
+        return BucketLog(self._system, self._path_of(self.part(job, stem)))
+
+    def parts(self, job: str) -> list[str]:
+        """See BulkFolder. A log that is not there has no parts."""
+        return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
+
+    def remove(self, name: str) -> None:
+        """See BulkFolder."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path_of(name))
+
+    def remove_log(self, job: str) -> None:
+        """See BulkFolder."""
+        for name in self.parts(job):
+            self.remove(self.part(job, name))
+
+    def remove_left(self) -> None:
+        """See BulkFolder. Parts of a file that nobody will end are removed by a rule of the bucket itself."""
+
+    def found(self) -> dict[str, bool]:
+        """See BulkFolder."""
+        names: dict[str, bool] = {}
+        for folder, at in (("files", -1), ("jobs", -2)):
+            for path, known in self._system.find(self._path_of(folder), detail=True).items():
+                name = path.split("/")[at]
+                names[name] = names.get(name, True) and _left(known)
+        return names
+
+    def _path_of(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _left(known: dict[str, Any]) -> bool:
+    """Whether an object has been there for long, by what a listing tells of it; no where it tells no time."""
+    at = known.get("LastModified") or known.get("last_modified") or known.get("created")
+    return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
+
+
+class BucketSink:
+    """FileSink in a bucket; see `headway.bulk.folder.FileSink`."""
+
+    def __init__(self, system: Any, path: str) -> None:
+        self._system, self._path = system, path
+        self._file: Any = None
+
+    def write(self, content: bytes) -> None:
+        """See FileSink."""
+        if self._file is None:
+            self._file = self._system.open(self._path, "wb", block_size=SENT_AT_ONCE, autocommit=False)
+        self._file.write(content)
+
+    def commit(self) -> None:
+        """See FileSink."""
+        self._file.close()
+        self._file.commit()
+        self._file = None
+
+    def discard(self) -> None:
+        """See FileSink."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.closed = True  # Else it sends what it still has when it is forgotten.
+            file.discard()
+
+
+class BucketLog:
+    """Log in a bucket; see `headway.bulk.folder.PartLog`."""
+
+    def __init__(self, system: Any, stem: str) -> None:
+        self._system, self._stem = system, stem
+        self._number, self._content = 0, b""
+
+    def append(self, pieces: Iterable[bytes]) -> None:
+        """Put the last object again, with what is new."""
+        content = b"".join((self._content, *pieces))
+        self._system.pipe_file(f"{self._stem}.{self._number}.part", content)
+        self._content = content
+        if len(content) >= PART:
+            self._number, self._content = self._number + 1, b""
+
+    def close(self) -> None:
+        """See PartLog."""

@@ -274,7 +274,7 @@ class Autoscaler:
             ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
         )
         log.info(
-            "workers are scaled",
+            "workers are wanted" if self._name == NONE else "workers are scaled",
             model=model,
             workers=decision.desired,
             before=decision.before,

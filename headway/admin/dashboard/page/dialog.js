@@ -5,7 +5,6 @@ import { el, find } from "./dom.js";
 const dialog = find("dialog"), yes = find("dialog-yes"), no = find("dialog-no"), trouble = find("dialog-error");
 let act = null, busy = null;
 no.addEventListener("click", () => dialog.close());
-dialog.addEventListener("close", () => { act = null; });
 
 yes.addEventListener("click", async () => {
   const begun = act;

@@ -62,6 +62,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,8 @@ QUIET_SECONDS = 12.0
 LAST = 1.0
 """Seconds before a deadline within which a request may be late already, as no run would end in time."""
 SETTLE_SECONDS = 15.0
+THREADS = 32
+"""Most threads that wait for processes and servers: more than there are of these."""
 SHOWN = 5
 """Violations of one promise that are told word for word."""
 TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
@@ -234,6 +237,8 @@ async def _drive(
     history: History,
 ) -> tuple[Crowd, Trouble, Witness, Growth]:
     """The load, with trouble until shortly before its end; then all is asked for once more."""
+    # Processes that wait for Redis keep a thread each: with the few of a small machine, none is left to start Redis again.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     tenants = {tenant: f"Bearer {key_of(tenant)}" for tenant in TENANTS}
     crowd = Crowd(
         [],

@@ -7,10 +7,10 @@ may cost (`tests.promises.faults.COSTS`), so it excuses no failure and no second
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tests.promises.faults import Drained
-from tests.promises.operation import History, Violation
+from tests.promises.operation import History, Run, Violation
 
 SETTLED = 5.0
 """Seconds after a trouble in which an order may still not have been heard of."""
@@ -20,14 +20,17 @@ SHARED = ("redis", "connections", "service")
 
 def drains(history: History) -> Iterator[Violation]:
     """What is wrong with drains; nothing where there were none."""
-    for one in history.faults:
-        if isinstance(one, Drained):
-            yield from _Judge(history, one).judge()
+    found = [one for one in history.faults if isinstance(one, Drained)]
+    asked = {text for one in history.operations for text in one.texts} if found else set()
+    asked.update(text for job in history.jobs for text in job.lines.values())
+    runs = [run for run in history.runs if not asked.isdisjoint(run.inputs)]  # Not those by which a backend warms up.
+    for one in found:
+        yield from _Judge(history, one, runs).judge()
 
 
 class _Judge:
-    def __init__(self, history: History, drain: Drained) -> None:
-        self._history, self._drain = history, drain
+    def __init__(self, history: History, drain: Drained, runs: Sequence[Run]) -> None:
+        self._history, self._drain, self._runs = history, drain, runs
         self._story = f"{drain.whom}, worker of {drain.pid or 'any process'}, drained at {drain.began:.3f}"
 
     def judge(self) -> Iterator[Violation]:
@@ -52,7 +55,7 @@ class _Judge:
     def _claims(self, told: float, until: float) -> Iterator[Violation]:
         """Whatever ran, or was healthy, while it was drained."""
         pid, host = self._drain.pid, self._drain.whom
-        for run in self._history.runs:
+        for run in self._runs:
             if told < run.began < until and run.host == host and pid in (0, run.pid):
                 yield Violation(
                     "a drained worker runs something", f"{self._story}, told at {told:.3f}; run at {run.began:.3f}"

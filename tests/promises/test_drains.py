@@ -9,7 +9,7 @@ import pytest
 from tests.promises.checker import check
 from tests.promises.evidence import Line, Sighting, Slot
 from tests.promises.faults import Drained
-from tests.promises.histories import Scribe
+from tests.promises.histories import LEFT, Scribe
 from tests.promises.operation import Run
 
 TIMES: dict[str, Any] = {"ended": 11.0, "told": 2.0, "undrained": 10.0, "back": 11.0}
@@ -33,8 +33,15 @@ def promises(it: Scribe) -> list[str]:
 ])  # fmt: skip
 def test_what_runs_where_all_is_drained_is_found_out(began: float, host: str, pid: int, broken: bool) -> None:
     it = drained(pid=pid)
+    it.ask((0.0, None), "x", **LEFT)
     it.history.runs.append(Run("a.1.0", ["x"], began, began + 0.1, host=host))
     assert promises(it) == (["a drained worker runs something"] if broken else [])
+
+
+def test_a_worker_that_was_starting_as_it_was_drained_warms_up() -> None:
+    it = drained()
+    it.history.runs.append(Run("a.1.0", ["warm-up"], 5.0, 5.1, host="worker-1"))
+    assert not promises(it)
 
 
 @pytest.mark.parametrize("at", [5.0, 11.0])
@@ -47,6 +54,7 @@ def test_a_drain_that_is_forgotten_is_found_out(at: float) -> None:
 def test_a_broker_that_loses_its_data_loses_drains() -> None:
     it = drained()
     it.fault("redis killed, memory only", at=(4.0, 4.5))
+    it.ask((0.0, None), "x", **LEFT)
     it.history.runs.append(Run("a.1.0", ["x"], 5.0, 5.1, host="worker-1"))
     assert not promises(it)
 

@@ -21,7 +21,7 @@ from headway.admin import routes as admin
 from headway.admin.process import ProcessView
 from headway.admin.snapshot_source import SnapshotSource
 from headway.app.backends import make_remote_certificates
-from headway.app.brokers import BrokerBundle, make_broker_bundle, queue_limits
+from headway.app.brokers import make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.model_plans import Given, ModelPlan, make_plans
@@ -42,7 +42,6 @@ from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
-from headway.runtime.spans import SpanRecorder
 
 if TYPE_CHECKING:
     from headway.app.input_policy import PolicyResource
@@ -155,19 +154,7 @@ class _Wiring:
         tracing = self._tracing()
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
-        made = self.made = make_components(
-            settings,
-            parts,
-            plans,
-            bundle,
-            counters,
-            clock,
-            self.pace,
-            self.ledger_writer,
-            self.policy,
-            remote,
-            self.recorder,
-        )
+        made = self.made = self._components(remote)
         self.pools: Mapping[str, WorkerPool] = {}
         if made.pool is not None:
             from headway.app.scaling import local_pools
@@ -198,6 +185,33 @@ class _Wiring:
         from headway.app.tracing import make_tracing
 
         return make_tracing(self.settings, self.role, self.counters, self.clock)
+
+    def _components(self, remote: RemoteCertificates | None) -> Components:
+        """Build the services of the process, those that its role has. `remote`: certificates towards remote APIs."""
+        settings, parts, bundle, plans = self.settings, self.parts, self.bundle, self.plans
+        counters, clock, recorder = self.counters, self.clock, self.recorder
+        fallback = gateway = pool = controller = None
+        if parts.gateway:
+            from headway.app.gateways import make_gateway
+
+            fallback, gateway = make_gateway(
+                settings, bundle.broker, counters, clock, self.ledger_writer, self.policy, remote, recorder
+            )
+        id = gateway.name if gateway is not None else settings.name
+        if plans:
+            from headway.app.workers import make_pools
+
+            pool = make_pools(
+                plans, bundle, id, counters, clock, decides=parts.gateway, certificates=remote, recorder=recorder
+            )
+        if parts.controller:
+            from headway.controller.controller import Controller
+
+            share, alone = settings.target_utilisation, not settings.broker
+            controller = Controller(
+                id, bundle.broker, bundle.fleet, share, clock, self.pace, alone=alone, counters=counters
+            )
+        return Components(id, gateway, fallback, pool, controller)
 
     def _membership(self) -> Membership:
         made, bundle, drained = self.made, self.bundle, None
@@ -473,45 +487,6 @@ def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, S
     broker.know({model: queue_limits(one) for model, one in served.items()})
     if gateway is not None:
         gateway.served.serve(served)
-
-
-def make_components(
-    settings: Settings,
-    parts: Parts,
-    plans: Mapping[str, ModelPlan],
-    bundle: BrokerBundle,
-    counters: Counters,
-    clock: Callable[[], float],
-    pace: Pace,
-    ledger_writer: LedgerWriter | None = None,
-    policy: PolicyResource | None = None,
-    certificates: RemoteCertificates | None = None,
-    recorder: SpanRecorder | None = None,
-) -> Components:
-    """Build the services of a process, those that its role has."""
-    gateway = fallback = controller = pool = None
-    if parts.gateway:
-        from headway.app.gateways import make_gateway
-
-        fallback, gateway = make_gateway(
-            settings, bundle.broker, counters, clock, ledger_writer, policy, certificates, recorder
-        )
-    id = gateway.name if gateway is not None else settings.name
-    if plans:
-        from headway.app.workers import make_pools
-
-        decides = parts.gateway
-        pool = make_pools(
-            plans, bundle, id, counters, clock, decides=decides, certificates=certificates, recorder=recorder
-        )
-    if parts.controller:
-        from headway.controller.controller import Controller
-
-        alone = not settings.broker
-        controller = Controller(
-            id, bundle.broker, bundle.fleet, settings.target_utilisation, clock, pace, alone=alone, counters=counters
-        )
-    return Components(id, gateway, fallback, pool, controller)
 
 
 def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:

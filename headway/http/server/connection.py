@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
         context = self.context
         full = len(context.connections) - context.settings.max_connections
         descriptor = self.descriptor = descriptor_of(transport)
-        if full > TURNED_AWAY or descriptor >= context.fd_brink:
+        if full > TURNED_AWAY or descriptor >= context.fd_abort_at:
             transport.abort()
         elif full >= 0 or descriptor >= context.fd_ceiling:
             context.connections.add(self)

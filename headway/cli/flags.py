@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from headway.cli.commands import F, combined, option, told
+from headway.cli.commands import F, Option, combined, option, told
 from headway.config import FIELDS, flag, kind, load, misspelt, spelling_of
 from headway.config.tool_options import ToolOption, tool_options_of
 from headway.errors import SettingError
@@ -58,9 +58,16 @@ def with_settings(
 
 
 def _of_setting(name: str) -> Callable[[F], F]:
+    # The commands of the roles share what they have in common: a process imports all four.
+    shared: Any = lambda *_, **__: _option_of(name)  # noqa: E731 - click takes a class, or what makes its instance
+    return click.option(cls=shared)
+
+
+@functools.cache
+def _option_of(name: str) -> Option:
     one, switch = FIELDS[name], kind(name) is bool
-    return option(
-        f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name),
+    return Option(
+        [f"{flag(name)}/--no-{flag(name)[2:]}" if switch else flag(name)],
         group=one.group,
         rare=not one.common,
         metavar=None if switch else one.unit.upper() or _WORDS[kind(name)],

@@ -7,7 +7,6 @@ puts the spelling in.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from headway.config import broker, database, remote_headers
 from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.core.health import HEARTBEAT_EVERY
+from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
@@ -69,7 +69,7 @@ def _tiers(settings: Settings) -> None:
         reason = "must be 1 to 8 different names of letters, digits or -_."
         refuse(settings, "tiers", reason, "For example enterprise,paid,free.")
     if settings.default_tier not in names:
-        near = difflib.get_close_matches(settings.default_tier, names, 1)
+        near = nearest(settings.default_tier, names)
         reason = f"is not one of the tiers {settings.tiers} of `tiers`"
         refuse(settings, "default_tier", reason, f"Use {' or '.join(near or names)}.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from headway.core.likeness import nearest
 from headway.core.policies import POLICIES
 
 
@@ -99,7 +99,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             if wrong := outside(value, *self.within, unit):
                 return wrong
         if self.among and value not in self.among:
-            near = difflib.get_close_matches(value, self.among, 1)
+            near = nearest(value, self.among)
             meant = f"Did you mean {near[0]}? " if near else ""
             return "is not known", f"{meant}Use {' or '.join(self.among)}."
         if self.form is not None and not re.fullmatch(self.form.pattern, value):

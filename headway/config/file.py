@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import tomllib
@@ -16,6 +15,7 @@ from headway.config.checks import is_file
 from headway.config.models import MOST_MODELS, SHORT, VERSIONS
 from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, kind
 from headway.core import arguments
+from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
@@ -212,7 +212,7 @@ def unknown(
 ) -> SettingError:
     """Error of a name that no setting has."""
     table = value if isinstance(value, dict) and "models" in allowed else None
-    near = difflib.get_close_matches(name, allowed if table is None else ("models", "target"), 1)
+    near = nearest(name, allowed if table is None else ("models", "target"))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
     if not near and table and not table.keys() - FIELDS.keys():
         hint = (

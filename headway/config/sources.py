@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,6 +14,7 @@ from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
 from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
 from headway.config.models import VERSIONS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, MODEL_FIELDS, PREFIX, Settings, flag, kind
+from headway.core.likeness import nearest
 from headway.errors import SettingError
 
 ALIKE = 0.85
@@ -251,7 +251,7 @@ def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[s
     for name, value in environ.items():
         if value and name.startswith(PREFIX) and name not in names:
             given = name.removeprefix(PREFIX)
-            near = difflib.get_close_matches(given, rest, 1, ALIKE)
+            near = nearest(given, rest, 1, ALIKE)
             near = near or [
                 one for one in rest if sorted(one) == sorted(given)
             ]  # Letters change places in short names, too.

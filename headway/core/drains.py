@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Sequence
 
+from headway.core.likeness import nearest
 from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
 
 NEAR = 3
@@ -100,5 +100,5 @@ def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
 
 
 def _near(name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, sorted(names), NEAR, 0.5) or sorted(names)[:NEAR]
+    near = nearest(name, sorted(names), NEAR, 0.5) or sorted(names)[:NEAR]
     return f"; near are {', '.join(near)}" if near else ""

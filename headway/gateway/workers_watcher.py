@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from headway.core.likeness import nearest
 from headway.model import WorkerInfo, WorkerStatus
 from headway.ports import Registry
 from headway.runtime.logger import get_logger
@@ -84,7 +84,7 @@ class ZoneCheck:
 
     def _warn(self, zones: set[str]) -> None:
         named = sorted(zones - {""})
-        near = difflib.get_close_matches(self._zone, named, 1)
+        near = nearest(self._zone, named)
         if self._had_some:
             hint = "Its workers have left. Start some there, unless the zone is given up."
         else:

@@ -32,7 +32,6 @@ processes = 1
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -41,6 +40,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.input_policy import CHARACTERS, FORMS, LEAST_RUN, TOO_MANY, InputRule, Search
+from headway.core.likeness import nearest
 from headway.errors import SettingError
 
 MOST_RULES = 64
@@ -129,7 +129,7 @@ def _table(path: Path) -> dict[str, object]:
 
 
 def _unknown(where: str, key: str, value: object, there: Sequence[str]) -> SettingError:
-    near = difflib.get_close_matches(key, there, 1)
+    near = nearest(key, there)
     hint = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(there)}."
     return SettingError(where, value, "there is no such key", hint)
 
@@ -158,7 +158,7 @@ def _rule(where: str, row: Mapping[str, object], known: Mapping[str, tuple[str, 
     for key, names in known.items():
         for name in getattr(rule, key):
             if names and name not in names:
-                near = difflib.get_close_matches(name, names, 1)
+                near = nearest(name, names)
                 raise SettingError(f"{where}.{key}", name, "is not there", f"Use {' or '.join(near or names)}.")
         if key in row and not row[key]:
             raise SettingError(f"{where}.{key}", [], "names none", "Leave it out for all.")

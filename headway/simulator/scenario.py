@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -14,6 +13,7 @@ from headway.config.checks import MAX_BATCH, MOST_WEIGHT
 from headway.config.tool_options import check_options, check_within, tool_option, tool_options_of
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
+from headway.core.likeness import nearest
 from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError
 from headway.simulator.batch_times import BatchTimes
@@ -345,7 +345,7 @@ class Scenario:
             reason = f"needs a GPU and a gateway in each zone; there are {self.workers} and {self.gateways}"
             raise SettingError("--zones", self.zones, reason, "Ask for fewer, or for more --workers and --gateways.")
         if self.policy not in POLICIES:
-            near = difflib.get_close_matches(self.policy, POLICIES, 1)
+            near = nearest(self.policy, POLICIES)
             raise SettingError("--policy", self.policy, "is not known", f"Use {' or '.join(near or POLICIES)}.")
         if not self.mix or not sum(self.mix.values()) > 0:
             raise SettingError(

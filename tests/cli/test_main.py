@@ -32,7 +32,7 @@ HEAVY = {
     "uvloop",
 }
 UNASKED = frozenset((
-    "aiohttp", "asyncpg", "email", "google.protobuf", "grpc", "hpack", "http.server", "jwt", "numpy", "prometheus_client", "pydantic",
+    "aiohttp", "asyncpg", "difflib", "email", "google.protobuf", "grpc", "hpack", "http.server", "jwt", "numpy", "prometheus_client", "pydantic",
     "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
     "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
     "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",

@@ -6,7 +6,6 @@ it. Of a member that is there twice the last one counts, here and in the workers
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +16,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.core.excerpt import excerpt
+from headway.core.likeness import nearest
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
@@ -327,7 +327,7 @@ def meant(problem: str, body: bytes) -> str:
     except msgspec.MsgspecError:
         return ""
     lower = {name.lower(): name for name in names}
-    if near := difflib.get_close_matches(missing[1], lower, 1, 0.8):
+    if near := nearest(missing[1], lower, 1, 0.8):
         return f"; did you mean it by `{excerpt(lower[near[0]])}`?"
     if found := next((what for name, what in _ELSEWHERE.items() if name in lower), ""):
         return f"; {found}"

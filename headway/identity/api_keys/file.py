@@ -22,7 +22,6 @@ writers take turns by a lock on its folder.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import os
 import re
 import tempfile
@@ -34,6 +33,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.key_rotation import check_new
+from headway.core.likeness import nearest
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
 from headway.identity.tables import check_model_limit, is_name, read_tables
@@ -269,7 +269,7 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
-    meant = difflib.get_close_matches(str(path), ("ledger",), 1)
+    meant = nearest(str(path), ("ledger",))
     hint = f"Did you mean {meant[0]}? Else name" if meant else "Name"
     return read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
 

@@ -59,6 +59,7 @@ NAMES = {
     "headway_throttle_per_second": ("gauge", {"model"}),
     "headway_broker_up": ("gauge", set()),
     "headway_worker_restarts": ("counter", {"worker"}),
+    "headway_bulk_kills": ("counter", {"worker"}),
     "headway_model_loads": ("counter", {"model", "worker"}),
     "headway_model_load_seconds": ("histogram", {"model"}),
     "headway_model_evictions": ("counter", {"reason"}),
@@ -139,6 +140,7 @@ def full_state() -> State:
     counters.overhead_seconds.observe(0.0007)
     counters.breaker_state["gpu-0"] = 2
     counters.worker_restarts["gpu-0"] = 4
+    counters.bulk_kills["gpu-0"] = 1
     counters.model_loads["m", "m/gpu-0"] = 3
     counters.load_seconds["m"].observe(31.0)
     counters.model_evictions["cold"] = 2
@@ -244,6 +246,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("workers", {"model": "m", "status": "offline"}, 1),
         ("workers", {"model": "m", "status": "degraded"}, 0),
         ("worker_restarts", {"worker": "gpu-0"}, 4),
+        ("bulk_kills", {"worker": "gpu-0"}, 1),
         ("model_loads", {"model": "m", "worker": "m/gpu-0"}, 3),
         ("model_evictions", {"reason": "cold"}, 2),
         ("large_payloads", {"direction": "in", "way": "arena"}, 12),
@@ -497,7 +500,7 @@ def test_a_worker_goes_by_the_label_that_its_process_gives_it() -> None:
     own = msgspec.structs.replace(state.own, worker_label=lambda worker: f"host/{worker}")
     families = scraped(State(state.counters, own, state.fleet))
     for name, label in (("gpu_batch_seconds", "worker"), ("gpu_utilization", "worker"), ("breaker_state", "backend"),
-                        ("worker_restarts", "worker"), ("model_loads", "worker")):  # fmt: skip
+                        ("worker_restarts", "worker"), ("bulk_kills", "worker"), ("model_loads", "worker")):  # fmt: skip
         found = {one.labels[label] for one in families[f"headway_{name}"].samples}
         assert found <= {"host/gpu-0", "host/m/gpu-0"}, name
         assert found, name

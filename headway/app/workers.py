@@ -127,7 +127,7 @@ def make_batchers(
     """
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
-    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout)
+    limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout, len(settings.tier_names))
     memory, failure_log = HostMemory(clock), FailureLog(settings.gpu_timeout_ms / 1000)
     report = make_report(settings, target)
     version = settings.model_version if versioned else ""

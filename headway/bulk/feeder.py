@@ -66,8 +66,8 @@ class Feeder:
 
     @property
     def paused(self) -> int:
-        """Number of those of which nothing runs at present."""
-        return sum(bool(run.standing().paused) for run in self.runs.values())
+        """Number of those of which nothing runs at present, by no fault of their lines."""
+        return sum(run.is_held_up for run in self.runs.values())
 
     def start(self, supervisor: Supervisor) -> None:
         """Start to look for jobs."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
@@ -145,11 +145,22 @@ class JobRun:
         counts = self._answers.counts
         paused = self._disk or self._store_trouble or self._in_doubt
         if not paused:
-            models = dict.fromkeys(line.model for line in self._ready.values())
-            paused = next(filter(None, (self._of.runner.paused(model, self.job.tenant) for model in models)), "")
+            paused = next(filter(None, (self._of.runner.paused(one, self.job.tenant) for one in self._models)), "")
         if self.job.status is not JobStatus.IN_PROGRESS:
             return replace(self.job, paused=paused)
         return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it pauses by no fault of its tenant's lines."""
+        if self._disk or self._store_trouble or self._in_doubt:
+            return True
+        return any(map(self._of.runner.paused, self._models))
+
+    @property
+    def _models(self) -> Iterable[str]:
+        """Models of the lines that are ready or on their way."""
+        return dict.fromkeys(asked.parts[0].model for asked in self._asked.values())
 
     async def release(self) -> None:
         """Write what is there, and let another process hold the job at once."""

@@ -175,7 +175,7 @@ class SeatRunner:
 
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
         """Take note of what workers report."""
-        self._ready = frozenset(one.model for one in workers if one.status is WorkerStatus.HEALTHY)
+        self._ready = frozenset(one.model for one in workers if one.status in (WorkerStatus.HEALTHY, WorkerStatus.COLD))
         self._moved.set()
 
     async def room(self, model: str) -> int:
@@ -207,9 +207,12 @@ class SeatRunner:
             return "lines have ended a worker of the model; the others wait before they run"
         if self._session.unreachable_seconds > 0.0:
             return "the queue is out of reach"
-        if self._ready is not None and model not in self._ready and not self._served.has_worker(model):
-            return "no worker of the model is up"
-        return ""
+        return "" if self._ready is None or self._has_worker(model, self._ready) else "no worker of the model is up"
+
+    def _has_worker(self, model: str, ready: frozenset[str]) -> bool:
+        """Whether a worker of a model is up, or is loaded or started when it is asked for."""
+        served = self._served
+        return model in ready or model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
     def offer(self, lines: Sequence[BulkLine], done: Done) -> None:
         """See BulkRunner."""

@@ -24,6 +24,8 @@ SIZES = (
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 OK, ITEM = "ok", "item"
 """Outcomes of the run of one input, where it is not the whole batch's: an output, or a failure of its own."""
+BULK = "bulk"
+"""Outcome of the run of a bulk entry that failed, and of all inputs of a batch that failed with some in it."""
 
 
 class Histogram:
@@ -139,9 +141,9 @@ class Counters:
         self.zone_help: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Batches that slots of this process took from the queue of another zone, by (model, that zone)."""
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM or the cause of the batch's failure)."""
+        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM, BULK or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds whose outputs nobody got, by cause: `departed` clients, or the cause of a failed batch."""
+        """GPU seconds whose outputs nobody got, by cause: `departed` clients, the cause of a failed batch, or BULK for one with bulk entries."""
         self.overhead_seconds = _seconds()
         """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
         self.broker_seconds = _seconds()
@@ -150,6 +152,8 @@ class Counters:
         """Calls to it that were not answered."""
         self.breaker_state: dict[str, int] = {}
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
+        self.bulk_kills: defaultdict[str, int] = defaultdict(int)
+        """Batches with bulk entries that have ended the process of a worker, by worker."""
         self.worker_restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
         self.model_loads: defaultdict[tuple[str, str], int] = defaultdict(int)

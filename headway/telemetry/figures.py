@@ -28,7 +28,7 @@ class ProcessFigures(msgspec.Struct, frozen=True):
         rules: names of the rules of its input policy.
         ledger_backlog: records that wait for the ledger; None: it has none.
         bulk_jobs: bulk jobs that it holds, by status; None: it has none ever.
-        bulk_paused: number of those that pause.
+        bulk_paused: number of those that pause by no fault of their lines.
         slots: busy share of each of its slots, by model and worker; None: it has no batchers.
         gpus: figures of the GPU of each of its slots that has one, by model and worker.
         versions: models that it runs, each with its version.

@@ -37,7 +37,7 @@ from headway.model import (
     RolloutState,
     WorkerStatus,
 )
-from headway.runtime.counters import ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
+from headway.runtime.counters import BULK, ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
 from headway.runtime.tls_transport import REASONS
 from headway.telemetry import operating_system
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -74,7 +74,7 @@ REFUSED_STRANGERS = ("connections", "unauthenticated")
 """Reasons for which a request is refused before anybody knows who asks, and never afterwards."""
 DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 CAUSES = tuple(cause.value for cause in Cause)
-WASTES = ("departed", *CAUSES)
+WASTES = ("departed", BULK, *CAUSES)
 EVICTIONS = (COLD, BUSY, MIN_WARM)
 WAYS = tuple(product(("in", "out"), ("arena", "frame")))
 EFFECTS = ("changed", "refused", "shadow", "failed")
@@ -189,7 +189,7 @@ def _run(own: ProcessFigures) -> Iterable[str]:
 
 def _inputs(own: ProcessFigures) -> Iterator[Labels]:
     """Model and version that run here, and how a run of an input goes."""
-    return ((*run, outcome) for run, outcome in product(own.versions, (OK, ITEM, *CAUSES)))
+    return ((*run, outcome) for run, outcome in product(own.versions, (OK, ITEM, BULK, *CAUSES)))
 
 
 def _workers(own: ProcessFigures) -> Iterable[str]:
@@ -292,7 +292,7 @@ ROWS = (
         lambda of: of.counters.bulk_lines, lambda own: () if own.bulk_jobs is None else ("answered", "failed")),
     Row(GAUGE, "bulk_jobs", "status", "Bulk jobs that this process holds, by status; only where there are any.",
         lambda of: of.own.bulk_jobs),
-    Row(GAUGE, "bulk_paused", "", "Those of which nothing runs at present; the log and the job say why.",
+    Row(GAUGE, "bulk_paused", "", "Those of which nothing runs at present, by no fault of their lines; the log and the job say why.",
         lambda of: of.own.bulk_paused),
     Row(GAUGE, "keys_age_seconds", "", "How old the API keys are that requests are checked by.",
         lambda of: of.counters.keys_age),
@@ -309,6 +309,8 @@ ROWS = (
     Row(GAUGE, "gpu_utilization", "model worker", "Busy share of a worker's last seconds, 0 to 1.", lambda of: of.own.slots),
     Row(COUNTER, "worker_restarts", "worker", "How often a worker's process was replaced.",
         lambda of: of.counters.worker_restarts, _workers),
+    Row(COUNTER, "bulk_kills", "worker", "How often a batch with lines of bulk jobs ended a worker's process.",
+        lambda of: of.counters.bulk_kills, _workers),
     Row(COUNTER, "model_loads", "model worker", "How often a worker has loaded its model.",
         lambda of: of.counters.model_loads, lambda own: own.slots or ()),
     Row(HISTOGRAM, "model_load_seconds", "model", "Seconds of a load, from the first step to ready.",

@@ -169,7 +169,7 @@ class Batcher:
         self.held = False
         self._ending: asyncio.Task[None] | None = None
         """End of a backend whose GPU was lost in the middle of a batch."""
-        self._counts = RunCounts(slot, counters, self.figures)
+        self._counts = RunCounts(slot, counters, self.figures, limits.tiers)
 
     @property
     def signature(self) -> Signature | None:
@@ -437,6 +437,7 @@ class Batcher:
         if erred or lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock(), certain=erred or not ran)
         if broken:
+            self._counts.killed(lease)
             self._counters.departures.killed(self.slot.worker, failure.message)
             self._retire = True
             await self._become(WorkerStatus.STARTING)

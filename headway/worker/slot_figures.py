@@ -12,7 +12,7 @@ from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
 from headway.model import GpuFigures, ItemResult, Lease, Octets, RowsTogether, Slot, Value, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Gpu
-from headway.runtime.counters import ITEM, OK, Counters
+from headway.runtime.counters import BULK, ITEM, OK, Counters
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -205,40 +205,61 @@ class SlotFigures:
 class RunCounts:
     """Counts of the batches that a slot has run, and of how their inputs fared.
 
+    Bulk entries say nothing of how well a worker does, as nobody knows what a file holds: what fails with them is counted apart.
+
     Arguments:
         slot: the slot.
         counters: counters of the process.
         figures: figures that its heartbeats tell.
+        tiers: number of tiers; entries below all of them are bulk entries.
     """
 
-    def __init__(self, slot: Slot, counters: Counters, figures: SlotFigures) -> None:
-        self._slot, self._counters, self._figures = slot, counters, figures
+    def __init__(self, slot: Slot, counters: Counters, figures: SlotFigures, tiers: float = math.inf) -> None:
+        self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
         """Count a batch that came back after `seconds`; inputs that did not run, as they are for another version, are left out."""
+        if bulk := self._bulk(lease):
+            lines, items = items[-bulk:], items[:-bulk]
+            failed = [*map(_OUTPUT, lines)].count(None)
+            self._fared(len(lines), failed, BULK)
         elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
         failed = [*map(_OUTPUT, items)].count(None) - elsewhere
-        self._ran(lease, seconds)
+        self._ran(lease, seconds, bulk)
         self._fared(len(items) - elsewhere, failed, ITEM)
 
     def failed(self, lease: Lease, cause: str, seconds: float) -> None:
         """Count a batch that failed as a whole."""
-        self._ran(lease, seconds)
-        self._fared(len(lease.entries), len(lease.entries), cause)
-        self._counters.wasted_seconds[cause] += seconds
+        bulk = self._bulk(lease)
+        why = BULK if bulk else cause  # Its other entries run again without them, before anybody suspects them.
+        self._ran(lease, seconds, bulk)
+        self._fared(len(lease.entries), len(lease.entries), why)
+        self._counters.wasted_seconds[why] += seconds
 
-    def _ran(self, lease: Lease, seconds: float) -> None:
-        counters, model = self._counters, self._slot.model
+    def killed(self, lease: Lease) -> None:
+        """Count a batch that has ended the worker's process."""
+        if self._bulk(lease):
+            self._counters.bulk_kills[self._slot.worker] += 1
+
+    def _bulk(self, lease: Lease) -> int:
+        """Number of bulk entries of a batch, which are its last ones."""
+        entries, tiers = lease.entries, self._tiers
+        return sum(entry.tier >= tiers for entry in entries) if entries[-1].tier >= tiers else 0
+
+    def _ran(self, lease: Lease, seconds: float, bulk: int) -> None:
+        counters, model, count = self._counters, self._slot.model, len(lease.entries)
         self._figures.ran(seconds)
         counters.batches[model, lease.reason] += 1
         counters.batch_size[model].observe(lease.rows)
-        counters.batch_fill[model].observe(lease.fill)
+        if bulk < count:
+            counters.batch_fill[model].observe(lease.fill * (count - bulk) / count)
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 
     def _fared(self, count: int, failed: int, why: str) -> None:
         """Count how the runs of so many inputs went. `why`: outcome of those that failed."""
         inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
-        self._figures.answered(count, failed)
+        if why != BULK:
+            self._figures.answered(count, failed)
         inputs[model, version, OK] += count - failed
         if failed:
             inputs[model, version, why] += failed

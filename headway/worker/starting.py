@@ -35,11 +35,13 @@ class Limits(msgspec.Struct, frozen=True):
         gpu_timeout: most seconds of one batch.
         request_timeout: most seconds of a request in all; infinite where only other processes know.
         queue_timeout: most seconds until a request leaves for the first time; infinite where only others know.
+        tiers: number of tiers; entries below all of them are bulk entries.
     """
 
     gpu_timeout: float
     request_timeout: float = math.inf
     queue_timeout: float = math.inf
+    tiers: float = math.inf
 
     @property
     def longest(self) -> float:

@@ -233,6 +233,17 @@ def test_a_remote_that_fails_is_waited_for() -> None:
     play(script)
 
 
+def test_lines_pause_while_no_worker_of_their_model_is_up() -> None:
+    async def script(one: Play) -> None:
+        assert not one.runner.paused("m")  # Nobody has looked yet.
+        for status, paused in ((None, True), (WorkerStatus.STARTING, True), (WorkerStatus.HEALTHY, False)):
+            workers = [] if status is None else [WorkerInfo(worker_id="gpu-0", model="m", status=status)]
+            one.runner.learn(workers)
+            assert bool(one.runner.paused("m")) is paused
+
+    play(script)
+
+
 def test_what_is_withdrawn_never_ends() -> None:
     async def script(one: Play) -> None:
         one.dies = lambda lease: lease.attempt == 1 and one.rng.random() < 0.5

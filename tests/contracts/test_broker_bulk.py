@@ -44,6 +44,7 @@ async def test_empty_seats_are_taken(harness: Harness) -> None:
     await harness.broker.enqueue(entries)
     lease = await harness.claim()
     assert ids(lease.entries) == [asked.id, *waiting[: MAX_BATCH - 1]]
+    assert [entry.tier for entry in lease.entries] == [asked.tier, *[LIMITS.tiers] * (MAX_BATCH - 1)]
     await harness.answer(lease)
     assert set(await drained(harness)) == {asked.id}
     assert set(await drained(harness, "feeder")) == set(waiting[: MAX_BATCH - 1])

@@ -24,6 +24,7 @@ from tests.docs.pages import ROOT
 from tests.e2e.alerts_drill import Watches, ask, held, main
 from tests.e2e.fleet import pause, resume
 from tests.e2e.server import Server
+from tests.e2e.test_bulk import submit
 from tests.e2e.test_gpus import gpu
 from tests.nvml import Gpus
 from tests.servers import kubernetes
@@ -96,8 +97,8 @@ def faults(folder: Path, watch: Watches) -> None:
 
 
 def crashes(folder: Path, watch: Watches) -> None:
-    """A worker whose process dies again and again, and one whose breaker opens."""
-    server = Server(folder, flags=("--workers", "1"))
+    """A worker whose process dies again and again, and one whose breaker opens, so that a bulk job pauses."""
+    server = Server(folder, flags=("--workers", "1", "--bulk-dir", "bulk"))
     with watch(folder, server) as drill:
         drill.fires("HeadwayWorkersRestart", meanwhile=lambda: ask([server], "exit"))
         drill.clears("HeadwayWorkersRestart")
@@ -109,8 +110,10 @@ def crashes(folder: Path, watch: Watches) -> None:
             server.ask(f"in vain {next(numbers)}", "X-Request-Timeout-Ms: 300").answer()
 
         drill.fires("HeadwayBreakerOpen", meanwhile=in_vain)
+        submit(server, ["well"] * 8)
+        drill.fires("HeadwayBulkPaused")
         (folder / "broken").unlink()
-        drill.clears("HeadwayBreakerOpen")
+        drill.clears("HeadwayBreakerOpen", "HeadwayBulkPaused")
 
 
 def rejections(folder: Path, watch: Watches) -> None:

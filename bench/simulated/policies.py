@@ -17,6 +17,9 @@ poison     What inputs that make the model fail cost the others: two GPUs, batch
            costs before its first input. The search for a culprit runs small batches, so that part decides how much of it there is
            time for. First, one tenant of its own sends nothing but poison, beside the good ones of another. Then everybody is one
            caller, and some of its inputs are poison. Nobody retries.
+bulk       What lines of bulk jobs, of which there are always some, get beside requests on four GPUs, and what requests pay for them: without
+           and with them at 10 to 95 % load, where a batch takes 100 ms whatever its size, and where it takes 20 ms and 0.8 ms for
+           each input. 200 ms are promised. *Goodput* is answers within that, and lines, over the capacity of full batches.
 
 DIR holds the Azure traces (see traces.py); those that are not there are left out. Time is compressed so that the mean rate is 1,000
 requests/s; each trace is played twice, and the first time is the warm-up. There a batch takes 100 ms and holds at most 100. Everywhere
@@ -256,6 +259,45 @@ def _share(runs: list[Record], share: float) -> float:
     return round(1000 * percentile(sorted(latency for run in runs for latency in run.latency), share), 1)
 
 
+# Lines of bulk jobs beside requests.
+
+LOADS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
+SHAPES = {"β = 0": (ALPHA, 0.0), "β > 0": (0.02, 0.0008)}
+
+
+def bulk(findings: Findings, options: argparse.Namespace) -> None:
+    """Run lines of bulk jobs beside requests."""
+    for (name, trace), (shape, (alpha, beta)) in itertools.product(
+        traffic(options.traces, findings).items(), SHAPES.items()
+    ):
+        rows = [_beside_bulk(trace, load, alpha, beta) for load in LOADS]
+        findings.table(f"{name}, {shape}: four GPUs without and with lines; latency in ms", rows)
+        lost = max(row["goodput, %"] - row["goodput with, %"] for row in rows)
+        if beta and name == "code":  # A burst finds GPUs that are busy for longer, as their seats were filled.
+            findings.figure(f"{name}, {shape}: goodput that requests lose to lines, %", lost)
+        else:
+            findings.at_most(f"{name}, {shape}: goodput that requests lose to lines", lost, 1.0, "%")
+        if not beta:
+            rise = max(row["p95 with"] / row["p95"] for row in rows)
+            findings.at_most(f"{name}, {shape}: rise of p95 with lines", rise, 1.03)
+
+
+def _beside_bulk(trace: tuple[float, ...], load: float, alpha: float, beta: float) -> dict[str, float]:
+    usual = _scenario(trace)
+    full = 4 * MAX_BATCH / usual.cycle(MAX_BATCH)
+    lap = len(trace) / (load * full) if trace else POISSON_SECONDS
+    scenario = replace(
+        usual, rate=load * full, workers=4, alpha=alpha, beta=beta, duration=2 * lap, warmup=lap, promise=PROMISE
+    )
+    without, beside = (make_report(simulate(replace(scenario, bulk=bulk))) for bulk in (False, True))
+    return {
+        "load, %": 100 * load, "p95": without.total.latency_ms.p95, "p95 with": beside.total.latency_ms.p95,
+        "p99": without.total.latency_ms.p99, "p99 with": beside.total.latency_ms.p99,
+        "goodput, %": 100 * without.total.goodput / full, "goodput with, %": 100 * beside.total.goodput / full,
+        "lines/s": beside.bulk or 0.0, "lines, %": 100 * (beside.bulk or 0.0) / full,
+    }  # fmt: skip
+
+
 def _scenario(trace: tuple[float, ...]) -> Scenario:
     lap = len(trace) / RATE if trace else POISSON_SECONDS
     return Scenario(
@@ -269,7 +311,13 @@ def _latencies(record: Record) -> dict[str, float]:
     return {f"p{share * 100:g}": percentile(ascending, share) * 1000 for share in (0.5, 0.95, 0.99)}
 
 
-PARTS: parts.Parts = {"promised": promised, "policies": policies, "formation": formation, "poison": poison}
+PARTS: parts.Parts = {
+    "promised": promised,
+    "policies": policies,
+    "formation": formation,
+    "poison": poison,
+    "bulk": bulk,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -35,10 +34,8 @@ def build_runner(
     settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
 ) -> SeatRunner:
     """Make the runner of lines. To the input policy they are of the lowest tier."""
-    tiers = len(settings.tier_names)
-    plan_of = (lambda model: None) if policy is None else partial(policy.gate.plan, tiers - 1)
-    name = f"{settings.name}-bulk-{secrets.token_hex(4)}"
-    return SeatRunner(broker, gateway.served, name, tiers, plan_of, clock, random.random, new_id)
+    name, gate = f"{settings.name}-bulk-{secrets.token_hex(4)}", None if policy is None else policy.gate
+    return SeatRunner(broker, gateway.served, name, len(settings.tier_names), gate, clock, random.random, new_id)
 
 
 def make_bulk_jobs(

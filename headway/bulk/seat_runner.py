@@ -13,6 +13,8 @@ A batch that ended its worker costs more than seats: nobody has that worker unti
 before any of them runs again, many times as long as that batch ran, and what is searched then runs one part after the other.
 
 While the broker is full of bulk entries, lines are offered again when others have ended.
+
+The input policy goes before all of that. Its functions judge requests that wait, so a few lines at most are with them at a time.
 """
 
 from __future__ import annotations
@@ -21,20 +23,29 @@ import asyncio
 import contextlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
 from headway import errors
-from headway.core import failures
-from headway.core.input_policy import Noted
 from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
-from headway.gateway.input_gate import Plan
+from headway.gateway.input_gate import InputGate, Judgement
 from headway.gateway.pending import NOBODY, PendingRequest, PendingTable
 from headway.gateway.served_models import ServedModels
-from headway.model import Cause, Entry, Failure, Principal, Reply, RequestOptions, WorkerInfo, WorkerStatus
+from headway.model import (
+    Cause,
+    Entry,
+    Failure,
+    InferenceRequest,
+    Principal,
+    Reply,
+    RequestOptions,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.model.bulk import BulkLine
 from headway.ports import Broker, RequestQueue
 from headway.runtime.logger import get_logger
@@ -62,6 +73,7 @@ LONGEST_PAUSE = 30.0
 """Most seconds before a batch runs again of which a remote API failed by its own fault."""
 LIFE = 7 * 86_400.0
 """Seconds after which an entry ends of itself. A job ends long before."""
+_OPTIONS = RequestOptions(LIFE)
 SHAPES = 1 << 39
 """Shapes that are drawn from, so that those of several processes differ."""
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
@@ -70,6 +82,10 @@ _CAUSES = frozenset(cause.value for cause in Cause)
 _FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which a worker ends with its batch."""
 _NOBODYS = Principal("", "", 0)
+JUDGED_AT_ONCE = 8
+"""Lines that the functions of the input policy have at once: a request that comes to one waits for a call of so many texts at most."""
+OF_BULK = "\0bulk"
+"""User in whose name they judge lines: what a line does to one is held against no user."""
 
 Done = Callable[[BulkLine, Reply], None]
 
@@ -84,6 +100,8 @@ class _Riding(PendingRequest):
     failures: int = 0
     suspect: bool = False
     rests: bool = False
+    asked: BulkLine = cast(BulkLine, None)
+    """The line as it was before the input policy changed it."""
 
 
 class _Record(msgspec.Struct):
@@ -120,7 +138,7 @@ class SeatRunner:
         served: models that the process serves.
         name: name under which replies come to the runner; no gateway has it.
         tiers: number of tiers.
-        plan_of: returns what the input policy does with texts for a model; None where no rule applies.
+        gate: gate of the input policy; None where there is none.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
         new_id: makes the text of a fresh UUIDv7.
@@ -132,18 +150,22 @@ class SeatRunner:
         served: ServedModels,
         name: str,
         tiers: int,
-        plan_of: Callable[[str], Plan | None],
+        gate: InputGate | None,
         clock: Callable[[], float],
         rng: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
         self._broker, self._served, self._name, self._tiers = broker, served, name, tiers
-        self._plan_of, self._clock, self._rng, self._new_id = plan_of, clock, rng, new_id
+        self._gate, self._clock, self._rng, self._new_id = gate, clock, rng, new_id
         self._riding = PendingTable()
         side = cast(RequestQueue, _BulkSide(broker))
         self._session = BrokerSession(side, name, self._riding, self._heard, 1 << 30, 0.0, clock, rng)
         self._resting: dict[tuple[str, str], _Riding] = {}
-        """Lines that run again after a pause."""
+        """Lines that run, or are judged, again after a pause."""
+        self._unjudged: dict[tuple[str, str], tuple[_Riding, Judgement]] = {}
+        """Lines that wait for a function of the input policy, in order."""
+        self._judged: dict[tuple[str, str], _Riding] = {}
+        """Lines that such a function has."""
         self._held: defaultdict[str, deque[_Riding]] = defaultdict(deque)
         """Lines that the broker had no room for, by model."""
         self._windows: dict[str, float] = {}
@@ -216,27 +238,63 @@ class SeatRunner:
 
     def offer(self, lines: Sequence[BulkLine], done: Done) -> None:
         """See BulkRunner."""
-        for asked in lines:
-            line, failure = self._screened(asked)
-            if failure is not None:
-                reply = Reply("", line.tenant, None, failure)
-                asyncio.get_running_loop().call_soon(done, line, reply)
-                continue
-            riding = self._begin(line, done)
-            self._came(riding)
-            self._send(riding)
+        for line in lines:
+            self._take(line, done)
 
-    def _screened(self, line: BulkLine) -> tuple[BulkLine, Failure | None]:
-        """The line as the model gets it, and its failure if it is not to run at all."""
-        if (failure := self._served.check(line.model, line.input)) is not None:
-            return line, failure
-        if (plan := self._plan_of(line.model)) is None:
-            return line, None
-        screen, judges = plan
-        if judges:  # They answer requests that wait, and have no room for a million lines.
-            return line, failures.unjudged(judges[0].rule.name, busy=False)
-        value, rule = screen.value(line.input, Noted())
-        return msgspec.structs.replace(line, input=value), failures.by_policy(rule) if rule else None
+    def _take(self, asked: BulkLine, done: Done) -> None:
+        """Have a line wait in the broker, unless the input policy refuses it or has to judge it first."""
+        failure, line, judgement = self._served.check(asked.model, asked.input), asked, None
+        if failure is None and self._gate is not None:
+            tenant = Principal("", asked.tenant, self._tiers - 1)  # To the input policy lines are of the lowest tier.
+            request = InferenceRequest(tenant, "", _OPTIONS, asked.model, asked.input, asked.parameters)
+            found = self._gate.inspect((asked.tenant, OF_BULK), request, self._served)
+            failure, judgement = found.failure, found.judgement
+            line = msgspec.structs.replace(asked, input=found.input, parameters=found.parameters)
+        if failure is not None:
+            asyncio.get_running_loop().call_soon(done, asked, Reply("", asked.tenant, None, failure))
+            return
+        riding = self._begin(line, done)
+        riding.asked = asked
+        self._came(riding)
+        if judgement is None:
+            self._send(riding)
+            return
+        judgement.tell = self._decided
+        self._unjudged[riding.entry.tenant, riding.entry.id] = riding, judgement
+        self._have_judged()
+
+    def _have_judged(self) -> None:
+        """Give the next lines to the functions of the input policy."""
+        while self._gate is not None and self._unjudged and len(self._judged) < JUDGED_AT_ONCE:
+            key = next(iter(self._unjudged))
+            riding, judgement = self._unjudged.pop(key)
+            if self._gate.hold(judgement, riding):
+                self._judged[key] = riding
+            else:
+                self._send(riding)
+
+    def _decided(self, pending: Sequence[PendingRequest], failure: Failure | None) -> None:
+        """Take a verdict. A line that no function had time for is judged later."""
+        for one in pending:
+            riding = self._judged.pop((one.entry.tenant, one.entry.id), None)
+            if riding is None:  # It was withdrawn.
+                continue
+            record = self._records.get(riding.line.tenant)
+            if failure is None and record is not None and record.rests_until > (now := self._clock()):
+                self._run_later([riding], record.rests_until - now)
+            elif failure is None:
+                self._send(riding)
+            elif failure.code in _AGAIN:
+                self._resting[riding.entry.tenant, riding.entry.id] = riding
+                self._later(LATER, partial(self._judge_again, riding))
+            else:
+                self._end(riding, Reply(riding.entry.id, riding.entry.tenant, None, failure))
+        self._have_judged()
+
+    def _judge_again(self, riding: _Riding) -> None:
+        if self._resting.pop((riding.entry.tenant, riding.entry.id), None) is not None:
+            self._left(riding)
+            self._take(riding.asked, riding.done)
 
     def _begin(self, line: BulkLine, done: Done) -> _Riding:
         served, id = self._served[line.model], self._new_id()
@@ -279,10 +337,15 @@ class SeatRunner:
             for riding in filter(meant, [*held]):
                 held.remove(riding)
                 self._left(riding)
-        for key, riding in list(self._resting.items()):
+        for key, (riding, _) in list(self._unjudged.items()):
             if meant(riding):
-                del self._resting[key]
+                del self._unjudged[key]
                 self._left(riding)
+        for table in (self._judged, self._resting):
+            for key, riding in list(table.items()):
+                if meant(riding):
+                    del table[key]
+                    self._left(riding)
 
     def _came(self, riding: _Riding) -> None:
         """Note that a line is on its way."""

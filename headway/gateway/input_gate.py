@@ -29,6 +29,9 @@ from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, InferenceRequest, Octets, Value, ValueKind
 from headway.runtime.counters import Counters
 
+Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
+"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
+
 
 class Judgement:
     """Way of one request through the judges.
@@ -39,9 +42,12 @@ class Judgement:
         judges: judges that it has yet to pass, those in shadow too.
         places: place of the first input of each text.
         count: number of inputs.
+
+    Attributes:
+        tell: takes the verdict; None: the gateway does.
     """
 
-    __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "texts")
+    __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "tell", "texts")
 
     def __init__(
         self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge], places: Sequence[int], count: int
@@ -52,6 +58,7 @@ class Judgement:
         """Requests that wait for the verdict: the request, or its several inputs."""
         self.begun = self.decided = False
         self.refusal: Failure | None = None
+        self.tell: Decided | None = None
 
     def wanted(self) -> bool:
         """Whether somebody still waits."""
@@ -125,10 +132,6 @@ class InputPolicy:
         rules, searches, judges, tiers = self._made_of
         those = [rule for rule in rules if rule.applies(tiers[tier], model)]
         return (Screen(those, searches), tuple(judges[rule.name] for rule in those if rule.function)) if those else None
-
-
-Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
-"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
 
 
 class InputGate:
@@ -272,7 +275,7 @@ class InputGate:
     def _decide(self, judgement: Judgement, failure: Failure | None) -> None:
         judgement.decided, judgement.refusal = True, failure
         pending, judgement.pending = judgement.pending, []
-        self._decided([one for one in pending if not one.ended], failure)
+        (judgement.tell or self._decided)([one for one in pending if not one.ended], failure)
 
 
 def _nobody(pending: Sequence[PendingRequest], failure: Failure | None) -> None:

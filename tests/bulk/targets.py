@@ -9,3 +9,8 @@ def slow_upper(inputs: list[str]) -> list[str]:
     """Answer a batch in a while."""
     time.sleep(0.02)
     return [text.upper() for text in inputs]
+
+
+def harmless(texts: list[str]) -> list[bool]:
+    """Function of an input policy."""
+    return ["evil" not in text for text in texts]

@@ -254,3 +254,15 @@ def test_an_upload_that_stalls_is_cut_off(make: Make, tmp_path: Path) -> None:
 def test_without_a_folder_there_are_no_files(make: Make) -> None:
     client = make(bulk_dir="")
     assert client.json("GET", "/v1/files", status=404)["error"]["code"] == "unknown_url"
+
+
+def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[[rules]]\nname = "judge"\nfunction = "tests.bulk.targets:harmless"\n')
+    client = make(input_policy=str(policy))
+    found = client.ended(client.batch(*(line(number) for number in range(1, 21)), line(21, ["a", "evil", "b"])))
+    assert found["request_counts"] == {"total": 21, "completed": 20, "failed": 1}
+    [failed] = client.records(found["error_file_id"]).values()
+    told = failed["response"]["body"]["error"]
+    assert (failed["line"], failed["response"]["status_code"]) == (21, 422)
+    assert told["message"].startswith("input 1 of 3")

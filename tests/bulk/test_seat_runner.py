@@ -18,6 +18,7 @@ from headway.bulk.seat_runner import CLEAN, LEAST_REST, SeatRunner
 from headway.config import Settings
 from headway.core.policies import build
 from headway.core.queue_limits import QueueLimits
+from headway.gateway.input_gate import InputGate
 from headway.gateway.served_models import ServedModels
 from headway.model import BatchFailure, Cause, Entry, ItemResult, Lease, Reply, Slot, WorkerInfo, WorkerStatus
 from headway.model.bulk import BulkLine
@@ -31,7 +32,7 @@ BATCH = 16
 class Play:
     """A runner, a broker and workers, in one loop of virtual time."""
 
-    def __init__(self, clock: Callable[[], float], seed: int = 0) -> None:
+    def __init__(self, clock: Callable[[], float], seed: int = 0, gate: InputGate | None = None) -> None:
         self.rng = random.Random(seed)
         counters = Counters()
         limits = QueueLimits(tiers=1, max_batch=BATCH)
@@ -39,7 +40,7 @@ class Play:
         served = ServedModels(["m"], Settings(max_batch_size=BATCH))
         ids = itertools.count()
         self.runner = SeatRunner(
-            self.broker, served, "feeder", 1, lambda model: None, clock, self.rng.random, lambda: f"id-{next(ids)}"
+            self.broker, served, "feeder", 1, gate, clock, self.rng.random, lambda: f"id-{next(ids)}"
         )
         self.supervisor = Supervisor()
         self.ended: dict[tuple[str, int], Reply] = {}

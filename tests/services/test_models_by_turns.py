@@ -172,7 +172,7 @@ class Job:
             served,
             "feeder",
             len(settings.tier_names),
-            lambda model: None,
+            None,
             turns.clock,
             lambda: 0.5,
             new_id,

@@ -23,8 +23,8 @@ OUT, ERR = "out", "err"
 _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
-MOST_WAITING = 8_192
-"""Records that wait to be written beyond which a log is full."""
+MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
+"""Records that wait to be written, and their bytes, beyond which a log is full."""
 TOGETHER = 64
 """Records that are written at once."""
 
@@ -50,6 +50,8 @@ class AnswerLog:
         self._logs: dict[str, PartLog] = {}
         self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
         """Records that are not written, with the numbers of their lines."""
+        self._bytes = 0
+        """Bytes of the records that are not written."""
         self.answered = LineSet()
         self.counts = {OUT: 0, ERR: 0}
 
@@ -66,7 +68,7 @@ class AnswerLog:
     @property
     def full(self) -> bool:
         """Whether so many records wait that no line should be read before they are written."""
-        return self.waiting >= MOST_WAITING
+        return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
 
     async def recover(self) -> None:
         """Read which lines have a record. Raises FolderUnavailable."""
@@ -81,6 +83,7 @@ class AnswerLog:
         """Add a record of a line that has none."""
         if self.answered.add(number):
             self._waiting[kind].append((number, record))
+            self._bytes += len(record)
             self.counts[kind] += 1
 
     async def flush(self) -> None:
@@ -93,6 +96,7 @@ class AnswerLog:
             if records := [*waiting]:
                 await self._folder.do(partial(self._put, kind, records))
                 del waiting[: len(records)]
+                self._bytes -= sum(len(record) for _, record in records)
 
     def close(self) -> None:
         """Close the files. What has not been written is let go."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.bulk.answer_log import AnswerLog, Record
-from headway.bulk.job_run import LEASE
+from headway.bulk.job_run import AHEAD, LEASE
 from headway.bulk.jobs import BITE, STRAYS_EVERY, BulkJobs
 from headway.config import Settings
 from headway.model.bulk import BulkFile, JobStatus
@@ -156,6 +156,23 @@ async def test_lines_are_read_no_faster_than_their_records_are_written(stand: St
         found = await stand.until_ended(await stand.submit(["BAD"] * 9_999))
     assert found.failed == 9_999
     assert 0 < max(sizes) <= 1_000
+
+
+@on_stand
+async def test_large_records_that_wait_keep_further_lines_from_being_read(stand: Stand) -> None:
+    stand.runner.answer, stand.runner.seats = "x" * 10_000, 100
+    flush = AnswerLog.flush
+
+    async def slowly(log: AnswerLog) -> None:
+        await asyncio.sleep(5.0)
+        assert log._bytes < 100_000 + (AHEAD + stand.runner.seats) * 11_000
+        await flush(log)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerLog, "flush", slowly)
+        patch.setattr("headway.bulk.answer_log.MOST_WAITING_BYTES", 100_000)
+        found = await stand.until_ended(await stand.submit(["a"] * 3_000))
+    assert found.completed == 3_000
 
 
 @on_stand

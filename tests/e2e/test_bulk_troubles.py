@@ -7,7 +7,7 @@ import os
 import sqlite3
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
 from tests.e2e.server import Server, serving
-from tests.e2e.test_bulk import TARGET, answers, done, feeder, job, submit
+from tests.e2e.test_bulk import TARGET, answers, done, feeder, job, meanwhile, submit
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer, lacking
 
@@ -53,11 +53,6 @@ def paused(server: Server, id: str) -> str:
     """Why a job pauses; empty while it does not."""
     faults = (job(server, id)["errors"] or {"data": []})["data"]
     return "".join(one["message"] for one in faults if one["code"] == "paused")
-
-
-def meanwhile(server: Server, condition: Callable[[], object]) -> None:
-    """Ask, and be answered, until a condition holds. Lines ride with what is asked."""
-    wait_until(lambda: server.ask("beside").output() and condition())
 
 
 def check_ended(server: Server, id: str, lines: int) -> None:

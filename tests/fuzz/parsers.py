@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import credentials, doors, frames, requests, tensors, wire
+from tests.fuzz import bulk, credentials, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -69,6 +69,8 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("answer of a remote API", doors.check_answer, doors.ANSWERS, doors.ANSWER_WORDS, weight=4),
         Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),
         Parser("file of an input policy", files.check_policy, doors.POLICIES, doors.POLICY_WORDS),
+        Parser("form with a file", bulk.check_form, bulk.FORMS, bulk.FORM_WORDS),
+        Parser("line of a bulk job", bulk.check_line, bulk.LINES, bulk.LINE_WORDS, JSON),
         Parser("compressed body", tensors.check_compressed, tensors.COMPRESSED, tensors.COMPRESSED_WORDS),
         Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),
         Parser("token", credentials.check_token, credentials.TOKENS, credentials.TOKEN_WORDS),

@@ -16,7 +16,7 @@ from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
 from headway.core.values import embedded
 from headway.errors import BadRequest, NotFound
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer, refusal
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
@@ -63,16 +63,16 @@ class _Routes:
             limit = str(LISTED)
         if _NUMBER.fullmatch(limit) is None or int(limit) > MOST_LISTED:
             raise BadRequest(f"limit={limit[:20]!r} is not a whole number from 1 to {MOST_LISTED}")
-        letters = await soon(self._letters.list(int(limit)))
+        letters = await within_answer_time(self._letters.list(int(limit)))
         listed = [_described(letter, self._tiers) for letter in letters]
-        return as_json({"count": await soon(self._letters.count()), "letters": listed})
+        return as_json({"count": await within_answer_time(self._letters.count()), "letters": listed})
 
     async def letter(self, request: Request) -> RouteAnswer:
         if request.method == "DELETE":
             id, tenant = id_in(request), request.param("tenant")
             if tenant is None:
-                _one(id, await soon(self._letters.find(id)))
-            if not await soon(self._letters.remove(id, tenant)):
+                _one(id, await within_answer_time(self._letters.find(id)))
+            if not await within_answer_time(self._letters.remove(id, tenant)):
                 raise _no_letter(id, tenant)
             return RouteAnswer(status=204)
         letter = await self._find(request)
@@ -98,9 +98,9 @@ class _Routes:
         )
         if reply.failure is not None:
             # It may have died once more, under its fresh id; it stays known under its first.
-            await soon(self._letters.remove(fresh, entry.tenant))
+            await within_answer_time(self._letters.remove(fresh, entry.tenant))
             return refusal(ID_PREFIX + fresh, reply.failure)
-        await soon(self._letters.remove(entry.id, entry.tenant))
+        await within_answer_time(self._letters.remove(entry.id, entry.tenant))
         output = reply.output or ""
         return as_json({
             "request_id": ID_PREFIX + fresh,
@@ -111,7 +111,7 @@ class _Routes:
 
     async def _find(self, request: Request) -> DeadLetter:
         id, tenant = id_in(request), request.param("tenant")
-        letter = _one(id, await soon(self._letters.find(id, tenant)))
+        letter = _one(id, await within_answer_time(self._letters.find(id, tenant)))
         if letter is None:
             raise _no_letter(id, tenant)
         return letter

@@ -10,7 +10,7 @@ from headway.admin.rendering import as_json
 from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
 from headway.core.health import heard
 from headway.errors import BadRequest, NotFound
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import Drain, ProcessInfo, WorkerInfo
@@ -50,8 +50,8 @@ class _Routes:
                 f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
                 "drain it all the same with --force (force=true)"
             )
-        await soon(self._fleet.undrain(outlived(drains, members)))
-        await soon(self._fleet.drain(found))
+        await within_answer_time(self._fleet.undrain(outlived(drains, members)))
+        await within_answer_time(self._fleet.drain(found))
         log.info("workers are to be drained", name=name, drains=[one.name for one in found], bares=without)
         return self._shown(found, workers, members)
 
@@ -64,13 +64,13 @@ class _Routes:
             raise NotFound(str(exc)) from None
         except NoDrain as exc:
             raise BadRequest(str(exc)) from None
-        await soon(self._fleet.undrain([one.name for one in found]))
+        await within_answer_time(self._fleet.undrain([one.name for one in found]))
         log.info("workers are no longer to be drained", name=name, drains=[one.name for one in found])
         return self._shown(found, workers, members)
 
     async def _look(self) -> tuple[Sequence[Drain], Sequence[WorkerInfo], Sequence[ProcessInfo]]:
         asked = asyncio.gather(self._fleet.drains(), self._broker.workers(), self._fleet.members())
-        drains, workers, members = await soon(asked)
+        drains, workers, members = await within_answer_time(asked)
         return drains, workers, heard(members)
 
     @staticmethod

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters
@@ -67,8 +67,8 @@ class ProcessView(msgspec.Struct, frozen=True):
         try:
             if own.exports_fleet:
                 asked = collect(self.broker, self.letters, self.fleet, self.expected, memory)
-                return State(self.counters, own, await soon(asked))
-            await soon(reach(self.fleet))
+                return State(self.counters, own, await within_answer_time(asked))
+            await within_answer_time(reach(self.fleet))
         except BrokerUnavailable:
             return State(self.counters, own, broker_up=False)
         return State(self.counters, own)

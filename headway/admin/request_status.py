@@ -18,7 +18,7 @@ from headway import errors
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json, id_in, instant, text, tier_name
 from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
-from headway.http.readiness import ANSWER_WITHIN, soon
+from headway.http.readiness import ANSWER_WITHIN, within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
@@ -58,7 +58,7 @@ class _Requests:
 
     async def _state(self, tenant: str | None, id: str) -> EntryState | None:
         with contextlib.suppress(BrokerUnavailable):
-            return await soon(self._process.broker.state(tenant, id))
+            return await within_answer_time(self._process.broker.state(tenant, id))
         return None
 
     def _unknown(self, id: str, tenant: str | None) -> str:

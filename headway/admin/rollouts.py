@@ -11,7 +11,7 @@ from headway.admin.rendering import as_json
 from headway.core.capacity import STALE_AFTER
 from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
 from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
@@ -38,11 +38,13 @@ class _Routes:
         self._process = process
 
     async def listing(self, request: Request) -> RouteAnswer:
-        rollouts = await soon(self._process.fleet.rollouts())
+        rollouts = await within_answer_time(self._process.fleet.rollouts())
         return as_json({"rollouts": [_shown(one) for one in sorted(rollouts, key=lambda one: one.model)]})
 
     async def start(self, request: Request) -> RouteAnswer:
-        capacities, now = await soon(asyncio.gather(self._process.fleet.capacities(), self._process.now()))
+        capacities, now = await within_answer_time(
+            asyncio.gather(self._process.fleet.capacities(), self._process.now())
+        )
         if not any(now - one.measured_at < STALE_AFTER for one in capacities):
             raise BadRequest("no controller leads the fleet, which moves rollouts on; start `headway controller`")
         plan = Rollout(
@@ -70,14 +72,14 @@ class _Routes:
         """Change a rollout as it is now, and answer with it."""
         fleet, broker = self._process.fleet, self._process.broker
         for _ in range(TRIES):
-            kept, workers = await soon(asyncio.gather(fleet.rollouts(), broker.workers()))
+            kept, workers = await within_answer_time(asyncio.gather(fleet.rollouts(), broker.workers()))
             try:
                 after = change(next((one for one in kept if one.model == model), None), workers)
             except Unknown as exc:
                 raise NotFound(str(exc)) from None
             except NoRollout as exc:
                 raise BadRequest(str(exc)) from None
-            if await soon(fleet.keep_rollout(after)):
+            if await within_answer_time(fleet.keep_rollout(after)):
                 return as_json(_shown(after))
         message = f"the rollout of {model!r} is being changed by others; ask again"
         raise RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0)

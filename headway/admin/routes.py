@@ -28,7 +28,7 @@ from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot_source import SnapshotSource
 from headway.errors import BrokerUnavailable, NotFound
 from headway.http import readiness
-from headway.http.readiness import CachedReadiness, Readiness, soon
+from headway.http.readiness import CachedReadiness, Readiness, within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
@@ -91,7 +91,7 @@ class _Routes:
         broker = process.broker
         asked = asyncio.gather(broker.workers(), broker.depths(), broker.bulk_queues(), process.letters.count())
         try:
-            workers, depths, bulk, dead = await soon(asked)
+            workers, depths, bulk, dead = await within_answer_time(asked)
         except BrokerUnavailable as exc:
             status = await self._ready.alone()
             code = 200 if status in readiness.SERVING else 503
@@ -120,13 +120,13 @@ class _Routes:
 
     async def workers(self, request: Request) -> RouteAnswer:
         process = self._process
-        listed, now = await soon(asyncio.gather(process.broker.workers(), process.now()))
+        listed, now = await within_answer_time(asyncio.gather(process.broker.workers(), process.now()))
         return as_json({"workers": snapshot.worker_lines(listed, now)})
 
     async def fleet(self, request: Request) -> RouteAnswer:
         process = self._process
         asked = asyncio.gather(process.fleet.members(), process.fleet.capacities(), process.now())
-        members, capacities, now = await soon(asked)
+        members, capacities, now = await within_answer_time(asked)
         return as_json({
             "id": process.id,
             "members": [snapshot.member_line(member, now) for member in members],
@@ -135,7 +135,7 @@ class _Routes:
 
     async def scaling(self, request: Request) -> RouteAnswer:
         """Answer with the numbers of all models, and of one alone beside them: of that which is asked for, or the only one."""
-        capacities = await soon(self._process.fleet.capacities())
+        capacities = await within_answer_time(self._process.fleet.capacities())
         found = {one.model: snapshot.scaling_line(one.scaling) for one in capacities if one.scaling is not None}
         model = request.param("model")
         if model is None:

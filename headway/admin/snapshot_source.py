@@ -8,7 +8,7 @@ from headway.admin import snapshot
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.model import WorkerInfo
 from headway.runtime.periodic import Periodic, PeriodicResource
 
@@ -40,7 +40,7 @@ class SnapshotSource(PeriodicResource):
         Raises:
             BrokerUnavailable: the broker does not answer.
         """
-        found = await soon(snapshot.collect(self._process, self._learn))
+        found = await within_answer_time(snapshot.collect(self._process, self._learn))
         self._last, self._taken_at = found, self._process.clock()
         return found
 

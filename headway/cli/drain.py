@@ -12,7 +12,7 @@ import click
 from headway.cli.admin import Admin, as_json, pretty, with_admin
 from headway.cli.commands import command, option
 
-LOOK_EVERY = 0.25
+LOOK_AT_DRAIN_EVERY = 0.25
 """Seconds between two looks at workers that are waited for."""
 HEARD_WITHIN = 10.0
 """Seconds within which a worker has heard of an order; its heartbeats come each second."""
@@ -73,7 +73,7 @@ def _waited(port: Admin, names: Collection[str], *, drained: bool, seconds: floa
         done = all(map(_empty, found)) if drained else all(one["status"] != DRAINED for one in found)
         if done or time.monotonic() >= until:
             return found
-        time.sleep(LOOK_EVERY)
+        time.sleep(LOOK_AT_DRAIN_EVERY)
 
 
 def _empty(worker: dict[str, Any]) -> bool:

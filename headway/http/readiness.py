@@ -89,7 +89,7 @@ class Readiness:
         if self.starting():  # The broker may not have been found fit yet.
             return "starting", {"starting": True, "draining": False}
         try:
-            workers = await soon(self.broker.workers())
+            workers = await within_answer_time(self.broker.workers())
         except BrokerUnavailable:
             return await self.alone(), self._last_known() | await self._fallback() | {"broker": "out of reach"}
         self.learn(workers)
@@ -267,7 +267,7 @@ def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) ->
     return RouteAnswer(msgspec.json.encode(content), code, headers, JSON)
 
 
-async def soon(asked: Awaitable[T]) -> T:
+async def within_answer_time(asked: Awaitable[T]) -> T:
     """Answer of the broker.
 
     Raises:

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import soon
+from headway.http.readiness import within_answer_time
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import CANCEL_AGAIN_AFTER, Supervisor
 from tests.virtual_time import Clock
@@ -16,7 +16,7 @@ from tests.virtual_time import Clock
 
 async def test_who_is_cancelled_as_the_broker_answers_ends(clock: Clock) -> None:
     answer = asyncio.get_running_loop().create_future()
-    asking = asyncio.ensure_future(soon(answer))
+    asking = asyncio.ensure_future(within_answer_time(answer))
     await asyncio.sleep(0)
     answer.set_result("here")
     asking.cancel()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headway import errors
-from headway.core.culprits import KNOWN_SECONDS
+from headway.core.culprits import KNOWN_SECONDS, MOST_APART
+from headway.core.departure import APART
 from headway.model import DedupKind, Entry, Lease, Limit, NoWork, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, failed, slot, story
 from tests.contracts.dedup_keys import admit, came_by, code, key, nothing_runs, refused, same, task
@@ -38,6 +39,25 @@ async def test_an_input_that_failed_alone_is_turned_down_without_a_run(harness: 
     await run_all(harness)
     await harness.advance(KNOWN_SECONDS + 1.0)
     assert await harness.broker.enqueue([bad()]) == [None]
+
+
+async def reason(harness: Harness, entry: Entry) -> str:
+    """Reason for which a batch of this entry leaves."""
+    await admit(harness, entry)
+    await harness.advance(0.6)
+    lease = await harness.claim()
+    await harness.answer(lease)
+    return lease.reason
+
+
+@story
+async def test_so_many_callers_ride_apart_and_those_that_failed_last(harness: Harness) -> None:
+    for number in range(MOST_APART + 1):
+        await admit(harness, bad(f"poison {number}", caller=f"{number}"))
+        await run_all(harness)
+    assert await reason(harness, bad("fine", caller="0")) != APART
+    assert await reason(harness, bad("fine", caller="1")) == APART
+    assert await reason(harness, bad("fine", caller=f"{MOST_APART}")) == APART
 
 
 @story

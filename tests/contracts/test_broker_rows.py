@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.contracts.brokers import (
     ask,
     drained,
     failed,
+    ids,
     measure,
     output,
     slot,
@@ -143,6 +145,40 @@ def _judged(worker: str, value: Value) -> ItemResult:
     """What a worker makes of a value; those of before take no tensors."""
     wrong = worker == "old" and not isinstance(value, str)
     return ItemResult(None, "expected a text") if wrong else ItemResult(output(value))
+
+
+@story
+async def test_a_batch_is_of_one_shape_also_when_it_runs_again(harness: Harness) -> None:
+    await told(harness)
+    numbers = (7, 1 << 39, 7, 9, 1 << 39, 7)
+    entries = [msgspec.structs.replace(rows(1, id=f"shape-{at}"), shape=one) for at, one in enumerate(numbers)]
+    for entry in entries:
+        assert not any(await harness.broker.enqueue([entry]))
+    batches = []
+    for turn in range(4):
+        lease = await harness.claim()
+        batches.append(ids(lease.entries))
+        await (harness.answer(lease) if turn else harness.broker.release(lease))
+    assert batches == [[f"shape-{at}" for at in one] for one in ((0, 2, 5), (0, 2, 5), (1, 4), (3,))]
+
+
+@story
+async def test_shapes_of_a_tier_leave_the_tiers_below_their_share(harness: Harness) -> None:
+    await told(harness)
+    numbers, rode = itertools.count(1), Counter[int]()
+
+    async def wait(tier: int) -> None:
+        assert not any(await harness.broker.enqueue([msgspec.structs.replace(rows(1, tier=tier), shape=next(numbers))]))
+
+    for tier in (0, 0, 0, 2):
+        await wait(tier)
+    for _ in range(24):
+        lease = await harness.claim()
+        [entry] = lease.entries
+        rode[entry.tier] += 1
+        await harness.answer(lease)
+        await wait(entry.tier)
+    assert 4 <= rode[2] <= 6
 
 
 @story

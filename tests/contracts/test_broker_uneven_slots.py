@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from headway.core.departure import Rule
-from headway.model import Lease, NoWork
+from headway.core.slot_factors import FACTORS, USUAL
+from headway.model import Lease, NoWork, QueueName
 from tests.contracts.brokers import MAX_BATCH, Fixed, Harness, ask, slot, story
 
 TELLS_APART = Fixed(Rule(size=1, headway=10.0, team=2.0, speed=1.5))
@@ -24,6 +25,19 @@ async def one_slow(harness: Harness) -> None:
         await harness.healthy("gpu-0", "gpu-1", "gpu-2")
         for worker in ("gpu-0", "gpu-1", "gpu-2"):
             await run(harness, worker, 0.1 if worker != "gpu-0" else 0.2)
+
+
+@story
+async def test_the_load_tells_how_many_slots_are_how_fast(harness: Harness) -> None:
+    await harness.healthy("gpu-0", "gpu-1", "gpu-2")
+    assert (await harness.broker.loads())[QueueName("m")].paces == ()
+    await one_slow(harness)
+    load = (await harness.peer().loads())[QueueName("m")]
+    known = [position for position, count in enumerate(load.paces) for _ in range(count)]
+    assert len(known) == 3
+    assert known[0] == known[1] < known[2]
+    assert known[0] <= USUAL
+    assert FACTORS[known[2]] / FACTORS[known[0]] > 1.6
 
 
 @story

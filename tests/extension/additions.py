@@ -32,7 +32,9 @@ class Addition:
             path.write_text(text.lstrip("\n"), encoding="utf-8")
         for name, there, instead in (*self.lines, *self.words):
             text = (root / name).read_text(encoding="utf-8")
-            assert text.count(there) == 1, (name, there)
+            assert text.count(there) == 1, (
+                f"{there!r} stands {text.count(there)} times in {name}, not once: mend this addition's line"
+            )
             (root / name).write_text(text.replace(there, instead), encoding="utf-8")
 
 
@@ -335,8 +337,8 @@ async def _tea(request: Request) -> RouteAnswer:
     [
         (
             "headway/http/public.py",
-            "from headway.http import openapi, readiness, tasks\n",
-            "from headway.http import openapi, readiness, tasks, tea\n",
+            "from headway.http.authentication import Authentication\n",
+            "from headway.http import tea  # isort: skip\nfrom headway.http.authentication import Authentication\n",
         ),
         after(
             "headway/http/public.py",
@@ -493,7 +495,7 @@ def _encode_error(error: AnyError, shown: str) -> tuple[dict[str, str], bytes]:
 """,
         ),
     ],
-    [before("tests/http/test_public.py", '"/v1/result/{task_id}", "/livez"', '"/brew", ')],
+    [before("tests/http/test_public.py", '"/livez", "/readyz", "/healthz",', '"/brew", ')],
 )
 
 ROLE = Addition(

@@ -304,8 +304,8 @@ class Fleet(Protocol):
     async def drains(self) -> Sequence[Drain]:
         """Drains that stand."""
 
-    async def drain(self, drains: Sequence[Drain]) -> None:
-        """Have these drains stand."""
+    async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
+        """Have these drains stand; False, and nothing happens, where `seen` is given, and others stand than those of its names."""
 
     async def undrain(self, names: Collection[str]) -> None:
         """End the drains of these names."""

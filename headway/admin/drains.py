@@ -9,7 +9,7 @@ from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
 from headway.core.health import heard
-from headway.errors import BadRequest, NotFound
+from headway.errors import BadRequest, BrokerUnavailable, NotFound
 from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
@@ -17,6 +17,9 @@ from headway.model import Drain, ProcessInfo, WorkerInfo
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
+
+MOST_LOOKS = 20
+"""Most looks of one order. It looks anew where another came between its look and its write: the later one sees the earlier."""
 
 
 def routes(process: ProcessView) -> list[Route]:
@@ -39,21 +42,24 @@ class _Routes:
 
     async def start(self, request: Request) -> RouteAnswer:
         name, force = _named(request), request.param("force") == "true"
-        drains, workers, members = await self._look()
-        try:
-            found = wanted(name, workers, members)
-        except UnknownName as exc:
-            raise NotFound(str(exc)) from None
-        without = bared(covered([*drains, *found], workers, members), workers)
-        if without and not force:
-            raise BadRequest(
-                f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
-                "drain it all the same with --force (force=true)"
-            )
-        await within_answer_time(self._fleet.undrain(outlived(drains, members)))
-        await within_answer_time(self._fleet.drain(found))
-        log.info("workers are to be drained", name=name, drains=[one.name for one in found], bares=without)
-        return self._shown(found, workers, members)
+        for _ in range(MOST_LOOKS):
+            drains, workers, members = await self._look()
+            try:
+                found = wanted(name, workers, members)
+            except UnknownName as exc:
+                raise NotFound(str(exc)) from None
+            without = bared(covered([*drains, *found], workers, members), workers)
+            if without and not force:
+                raise BadRequest(
+                    f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
+                    "drain it all the same with --force (force=true)"
+                )
+            gone = outlived(drains, members)
+            await within_answer_time(self._fleet.undrain(gone))
+            if await within_answer_time(self._fleet.drain(found, {one.name for one in drains}.difference(gone))):
+                log.info("workers are to be drained", name=name, drains=[one.name for one in found], bares=without)
+                return self._shown(found, workers, members)
+        raise BrokerUnavailable("other orders to drain came all the while; ask again")
 
     async def end(self, request: Request) -> RouteAnswer:
         name = _named(request)

@@ -164,6 +164,20 @@ async def test_drains_stand_until_they_are_ended_and_each_process_hears_of_them(
 
 
 @story
+async def test_a_drain_stands_only_where_no_other_came_since_the_look(harness: Harness) -> None:
+    fleet, peer = harness.fleet, harness.fleet_peer
+    one, two, three = (Drain(name=name, process=name, host="host-1") for name in ("a", "b", "c"))
+    assert not await fleet.drain([one], ["b"])
+    assert await fleet.drain([one], [])
+    for seen in ([], ["b"], ["a", "b"]):
+        assert not await peer.drain([two, three], seen)
+    assert await fleet.drains() == [one]
+    assert await peer.drain([two, three], {"a": 0})
+    assert await fleet.drain([one], ["c", "b", "a"])
+    assert len(await fleet.drains()) == 3
+
+
+@story
 async def test_one_leads_at_a_time(harness: Harness) -> None:
     asked = [leads((harness.fleet, harness.fleet_peer)[number % 2], f"c-{number}", 3.0) for number in range(8)]
     answers = await asyncio.gather(*asked)

@@ -93,8 +93,8 @@ class Away:
     async def drains(self) -> Sequence[Drain]:
         return await self.inner.drains()
 
-    async def drain(self, drains: Sequence[Drain]) -> None:
-        await self.inner.drain(drains)
+    async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
+        return await self.inner.drain(drains, seen)
 
     async def undrain(self, names: Collection[str]) -> None:
         await self.inner.undrain(names)

@@ -92,8 +92,11 @@ class MemoryFleet(Fleet):
     async def drains(self) -> Sequence[Drain]:
         return list(self._drains.values())
 
-    async def drain(self, drains: Sequence[Drain]) -> None:
+    async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
+        if seen is not None and self._drains.keys() != set(seen):
+            return False
         self._drains.update({one.name: one for one in drains})
+        return True
 
     async def undrain(self, names: Collection[str]) -> None:
         self._drains = {name: one for name, one in self._drains.items() if name not in names}

@@ -71,9 +71,11 @@ class RedisFleet(Fleet):
         notes = await self._notes("drain", LONGEST_DRAIN)
         return wire.readable(wire.read_drain, (packed for _, packed in map(wire.read_stamped, notes)))
 
-    async def drain(self, drains: Sequence[Drain]) -> None:
-        for one in drains:
-            await self._ask("note", "drain", one.name, wire.encode(one))
+    async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
+        connection = self._connection
+        notes = [text for one in drains for text in (one.name, wire.encode(one))]
+        expected = [-1] if seen is None else [len(set(seen)), *set(seen)]
+        return bool(await connection.call("drain", self._key, connection.clock_text(), *expected, *notes))
 
     async def undrain(self, names: Collection[str]) -> None:
         if names:

@@ -127,6 +127,25 @@ redis.register_function{function_name = VERSION .. '_drop_notes', flags = {'allo
   return 1
 end}
 
+-- drain: have drains stand, where just those stand that were seen. Arguments after the clock: their number, or -1 where whatever may
+-- stand, and their names; then of each new one its name and the order.
+redis.register_function{function_name = VERSION .. '_drain', flags = {'allow-oom'}, callback = function(keys, args)
+  local key, stamp, seen = keys[1] .. 'drain', struct.pack('<d', clock(args[1])), tonumber(args[2])
+  if seen >= 0 and redis.call('HLEN', key) ~= seen then
+    return 0
+  end
+  for i = 3, 2 + seen do
+    if redis.call('HEXISTS', key, args[i]) == 0 then
+      return 0
+    end
+  end
+  for i = 3 + math.max(seen, 0), #args, 2 do
+    redis.call('HSET', key, args[i], stamp .. args[i + 1])
+  end
+  redis.call('EXPIRE', key, LIFE_SECONDS)
+  return 1
+end}
+
 -- rollouts: the last rollout of each model.
 together.register('rollouts', function(keys)
   local key = keys[1] .. 'rollout'

@@ -190,8 +190,9 @@ class Autoscaler:
         running = 0 if bulk else sum(one.in_flight for one in own)  # What runs beside waiting lines is mostly lines.
         loaded = max((one.load_seconds for one in own), default=0.0)
         lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
+        failed = failed_starts(own)
         measured = ModelState(
-            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3), lines
+            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3), lines, *failed
         )
         decision = scaler.decide(measured, now)
         configured = self._limits(model)
@@ -260,7 +261,7 @@ class Autoscaler:
             rate=round(scaler.forecast.rate, 3),
             least=0 if limits.idle_after else limits.least,
             most=limits.most if limits.most < MOST_SLOTS else 0,
-            trouble=state.trouble,
+            trouble=state.trouble or scaler.trouble,
             start_seconds=round(scaler.seen_start, 3),
             starts_in=None if starts_in is None else round(starts_in, 3),
         )
@@ -375,6 +376,15 @@ def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
     """Whether all workers of a model were told to stop. One that was lost has not left: its reason says so."""
     own = [one for one in workers if one.model == model]
     return bool(own) and all(one.status is WorkerStatus.OFFLINE and not one.reason for one in own)
+
+
+def failed_starts(workers: Sequence[WorkerInfo]) -> tuple[str, float]:
+    """Reason for which a worker did not load, and the seconds until one of those that start is tried again, 0 while any of them loads."""
+    starting = [one for one in workers if one.status is WorkerStatus.STARTING]
+    failed = next((one for one in starting if one.start_failed), None)
+    if failed is None:
+        return "", 0.0
+    return f"{failed.worker_id} does not start: {failed.reason}", min(one.retry_in for one in starting)
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:

@@ -187,7 +187,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         share: share of its GPU that it can have.
         version: version whose queue it claims from; empty: the queue for any.
         loading: seconds for which its process has been starting; 0 while none starts.
-        retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for.
+        start_failed: whether its last start failed, while it starts.
+        retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for, or now.
         zone: zone that it is in, set by the broker; empty where none is set.
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
@@ -220,6 +221,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 1.0
     version: str = ""
     loading: float = 0.0
+    start_failed: bool = False
     retry_in: float = 0.0
     zone: str = ""
     failed: float = 0.0
@@ -269,7 +271,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         utilisation: offered load over the capacity of those that serve; None while it is not known.
         rate: offered entries per second.
         least, most: bounds of the number; most is 0 where there is none.
-        trouble: why the number could not be set, in words; empty while it can.
+        trouble: why the number could not be set, or a worker did not load, in words; empty otherwise.
         start_seconds: seconds that a worker was seen to need for its start; 0: none was seen yet.
         starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
             would begin now. None of a model that always has a worker.

@@ -273,6 +273,7 @@ class Batcher:
             await self._idle(self.start())
         except (HeadwayError, OSError) as exc:
             pause = self._pauses.start_failed(isinstance(exc, StartKilled))
+            self.starting.again_at = self._clock() + pause
             log.error("worker does not start", worker=self.slot.worker, error=str(exc), retry_in=pause)
             return pause
         return 0.0
@@ -556,6 +557,8 @@ class Batcher:
             loading=loading,
             load_seconds=self.starting.took,
             every=self._every(),
+            start_failed=status is WorkerStatus.STARTING and bool(self.starting.trouble),
+            retry_in=self.starting.retry_in(self._clock()),
         )
         try:
             await self._broker.heartbeat(beat)

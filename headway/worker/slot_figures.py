@@ -157,6 +157,8 @@ class SlotFigures:
         loading: float = 0.0,
         load_seconds: float = 0.0,
         every: float = HEARTBEAT_EVERY,
+        start_failed: bool = False,
+        retry_in: float = 0.0,
     ) -> WorkerInfo:
         """Heartbeat of the slot.
 
@@ -169,6 +171,8 @@ class SlotFigures:
             loading: seconds for which its backend has been starting; 0 while none starts.
             load_seconds: seconds that its last start took; 0: none has succeeded.
             every: seconds until the next one.
+            start_failed: whether its last start failed, while it starts.
+            retry_in: seconds until the next start after that.
         """
         signature = backend.signature if backend is not None else None
         return WorkerInfo(
@@ -192,6 +196,8 @@ class SlotFigures:
             version=self._slot.version,
             loading=loading,
             load_seconds=load_seconds,
+            start_failed=start_failed,
+            retry_in=retry_in,
             failed=self.failed,
             every=every,
             gpu_figures=self.gpu_figures,

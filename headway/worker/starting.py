@@ -66,16 +66,22 @@ class StartState(msgspec.Struct):
         trouble: text of the error with which the last one failed; empty when it did not.
         cause: text of the error of the last batch; empty when that came to a good end.
         took: seconds that the last one that succeeded took; 0: none has.
+        again_at: instant of the next one, after one that failed.
     """
 
     since: float | None = None
     trouble: str = ""
     cause: str = ""
     took: float = 0.0
+    again_at: float = 0.0
 
     def seconds(self, now: float) -> float:
         """Seconds for which a start has gone on; 0 while none does."""
         return now - self.since if self.since is not None else 0.0
+
+    def retry_in(self, now: float) -> float:
+        """Seconds until the next one, after one that failed; 0 while it goes on."""
+        return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
     def reason(self, now: float) -> str:
         """Words on what a slot that is not up waits for."""
@@ -89,7 +95,8 @@ class StartState(msgspec.Struct):
 
     def _after(self, what: str) -> str:
         """Words on what a slot does, and the last error where there is one."""
-        return f"{what}; the last error: {excerpt(self.cause)}" if self.cause else what
+        error = self.trouble or self.cause
+        return f"{what}; the last error: {excerpt(error)}" if error else what
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:

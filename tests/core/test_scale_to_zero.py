@@ -63,6 +63,37 @@ def test_one_that_never_comes_is_given_up_once_nobody_asks() -> None:
     assert [(now, one.desired) for now, one in found][-1] == (89.5, 0)
 
 
+BROKEN = replace(state(0), trouble="gpu-0 does not start: broken", retry_in=30.0)
+
+
+def test_a_start_in_which_a_worker_failed_to_load_does_not_tell_how_long_one_takes() -> None:
+    scaler = Scaler(IDLE, 0, 0.0, start=0.4)
+    scaler.decide(state(0, queue=1.0), 0.0)
+    scaler.decide(BROKEN, 1.0)
+    decided(scaler, state(0, queue=1.0), 1.5, 158.0)
+    scaler.decide(state(1), 158.5)
+    assert scaler.seen_start == 0.4
+    scaler.adopt(2, 200.0, "2 were set by another")
+    scaler.decide(state(2), 203.0)
+    assert scaler.seen_start == 3.0, "the next one does"
+
+
+def test_a_start_that_failed_takes_of_the_time_without_requests_as_nobody_waits_for_it() -> None:
+    scaler = Scaler(replace(IDLE, idle_after=5.0), 0, 0.0)
+    scaler.decide(replace(BROKEN, rate=1.0), 0.0)
+    [(now, one)] = decided(scaler, BROKEN, 0.5, 60.0)
+    assert (now, one.desired, scaler.coming) == (5.0, 0, 0)
+
+
+def test_after_a_start_that_failed_a_worker_is_there_one_start_after_the_next_try_at_the_soonest() -> None:
+    scaler = Scaler(IDLE, 0, 0.0, start=0.4)
+    scaler.decide(state(0, queue=1.0), 0.0)
+    scaler.decide(BROKEN, 10.0)
+    assert (scaler.starts_in(10.0), scaler.starts_in(25.0)) == (30.4, 15.4)
+    scaler.decide(state(1), 40.5)
+    assert (scaler.trouble, scaler.starts_in(40.5)) == ("", 0.4)
+
+
 def test_what_is_left_of_the_start_is_told_from_the_last_one_that_was_seen() -> None:
     scaler = Scaler(IDLE, 1, 0.0)
     assert scaler.starts_in(0.0) == FIRST_START

@@ -139,6 +139,25 @@ async def test_a_start_that_takes_longer_than_ever_ends_in_a_refusal_and_not_in_
         assert (reply.failure.code, reply.failure.retry_after) == (errors.NO_WORKERS, 1.0)
 
 
+async def test_a_target_that_does_not_load_goes_back_to_zero_and_is_not_taken_for_a_slow_one(clock: Clock) -> None:
+    async with at_zero(clock, 1.0) as zero:
+        for backend in zero.backends:
+            backend.refuse_start = 1_000
+        for id in "abc":
+            assert codes([await zero.ask(id, timeout=4.0)]) == ["NO_WORKERS"]
+        found = await zero.scaling()
+        assert (found.desired, found.trouble) == (1, "gpu-0 does not start: does not load")
+        assert zero.pool.size == 1
+        await asyncio.sleep(25)
+        assert ((await zero.scaling()).desired, zero.pool.size) == (0, 0)
+        assert codes([await zero.ask("d", timeout=4.0)]) == ["NO_WORKERS"]
+        for backend in zero.backends:
+            backend.refuse_start = 0
+        await asyncio.sleep(19)
+        found = await zero.scaling()
+        assert (found.current, found.trouble, found.starts_in) == (1, "", 1.0)
+
+
 async def test_a_gateway_at_zero_is_ready_so_that_somebody_can_ask_it(clock: Clock) -> None:
     async with at_zero(clock) as zero:
         assert (await zero.ready.look())[0] == "ok"

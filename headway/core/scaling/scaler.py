@@ -8,7 +8,7 @@ once; what is late no longer counts, and is asked for again. A removal comes one
 of the workers at most (but one at least), and never more than the load would want back.
 
 Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
-start does not count, so that who was told to come back then finds a worker. Lines of bulk jobs keep its workers, and bring one back,
+start does not count, so that who was told to come back then finds a worker, unless a worker failed to load in it. Lines of bulk jobs keep its workers, and bring one back,
 but no sooner after the last change than a start takes.
 """
 
@@ -85,6 +85,8 @@ class ModelState(msgspec.Struct, frozen=True):
         running: batches that run.
         load: seconds that its workers took to load; 0 while that is not known.
         bulk: lines of bulk jobs that wait for it; 0 where another model is to have its GPUs.
+        trouble: why a worker did not load, in words; empty while none has failed to.
+        retry_in: seconds until one of those that start is tried again, where all of them failed.
     """
 
     ready: int
@@ -95,6 +97,8 @@ class ModelState(msgspec.Struct, frozen=True):
     running: int = 0
     load: float = 0.0
     bulk: int = 0
+    trouble: str = ""
+    retry_in: float = 0.0
 
     @property
     def asked(self) -> bool:
@@ -132,6 +136,7 @@ class Scaler:
         desired: workers that there should be.
         reason: reason of the last decision.
         late: workers that were asked for and did not come in time.
+        trouble: why a worker did not load, as last heard; empty while none has failed to.
         short: whether more workers were wanted last than `limits.most`.
         utilisation: offered load over the capacity of the workers that are ready; None while none is, or nothing is known.
         foreseen: the same once those that come are ready, too: what the rules go by, so that one shortage is answered once.
@@ -149,12 +154,14 @@ class Scaler:
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
         self._awaited: list[tuple[float, bool]] = []
-        """Instants since which workers are awaited, oldest first, and whether a decision asked for them then.
+        """Instants since which workers are awaited, oldest first, and whether their start tells how long one takes.
 
-        One that was there and has died is awaited, too.
+        It does not of one that was there and has died, nor where a worker failed to load meanwhile.
         """
         self.late = 0
         self.short = False
+        self.trouble = ""
+        self._retry_at = now
         self._pace = 0.0
         self._start, self._seen_start = start or FIRST_START, start > 0.0
         self._load = 0.0
@@ -186,11 +193,14 @@ class Scaler:
     def starts_in(self, now: float) -> float | None:
         """Seconds until a worker serves where none is ready; None of a model that always has one.
 
-        They are what is left of the start that is under way, or all of one that would begin now.
+        They are what is left of the start that is under way, or all of one that would begin now. After one that failed
+        they begin with the next try.
         """
         if not self.limits.idle_after:
             return None
         start = self._usual_start
+        if self.trouble:
+            return max(self._retry_at - now, 0.0) + start
         return max(start - (now - self._awaited[0][0]), 0.0) if self._awaited else start
 
     def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
@@ -206,7 +216,7 @@ class Scaler:
         late_before, self.short = self.late, False
         self._count(state, now)
         if self.limits.idle_after:
-            if state.asked or self.coming:
+            if state.asked or (self.coming and not state.trouble):
                 self._asked_at = now
             if not self.desired:
                 return self._woken(state, now)
@@ -234,16 +244,19 @@ class Scaler:
     def _count(self, state: ModelState, now: float) -> None:
         """Keep account of who is awaited, and of what a worker does."""
         self._load = state.load or self._load
+        self.trouble, self._retry_at = state.trouble, now + state.retry_in
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
         missing = max(self.desired - state.ready, 0)
         while len(self._awaited) > missing:  # Those that were awaited longest are taken to be the ones that came.
-            at, asked = self._awaited.pop(0)
-            if asked:
+            at, telling = self._awaited.pop(0)
+            if telling:
                 took = min(now - at, self.limits.start_within)
                 expected = FADING * self._start + (1.0 - FADING) * took if self._seen_start else took
                 self._start, self._seen_start = max(took, expected), True
         self._awaited.extend([(now, False)] * (missing - len(self._awaited)))
+        if state.trouble:
+            self._awaited = [(at, False) for at, _ in self._awaited]
         self.late = sum(now - at >= self.limits.start_within for at, _ in self._awaited)
         counted = self.desired - self.late
         self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)

@@ -8,6 +8,10 @@ from contextlib import aclosing
 from headway.bulk.folder import BulkFolder
 
 
+_BOM = b"\xef\xbb\xbf"
+"""Mark that some editors put before the first line of UTF-8."""
+
+
 class LineSplitter:
     """Splitter of what is fed bit by bit into lines without their ends. Of a line that is too long the rest is dropped.
 
@@ -39,10 +43,10 @@ class LineSplitter:
 
 async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
     """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises FolderUnavailable."""
-    splitter, number = LineSplitter(most), 0
+    splitter, number, mark = LineSplitter(most), 0, _BOM
     async with aclosing(folder.pieces(name)) as pieces:
         async for piece in pieces:
-            lines = splitter.feed(piece)
+            lines, mark = splitter.feed(piece.removeprefix(mark)), b""
             yield [(at, line) for at, line in enumerate(lines, number + 1) if line and not line.isspace()]
             number += len(lines)
     last = splitter.end()

@@ -16,17 +16,15 @@ import click
 import msgspec
 
 from headway.cli.admin import as_json, pretty, table
+from headway.cli.bulk_lines import COMPLETIONS, ENDPOINTS, PIECE, BulkError, read_lines
 from headway.cli.commands import CommandGroup, combined, option
 from headway.cli.trust import make_context, trusting
-from headway.errors import HeadwayError, SettingError
+from headway.errors import SettingError
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
-COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
-PIECE = 1 << 16
-"""Bytes of a file that are sent or fetched at once."""
 WITHIN = 60.0
 """Seconds to wait for an answer."""
 EVERY = 1.0
@@ -51,10 +49,6 @@ _PUBLIC = combined((
     trusting,
 ))  # fmt: skip
 _id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
-
-
-class BulkError(HeadwayError):
-    """The public port cannot be reached, or refuses."""
 
 
 class PublicPort:
@@ -153,25 +147,34 @@ def bulk() -> None:
 @option("--model", metavar="NAME", help="Model to ask, for lines of text; left out: the default one.")
 @option(
     "--endpoint",
-    type=click.Choice([COMPLETIONS, CHAT, EMBEDDINGS]),
-    default=COMPLETIONS,
-    show_default=True,
-    help="Route whose requests the lines are, or that they are made into.",
+    type=click.Choice(ENDPOINTS),
+    help=f"Route that the lines ask; left out: that of the first request, and {COMPLETIONS} for texts.",
 )
+@option("--texts", is_flag=True, help="Each line is a text, also where it looks like a request.")
 @option(
     "--window", default="24h", metavar="DURATION", show_default=True, help="Time in which it is to be done: 2h, 7d."
 )
 @option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
 @with_public
 @as_json
-def submit(port: PublicPort, file: Path, model: str | None, endpoint: str, window: str, wait: bool, json: bool) -> None:
+def submit(
+    port: PublicPort,
+    file: Path,
+    model: str | None,
+    endpoint: str | None,
+    texts: bool,
+    window: str,
+    wait: bool,
+    json: bool,
+) -> None:
     """Send a file, and begin a job of it. Prints the job's id.
 
     Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end.
     """
     try:
         with file.open("rb") as lines:
-            id = port.send(file.name, _requests(lines, model, endpoint))
+            endpoint, requests = read_lines(lines, str(file), model, endpoint, texts)
+            id = port.send(file.name, requests)
     except OSError as exc:
         raise BulkError(f"{file}: {exc.strerror or exc}") from None
     asked = {"input_file_id": id, "endpoint": endpoint, "completion_window": window}
@@ -245,53 +248,6 @@ def cancel(port: PublicPort, id: str, json: bool) -> None:
     """Have a job end with what is done."""
     job = port.ask("POST", f"/v1/batches/{id}/cancel")
     click.echo(pretty(job) if json else _line(job))
-
-
-def _requests(lines: IO[bytes], model: str | None, endpoint: str) -> Iterator[bytes]:
-    """Lines of a file as requests, some at a time. What is one already stays as it is."""
-    first = next((line for line in lines if line.strip()), b"")
-    lines.seek(0)
-    if _is_request(first):
-        while piece := lines.read(PIECE):
-            yield piece
-        return
-    made: list[bytes] = []
-    size = 0
-    for number, raw in enumerate(lines, 1):
-        if not raw.strip():
-            continue
-        try:
-            text = raw.rstrip(b"\r\n").decode()
-        except UnicodeDecodeError:
-            raise BulkError(f"line {number} is not UTF-8") from None
-        body = {"model": model} if model else {}
-        asked = {
-            "custom_id": str(number),
-            "method": "POST",
-            "url": endpoint,
-            "body": {**body, **_input(text, endpoint)},
-        }
-        made.append(msgspec.json.encode(asked) + b"\n")
-        size += len(made[-1])
-        if size >= PIECE:
-            yield b"".join(made)
-            made, size = [], 0
-    yield b"".join(made)
-
-
-def _input(text: str, endpoint: str) -> dict[str, Any]:
-    """Members of a body that hold a text."""
-    if endpoint == CHAT:
-        return {"messages": [{"role": "user", "content": text}]}
-    return {"input" if endpoint == EMBEDDINGS else "prompt": text}
-
-
-def _is_request(line: bytes) -> bool:
-    try:
-        found = msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        return False
-    return isinstance(found, dict) and "custom_id" in found
 
 
 def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.bulk.folder import BulkFolder
 from headway.bulk.forms import AskedLine, NotYet
-from headway.bulk.line_reader import LineSplitter
+from headway.bulk.line_reader import LineSplitter, pages
 from headway.config import Settings
 from headway.errors import CANCELLED
 from headway.gateway.served_models import ServedModels
@@ -144,3 +146,17 @@ def test_pieces_of_a_file_are_split_into_lines_of_a_bounded_length(pieces: list[
     splitter = LineSplitter(most)
     found = [line for piece in pieces for line in splitter.feed(piece)]
     assert [*found, splitter.end()] == [line[: most + 1] for line in b"".join(pieces).split(b"\n")]
+
+
+def test_a_file_of_utf_16_is_refused_by_name() -> None:
+    for text in (json.dumps(GOOD) + "\n" + json.dumps(GOOD)).encode("utf-16").split(b"\n"):
+        record = lines().read(JOB, 1, text)
+        assert isinstance(record, bytes)
+        assert "UTF-16" in told(record)["response"]["body"]["error"]["message"]
+
+
+async def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:
+    folder = BulkFolder(str(tmp_path))
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfabcd\n\xef\xbb\xbf")
+    found = [one for page in [page async for page in pages(folder, "marked", 4)] for one in page]
+    assert found == [(1, b"abcd"), (2, b"\xef\xbb\xbf")]

@@ -48,6 +48,8 @@ _EXPIRED = {
 }
 _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"\0")
+"""Begins of lines of UTF-16: the first one's mark, and what an octet of the end before leaves."""
 _HERE = msgspec.Raw(b"null")
 """Body that stands for one which takes its place, as large ones are copied no more often than need be."""
 
@@ -135,6 +137,8 @@ class OpenAILines(LineForm):
     def _decoded(self, text: bytes) -> _Line:
         if len(text) > self._most:
             raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
+        if text.startswith(_UTF_16):
+            raise BadRequest("the file is UTF-16; expected UTF-8")
         try:
             line = _decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

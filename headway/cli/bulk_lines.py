@@ -1,0 +1,107 @@
+"""Lines of a file for a bulk job: requests go as they are, texts are made into requests."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import msgspec
+
+from headway.errors import HeadwayError
+
+COMPLETIONS, CHAT, EMBEDDINGS = ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+PIECE = 1 << 16
+"""Bytes of a file that are sent or fetched at once."""
+LOOKED_AT = 100
+"""Lines, without blank ones, by which a file is known as one of requests."""
+_BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+class BulkError(HeadwayError):
+    """A bulk job cannot be made, or the public port cannot be reached, or it refuses."""
+
+
+def read_lines(
+    file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
+) -> tuple[str, Iterator[bytes]]:
+    """Route that a file's lines ask, and the lines as requests, some at a time.
+
+    Arguments:
+        file: the file, at its begin.
+        name: its name, for errors.
+        model: model to ask for texts; None for the default one.
+        endpoint: route to ask; None for that of the first request, and completions for texts.
+        texts: whether each line is a text, whatever it looks like.
+
+    Raises:
+        BulkError: the file has no line, or is no UTF-8, or may be meant as requests and has none. The lines raise it, too.
+    """
+    begin = file.read(len(_BOM))
+    if begin.startswith(_OTHER_BOMS):
+        raise BulkError(f"{name} {_UTF_16}")
+    start = len(_BOM) if begin == _BOM else 0
+    file.seek(start)
+    head = list(itertools.islice(((at, line) for at, line in enumerate(file, 1) if line.strip()), LOOKED_AT))
+    if not head:
+        raise BulkError(f"{name} has no line: each line is a text, or a request in JSON")
+    for number, line in head:
+        if b"\0" in line:
+            raise BulkError(f"{name}, line {number}, has a zero octet. If the file {_UTF_16}")
+    requests = [] if texts else [found for _, line in head if (found := _request(line)) is not None]
+    file.seek(start)
+    if requests:
+        return endpoint or _endpoint(requests), iter(lambda: file.read(PIECE), b"")
+    if not texts and (number := next((at for at, line in head if line.lstrip().startswith(b"{")), 0)):
+        raise BulkError(
+            f"{name}, line {number}, begins like JSON, and no line near it is a request: that has `custom_id`, `method`, "
+            "`url` and `body`. Mend the file, or say --texts if each line is a text for the model"
+        )
+    endpoint = endpoint or COMPLETIONS
+    return endpoint, _made(file, name, model, endpoint)
+
+
+_UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
+
+
+def _request(line: bytes) -> dict[str, Any] | None:
+    """Object that is meant as a request, whatever is wrong with it."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and ("custom_id" in found or isinstance(found.get("body"), dict)) else None
+
+
+def _endpoint(requests: Sequence[dict[str, Any]]) -> str:
+    """Route of the first request that asks one of ours."""
+    return next((one["url"] for one in requests if one.get("url") in ENDPOINTS), COMPLETIONS)
+
+
+def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Iterator[bytes]:
+    """Texts as requests."""
+    made: list[bytes] = []
+    size = 0
+    for number, raw in enumerate(file, 1):
+        if not raw.strip():
+            continue
+        try:
+            text = raw.rstrip(b"\r\n").decode()
+        except UnicodeDecodeError:
+            raise BulkError(f"{name}, line {number}, is not UTF-8") from None
+        body = {**({"model": model} if model else {}), **_input(text, endpoint)}
+        asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
+        made.append(msgspec.json.encode(asked) + b"\n")
+        size += len(made[-1])
+        if size >= PIECE:
+            yield b"".join(made)
+            made, size = [], 0
+    yield b"".join(made)
+
+
+def _input(text: str, endpoint: str) -> dict[str, Any]:
+    """Members of a body that hold a text."""
+    if endpoint == CHAT:
+        return {"messages": [{"role": "user", "content": text}]}
+    return {"input" if endpoint == EMBEDDINGS else "prompt": text}

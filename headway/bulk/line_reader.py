@@ -7,7 +7,6 @@ from contextlib import aclosing
 
 from headway.bulk.folder import BulkFolder
 
-
 _BOM = b"\xef\xbb\xbf"
 """Mark that some editors put before the first line of UTF-8."""
 

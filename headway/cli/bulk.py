@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
@@ -29,6 +29,8 @@ WITHIN = 60.0
 """Seconds to wait for an answer."""
 EVERY = 1.0
 """Seconds between two looks at a job that is waited for."""
+AWAY = 90.0
+"""Seconds for which a service may be away while a job is waited for, as it restarts."""
 
 _PUBLIC = combined((
     option(
@@ -49,6 +51,19 @@ _PUBLIC = combined((
     trusting,
 ))  # fmt: skip
 _id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
+
+
+class Away(BulkError):
+    """The public port does not answer, or cannot for now.
+
+    Arguments:
+        why: what is known of it.
+        hint: what to do, if that does not pass.
+    """
+
+    def __init__(self, why: str, hint: str = "") -> None:
+        super().__init__(why + hint)
+        self.why = why
 
 
 class PublicPort:
@@ -75,7 +90,9 @@ class PublicPort:
         """Answer in JSON. Raises BulkError, as the methods below do."""
         content = None if body is None else msgspec.json.encode(body)
         with closing(self._connection()) as connection:
-            return msgspec.json.decode(self._response(connection, method, path, content, {}).read())
+            answer = self._response(connection, method, path, content, {})
+            with self._reaching():
+                return msgspec.json.decode(answer.read())
 
     def send(self, name: str, pieces: Iterator[bytes]) -> str:
         """Send a file piece by piece. Returns its id."""
@@ -104,17 +121,12 @@ class PublicPort:
     def _response(
         self, connection: HTTPConnection, method: str, path: str, body: Any, fields: Mapping[str, str]
     ) -> HTTPResponse:
-        from http.client import HTTPException
-
-        try:
+        with self._reaching():
             connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._header, **fields})
             answer = connection.getresponse()
-        except (OSError, HTTPException) as exc:
-            why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-            raise BulkError(f"{self._url} does not answer: {why}. Name the service's public port with --url.") from None
-        if answer.status < 400:
-            return answer
-        content = answer.read()
+            if answer.status < 400:
+                return answer
+            content = answer.read()
         try:
             said = msgspec.json.decode(content)["error"]["message"]
         except (msgspec.MsgspecError, KeyError, TypeError):
@@ -124,7 +136,20 @@ class PublicPort:
             hint = ". Are there bulk jobs in this service (--bulk-dir)?"
         from headway.runtime.log import escape
 
-        raise BulkError(f"{self._url}: {escape(str(said))}{hint} ({answer.status})")
+        kind = Away if answer.status >= 500 else BulkError
+        raise kind(f"{self._url}: {escape(str(said))}{hint} ({answer.status})")
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raise Away for what goes wrong on the way."""
+        from http.client import HTTPException
+
+        try:
+            yield
+        except (OSError, HTTPException) as exc:
+            why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+            hint = ". Name the service's public port with --url."
+            raise Away(f"{self._url} does not answer: {why}", hint) from None
 
 
 def with_public(function: Callable[..., None]) -> Callable[..., None]:
@@ -179,14 +204,15 @@ def submit(
         raise BulkError(f"{file}: {exc.strerror or exc}") from None
     asked = {"input_file_id": id, "endpoint": endpoint, "completion_window": window}
     job = port.ask("POST", "/v1/batches", asked)
-    if not wait:
-        click.echo(pretty(job) if json else job["id"])
-        return
-    click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
-    job = _wait(port, job)
-    click.echo(pretty(job) if json else job["id"])
-    click.echo(_line(job), err=True)
-    if job["status"] != "completed":
+    if not json:
+        click.echo(job["id"])  # At once, so that a caller has it whatever becomes of this command.
+    if wait:
+        click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
+        job = _wait(port, job)
+        click.echo(_line(job), err=True)
+    if json:
+        click.echo(pretty(job))
+    if wait and job["status"] != "completed":
         raise click.exceptions.Exit(1)
 
 
@@ -231,6 +257,8 @@ def fetch(port: PublicPort, id: str, out: Path | None, errors: bool) -> None:
     job = port.ask("GET", f"/v1/batches/{id}")
     name = "errors" if errors else "answers"
     file = job["error_file_id" if errors else "output_file_id"]
+    if file is None and job["status"] not in ENDED:
+        raise BulkError(f"{_line(job)} has not ended; wait for it with headway bulk status {id} --wait")
     if file is None:
         raise BulkError(f"{id} has no {name}: {_line(job)}")
     try:
@@ -271,13 +299,31 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
         told, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
     ) as shown:
         bar = shown.add_task(job["status"], total=None)
+        say = functools.partial(shown.console.print, markup=False, highlight=False, soft_wrap=True)
         while job["status"] not in ENDED:
             time.sleep(EVERY)
-            job = port.ask("GET", f"/v1/batches/{job['id']}")
+            job = _look(port, job["id"], say)
             counts = job["request_counts"]
             done = counts["completed"] + counts["failed"]
             shown.update(bar, description=_stands(job), total=counts["total"] or None, completed=done)
     return job
+
+
+def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """Job as it is now, also of a service that is away for a while."""
+    until = 0.0
+    while True:
+        try:
+            return dict(port.ask("GET", f"/v1/batches/{id}"))
+        except Away as exc:
+            now = time.monotonic()
+            if not until:
+                until = now + AWAY
+                say(f"{exc.why}; trying again for {AWAY:.0f} seconds")
+            elif now >= until:
+                then = f"the job goes on when its service does; look with headway bulk status {id} --wait"
+                raise BulkError(f"{exc.why}; {then}") from None
+            time.sleep(EVERY)
 
 
 def _stands(job: dict[str, Any]) -> str:

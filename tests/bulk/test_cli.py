@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from headway.app.background import BackgroundService
+from headway.cli import bulk
 from headway.config import Settings
+from headway.errors import HeadwayError
 from headway.http.server.listener import Listener
 from headway.model import Role
 from tests.bulk import test_http
@@ -30,6 +35,7 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         told = capsys.readouterr()
         id = told.out.strip()
         assert id.startswith("batch_") and "2 of 2 lines done, 0 failed" in told.err
+        assert told.out == f"{id}\n"
         out = tmp_path / "answers.jsonl"
         assert code_of(["bulk", "fetch", id, "--out", str(out)]) == 0
         answers = {one["custom_id"]: one["response"]["body"] for one in map(json.loads, out.read_text().splitlines())}
@@ -53,3 +59,74 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         assert "does not answer" in capsys.readouterr().err
     finally:
         service.stop(drain=False)
+
+
+JOB = {
+    "id": "batch_1",
+    "status": "in_progress",
+    "errors": None,
+    "request_counts": {"total": 2, "completed": 1, "failed": 0},
+    "output_file_id": None,
+    "error_file_id": None,
+}
+
+
+class RestartedPort(bulk.PublicPort):
+    """Port that is away at some looks at a job, which has ended at the last look."""
+
+    def __init__(self, *answers: HeadwayError | dict[str, Any]) -> None:
+        super().__init__("http://127.0.0.1:9", "", "", "", "")
+        self.answers = list(answers)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        if path == "/v1/batches" and method == "POST":
+            return JOB
+        answer = self.answers.pop(0)
+        if isinstance(answer, HeadwayError):
+            raise answer
+        return answer
+
+    def send(self, name: str, pieces: Iterator[bytes]) -> str:
+        return "file-1"
+
+
+def submitted(port: RestartedPort, path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of `submit --wait` to a port, on a clock that moves as it sleeps."""
+    now = [100.0]
+    monkeypatch.setattr("headway.cli.bulk.PublicPort", lambda *known: port)
+    monkeypatch.setattr(
+        "headway.cli.bulk.time",
+        SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds)),
+    )
+    (path / "lines.txt").write_text("hello")
+    return code_of(["bulk", "submit", str(path / "lines.txt"), "--wait"])
+
+
+def test_a_job_is_waited_for_while_its_service_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = [bulk.Away("URL does not answer: refused", ". Name it")] * 60
+    port = RestartedPort(JOB, *away, JOB, *away, {**JOB, "status": "completed"})
+    assert submitted(port, tmp_path, monkeypatch) == 0
+    told = capsys.readouterr()
+    assert told.out == "batch_1\n"
+    assert told.err.count("URL does not answer: refused; trying again") == 2
+
+
+def test_a_job_whose_service_stays_away_is_known_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = RestartedPort(*[bulk.Away("URL: draining (503)")] * 1000)
+    assert submitted(port, tmp_path, monkeypatch) == 1
+    told = capsys.readouterr()
+    assert told.out == "batch_1\n"
+    assert "the job goes on" in told.err and "headway bulk status batch_1 --wait" in told.err
+    assert 60 <= 1000 - len(port.answers) <= 120
+
+
+def test_the_answers_of_a_job_that_runs_are_to_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headway.cli.bulk.PublicPort", lambda *known: RestartedPort(JOB))
+    assert code_of(["bulk", "fetch", "batch_1"]) == 1
+    assert "headway bulk status batch_1 --wait" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_the_route_that_is_named_goes_before_that_of_the_first_request() -> None
 
 @pytest.mark.parametrize("texts", [False, True])
 def test_a_mark_before_the_first_line_is_no_part_of_it(texts: bool) -> None:
-    route, body = sent(b"\xef\xbb\xbf" + REQUEST, texts=texts)
+    _, body = sent(b"\xef\xbb\xbf" + REQUEST, texts=texts)
     if not texts:
         assert body == REQUEST
     else:

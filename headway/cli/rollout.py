@@ -80,7 +80,7 @@ def promote(port: Admin, model: str, json: bool) -> None:
 @with_admin
 @as_json
 def abort(port: Admin, model: str, json: bool) -> None:
-    """Give the new version no more requests, and the one beside it all of them, whatever has become of its rollout."""
+    """Give the new version no more requests, and the others what they had, whatever has become of its rollout."""
     _show([port.post(f"/internal/rollouts/abort?{urlencode({'model': model})}")], json)
 
 

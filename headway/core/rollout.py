@@ -31,6 +31,8 @@ TESTS = (FAILURES, P95)
 MOST_STEPS = 20
 LONGEST_STEP = 7 * 86400.0
 """Seconds of the longest step."""
+MOST_KEPT = 64
+"""Versions that a record keeps of earlier rollouts: the one promoted last, and those that lost last."""
 SLOWER = 0.25
 """Part by which the new version's P95 may be above that of the other, unless the rollout says another."""
 MOST_SLOWER = 10.0
@@ -82,8 +84,8 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
     _check_plan(plan)
     there = _versions(plan.model, workers)
     _check_served(plan.model, plan.version, there)
-    lost = set() if last is None else {last.beside if last.state is RolloutState.PROMOTED else last.version}
-    others = sorted(there - {plan.version} - (lost if not plan.beside else set()))
+    left = {} if last is None else left_by(last)
+    others = sorted(version for version in there - {plan.version} if left.get(version) != 0.0)
     if plan.beside:
         _check_served(plan.model, plan.beside, there)
         others = [plan.beside]
@@ -92,7 +94,19 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
         raise NoRollout(
             f"{found} served beside version {plan.version} of {plan.model!r}; name the one to compare with as `beside`"
         )
-    return replace(plan, beside=others[0], revision=1 if last is None else last.revision + 1)
+    held = {version: weight for version, weight in left.items() if not weight or version in there}
+    before = _before(held, plan.version, others[0])
+    return replace(plan, beside=others[0], before=before, revision=1 if last is None else last.revision + 1)
+
+
+def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
+    """Weights that a rollout which begins keeps of those that are left."""
+    kept = {one: weight for one, weight in left.items() if one != version}
+    if not any(kept.values()) and (left.get(version) or beside in kept):
+        kept[beside] = 100.0  # It has to serve if the version loses: of no other one is known that it does well.
+    while len(kept) > MOST_KEPT:
+        del kept[next(one for one, weight in kept.items() if not weight)]
+    return kept
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
@@ -148,19 +162,32 @@ def _check_plan(plan: Rollout) -> None:
         raise NoRollout(f"slower {plan.slower:g} is not between 0 and {MOST_SLOWER:g}")
 
 
-def weights_of(rollout: Rollout | None, configured: Weights) -> Weights:
-    """Weights that hold for a model's versions. Once it has ended, a rollout only takes those that lost out.
+def left_by(rollout: Rollout) -> dict[str, float]:
+    """Weights that a rollout leaves, ended as its state says: 100 for the version promoted last, 0 for those that lost."""
+    if rollout.state is RolloutState.PROMOTED:
+        return {**dict.fromkeys(rollout.before, 0.0), rollout.beside: 0.0, rollout.version: 100.0}
+    return {**rollout.before, rollout.version: 0.0}
+
+
+def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
+    """Weights that hold for a model's versions.
+
+    Those of the settings hold until a version is promoted, and where that has no worker, but for versions that have lost.
 
     Arguments:
         rollout: last rollout of the model; None: there was none.
         configured: weights that the settings say.
+        there: versions that have a worker.
     """
     if rollout is None:
         return configured
+    left = left_by(rollout)
+    lost = {version: 0.0 for version, weight in left.items() if not weight}
     if rollout.running:
-        return {rollout.beside: 100.0 - rollout.percent, rollout.version: rollout.percent}
-    promoted = rollout.state is RolloutState.PROMOTED
-    return {**configured, rollout.beside if promoted else rollout.version: 0.0}
+        return {**lost, rollout.beside: 100.0 - rollout.percent, rollout.version: rollout.percent}
+    if any(weight and version in there for version, weight in left.items()):
+        return left
+    return {**configured, **lost}
 
 
 def bucket_of(seconds: float) -> int:

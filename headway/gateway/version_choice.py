@@ -52,6 +52,7 @@ class VersionChoice:
         """Take note of the model's workers. While there is none, what was known of them holds."""
         self._workers = workers = workers or self._workers
         self._note_lost(workers)
+        self.weights = self._weights()
         versions = versions_of(workers, self.weights)
         if versions is not None:
             self.any, self._versions = False, versions
@@ -91,12 +92,13 @@ class VersionChoice:
     def roll(self, rollout: Rollout | None) -> bool:
         """Go by a rollout from now on; whether that has changed the weights."""
         self.rollout = rollout
-        weights = weights_of(rollout, self._configured)
-        if weights == self.weights:
+        if self._weights() == self.weights:
             return False
-        self.weights = weights
         self.learn(self._workers)
         return True
+
+    def _weights(self) -> Weights:
+        return weights_of(self.rollout, self._configured, self._there)
 
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
         """Version in whose queue a request waits; empty: any.

@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutState(enum.Enum):
-    """State of a rollout. All but the first are its ends; the version that has lost gets no requests then."""
+    """State of a rollout. All but the first are its ends; the version that has lost gets no requests from then on."""
 
     RUNNING = "running"
     PROMOTED = "promoted"
@@ -84,6 +84,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it ended, in words; empty while it runs.
         revision: number of changes of this record.
         evidence: evidence of this step.
+        before: weights that earlier rollouts have left: 100 for the version promoted last, 0 for those that have lost.
     """
 
     model: str
@@ -99,6 +100,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     revision: int = 1
     evidence: Evidence = Evidence()
+    before: dict[str, float] = {}
 
     @property
     def running(self) -> bool:

@@ -290,7 +290,7 @@ async def test_a_rollout_is_kept_whole_and_changed_only_by_who_knows_the_last_re
     evidence = Evidence(new, VersionCounts(700), (0.5, -1.0), (), Block(), Block(0.5, new), (0.1, 3))
     plan = Rollout(
         model="m", version="4", beside="3", steps=(1.0, 100.0), every=60.0, rollback_on=("p95",), slower=0.25,
-        step=1, waited=7.5, evidence=evidence,
+        step=1, waited=7.5, evidence=evidence, before={"2": 0.0, "3": 100.0},
     )  # fmt: skip
     assert await harness.fleet.keep_rollout(plan)
     assert await harness.fleet_peer.keep_rollout(msgspec.structs.replace(plan, model="n", revision=9)), "none was there"

@@ -9,11 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headway.core.rollout import (
     LATENCIES_BLOCK,
+    MOST_KEPT,
     NoRollout,
     Unknown,
     begun,
@@ -23,8 +27,9 @@ from headway.core.rollout import (
     watched,
     weights_of,
 )
+from headway.core.versions import Versions
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerStatus
-from tests.core.test_versions import worker
+from tests.core.test_versions import drawn, worker
 
 PLAN = Rollout(
     model="m",
@@ -160,17 +165,92 @@ def test_a_step_lasts_its_time_and_until_the_new_version_has_had_a_request() -> 
     assert ended(replace(PLAN, steps=(1.0, 50.0)), [(60.0, 1), (60.0, 1), (600.0, 1)])[-1] == (1, running)
 
 
-def test_weights_follow_the_step_and_an_end_only_takes_out_what_has_lost() -> None:
+def test_weights_follow_the_step_and_an_end_takes_out_what_has_lost() -> None:
     configured = {"2": 10.0, "3": 80.0, "4": 10.0}
     end = partial(replace, PLAN, reason="")
-    assert weights_of(None, configured) == configured
-    assert weights_of(replace(PLAN, step=1), configured) == {"3": 90.0, "4": 10.0}
-    assert weights_of(end(state=RolloutState.PROMOTED), configured) == {"2": 10.0, "3": 0.0, "4": 10.0}
-    assert (
-        weights_of(end(state=RolloutState.ROLLED_BACK), {})
-        == weights_of(end(state=RolloutState.ABORTED), {})
-        == {"4": 0.0}
-    )
+    assert weights_of(None, configured, "234") == configured
+    assert weights_of(replace(PLAN, step=1), configured, "234") == {"3": 90.0, "4": 10.0}
+    promoted = end(state=RolloutState.PROMOTED)
+    assert weights_of(promoted, configured, "234") == {"3": 0.0, "4": 100.0}
+    assert weights_of(promoted, configured, "23") == {"2": 10.0, "3": 0.0, "4": 10.0}, "its workers have left"
+    for state in (RolloutState.ROLLED_BACK, RolloutState.ABORTED):
+        assert weights_of(end(state=state), {}, "34") == {"4": 0.0}
+        assert weights_of(end(state=state), configured, "34") == {"2": 10.0, "3": 80.0, "4": 0.0}
+
+
+def test_a_record_without_what_earlier_rollouts_have_left_is_read() -> None:
+    told = msgspec.to_builtins(replace(PLAN, state=RolloutState.ROLLED_BACK))
+    del told["before"]
+    last = msgspec.convert(told, Rollout)
+    assert last == replace(PLAN, state=RolloutState.ROLLED_BACK)
+    assert begun(replace(PLAN, version="2"), [*WORKERS, worker("2")], last).before == {"4": 0.0}
+
+
+def test_a_loser_that_a_rollout_names_beside_its_version_serves_if_that_loses_and_nobody_else_is_left() -> None:
+    last = replace(PLAN, state=RolloutState.PROMOTED)
+    workers = [worker("2"), worker("3")]
+    after = begun(replace(PLAN, version="2"), workers, last)
+    assert after.before == {"3": 100.0}, "the one that was promoted has left"
+    assert begun(replace(PLAN, version="2"), [*workers, worker("4")], last).before == {"4": 100.0, "3": 0.0}
+    assert weights_of(replace(after, state=RolloutState.ABORTED), {"2": 1.0}, "23") == {"3": 100.0, "2": 0.0}
+
+
+def test_a_record_keeps_the_newest_losers_and_the_version_promoted_last() -> None:
+    first = decided(begun(replace(PLAN, version="3", beside="4"), WORKERS, None), RolloutState.PROMOTED, "m", WORKERS)
+    last, names = first, [f"n{number}" for number in range(2 * MOST_KEPT)]
+    for name in names:
+        last = begun(replace(PLAN, version=name), [*WORKERS, worker(name)], last)
+        last = replace(last, state=RolloutState.ABORTED)
+    assert last.before == {"3": 100.0} | dict.fromkeys(names[-MOST_KEPT:-1], 0.0)
+
+
+ORDERS = st.one_of(
+    st.permutations("1234").map(lambda names: ("start", names[0], names[1])),
+    st.sampled_from([("step", "", ""), ("roll back", "", ""), ("promote", "", ""), ("abort", "", "")]),
+)
+FILES = st.sampled_from([{}, {"1": 100.0}, {"1": 80.0, "2": 20.0}, {"1": 0.0, "3": 50.0, "4": 50.0}])
+
+
+@given(FILES, st.lists(ORDERS, max_size=12))
+def test_after_any_orders_a_loser_gets_nothing_until_somebody_starts_or_promotes_it(
+    configured: dict[str, float], orders: list[tuple[str, str, str]]
+) -> None:
+    workers, last, losers = [worker(version) for version in "1234"], None, set[str]()
+    had, has = Counter[str](), shares(None, configured)
+    for order, version, beside in orders:
+        if order == "start":
+            if last is not None and last.running:
+                continue
+            last = begun(replace(PLAN, version=version, beside=beside), workers, last)
+            losers, had = losers - {version, beside}, has
+        elif last is None or (order in ("step", "roll back") and not last.running):
+            continue
+        elif order == "step":
+            last = watched(last, 60.0, VersionCounts(1), VersionCounts(1))
+        elif order == "roll back":
+            last = replace(last, state=RolloutState.ROLLED_BACK)
+        else:
+            last = decided(last, RolloutState.PROMOTED if order == "promote" else RolloutState.ABORTED, "m", workers)
+        if not last.running:
+            won, lost = last.version, last.beside
+            won, lost = (won, lost) if last.state is RolloutState.PROMOTED else (lost, won)
+            losers = (losers | {lost}) - {won}
+        has = shares(last, configured)
+        assert sum(has.values()) == 1000, "all are given to somebody"
+        assert not losers & has.keys()
+        assert not any(Versions({}, "1234", weights_of(last, configured, "1234")).takes(one) for one in losers)
+        if last.state is RolloutState.PROMOTED:
+            assert has == {last.version: 1000}
+        elif last.running:
+            assert has[last.version] == pytest.approx(10.0 * last.percent)
+            assert has.keys() <= {last.version, last.beside}
+        elif had == {last.beside: 1000}:
+            assert has == had, "it has what it had"
+
+
+def shares(rollout: Rollout | None, configured: dict[str, float]) -> Counter[str]:
+    """Versions of 1,000 requests that name none, where all four are there."""
+    return drawn(Versions(dict.fromkeys("1234", 1), "1234", weights_of(rollout, configured, "1234")), 1000)
 
 
 def test_latencies_lie_in_the_bucket_that_ends_above_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from msgspec.structs import replace
 
 from headway.brokers.memory.broker import MemoryBroker
@@ -13,7 +14,7 @@ from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.controller import LEADS_FOR, Controller
 from headway.controller.rollouts import KEEP_EVERY, RolloutLeader
 from headway.core.queue_limits import QueueLimits
-from headway.core.rollout import decided
+from headway.core.rollout import begun, decided
 from headway.errors import WorkerCrashed
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import READ_CAPACITY_EVERY, CapacityWatcher
@@ -177,3 +178,51 @@ async def test_a_gateway_goes_by_the_published_rollout_and_counts_while_one_is_u
         await publish(replace(PLAN, state=RolloutState.ROLLED_BACK))
         assert set(await it.versions(50)) == {"3"}
         assert not gateway.rollout_counts.counts
+
+
+@pytest.mark.parametrize("first", [RolloutState.ROLLED_BACK, RolloutState.ABORTED])
+async def test_a_promoted_version_has_all_requests_and_earlier_losers_none_whatever_the_file_says_and_whoever_leads(
+    clock: Clock, first: RolloutState
+) -> None:
+    fleet = MemoryFleet(clock)
+    async with Versions(clock, "1", "2", "3", version_weights="1=100") as it:
+        CapacityWatcher(it.gateway, fleet, clock, Pace(clock)).start(it.supervisor)
+
+        async def answered(rollout: Rollout) -> Counter[str]:
+            assert await fleet.keep_rollout(rollout)
+            leader = RolloutLeader(fleet, Counters(), clock)
+            found = await leader.look(await fleet.rollouts(), [])
+            await fleet.publish(
+                Capacity(
+                    model="m", healthy=3, degraded=0, items_per_second=0.0, usable_per_second=0.0, rollout=found["m"]
+                )
+            )
+            await asyncio.sleep(2 * READ_CAPACITY_EVERY)
+            return await it.versions(64)
+
+        workers = await it.broker.workers()
+
+        def started(version: str, beside: str) -> Rollout:
+            return begun(replace(PLAN, version=version, beside=beside, steps=(50.0, 100.0)), workers, last)
+
+        def ended(state: RolloutState) -> Rollout:
+            return decided(last, state, "m", workers)
+
+        last: Rollout | None = None
+        last = started("2", "1")
+        assert (await answered(last)).keys() == {"1", "2"}
+        last = ended(first)
+        assert await answered(last) == {"1": 64}
+        last = started("3", "1")
+        assert (await answered(last)).keys() == {"1", "3"}
+        last = ended(RolloutState.PROMOTED)
+        assert await answered(last) == {"3": 64}
+        last = started("2", "3")
+        assert (await answered(last)).keys() == {"2", "3"}
+        last = ended(RolloutState.ABORTED)
+        assert await answered(last) == {"3": 64}
+        last = ended(RolloutState.PROMOTED)
+        assert await answered(last) == {"2": 64}
+        await it.pools["2"].wind_down()
+        await it.look()
+        assert (await it.versions(64)).keys() == {"1", "3"}, "where only losers are left they serve"

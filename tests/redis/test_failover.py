@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
 from headway.brokers.redis import failover
 from headway.brokers.redis.clients import nodes
-from headway.errors import FailoverAborted
+from headway.errors import FailoverAborted, SettingError
 from tests.e2e.client import wait_until
 from tests.redis.stand import real
 from tests.servers.cluster import ClusterSetup
@@ -161,3 +163,70 @@ async def test_the_primaries_of_a_host_or_of_all_hand_over_in_a_cluster(tmp_path
         why, said = await refused(setup.url)
         assert "has no replica that is connected and in sync" in why
         assert not said
+
+
+@real
+async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_heeded_after_it(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SentinelSetup(kind, tmp_path) as setup:
+        primary, replica = setup.primary, setup.replica
+        said: list[str] = []
+
+        def say(text: str) -> None:
+            said.append(text)
+            if text == "writes are paused":
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(FailoverAborted, match=r"^ended by SIGINT; the pause is lifted"):
+            await failover.fail_over(nodes(setup.url, 2.0), 5.0, say)
+        assert said[-1] == "writes are paused"
+        assert writes(primary)
+        assert setup.primary is primary
+        taken_over = failover._taken_over
+
+        async def told_to_end(*asked: object) -> object:
+            signal.raise_signal(signal.SIGTERM)
+            return await taken_over(*asked)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(failover, "_taken_over", told_to_end)
+        await failover.fail_over(nodes(setup.url, 2.0), 10.0, said.append)
+        assert "SIGTERM: the takeover was asked for, and is finished first" in said
+        assert said[-1].endswith("is its replica, and takes no writes")
+        assert setup.primary is replica
+        assert primary.command("ROLE")[0] == b"slave"
+
+
+@real
+async def test_a_server_that_refuses_the_user_or_is_not_there_is_named_with_the_mend(
+    pair: tuple[RedisServer, RedisServer], kind: str
+) -> None:
+    at = f"{LOOPBACK}:{pair[0].port}"
+    why, _ = await refused(f"redis://nobody:wrong@{at}")
+    assert why.startswith(f"{at} refuses the user or the password")
+    assert why.endswith(
+        "; nothing was begun; give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
+    )
+    for url, begin in {
+        f"redis://{LOOPBACK}:1": f"{LOOPBACK}:1 does not answer as it should: ",
+        f"redis+sentinel://{LOOPBACK}:1/x": f"no Sentinel answers at {LOOPBACK}:1: ",
+    }.items():
+        why, _ = await refused(url)
+        assert why.startswith(begin)
+        assert why.endswith("; nothing was begun; check HEADWAY_BROKER or --broker, and that this host reaches it")
+
+
+@pytest.mark.parametrize(
+    ("url", "how", "said"),
+    [
+        ("redis+sentinel://h:1/x", {"to": "h:2"}, "--to = 'h:2': is for one server; Sentinels choose the replica"),
+        ("redis+sentinel://h:1/x", {"only": "h"}, "--only = 'h': is for a cluster"),
+        ("redis://h:1", {"only": "h"}, "--only = 'h': is for a cluster"),
+        ("redis+cluster://h:1", {"to": "h:2"}, "--to = 'h:2': is for one server; a cluster has a primary for each part"),
+        *(("redis://h:1", {"within": one}, f"--within = {one}: must be") for one in (0.0, -5.0, float("nan"), float("inf"))),
+    ],
+)  # fmt: skip
+async def test_an_option_that_does_not_apply_is_refused(kind: str, url: str, how: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingError) as error:
+        await failover.fail_over(nodes(url, 2.0), **{"within": 5.0, "say": print, **how})
+    assert str(error.value).startswith(said)

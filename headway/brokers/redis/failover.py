@@ -7,24 +7,28 @@
 The pause lasts PAUSE seconds and is renewed meanwhile, so that it ends by itself where this program does. It is not lifted
 while the old primary would take writes that nobody would find again: until it has been made a replica. One server
 alone (FAILOVER) and a cluster (CLUSTER FAILOVER) pause, wait and lift by themselves; here are their guards.
+
+A signal to end is heeded where it does no harm: before a takeover is asked for, which lifts the pause, and after it is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import math
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Any
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from headway.brokers.redis.clients import Nodes
 from headway.brokers.redis.link import Address
-from headway.errors import FailoverAborted
+from headway.errors import FailoverAborted, SettingError
 from headway.runtime.race import end
 
 PAUSE = 5.0
@@ -34,6 +38,13 @@ LOOK_EVERY = 0.02
 """Seconds between two looks at what is waited for."""
 MOST_LAG = 10
 """Seconds since its last word from which on a replica is not in sync; it says one each second."""
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+NOTHING = "nothing was begun"
+LIFTED = f"the pause is lifted, or ends by itself after {PAUSE:g} s, and the primary goes on"
+ASKED = "a takeover was asked for: look at ROLE of the servers before you go on"
+_LOGIN = "give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
+_REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
@@ -48,27 +59,81 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
 
     Raises:
         FailoverAborted: a guard has failed, or it was given up; says why, and that writes go on.
+        SettingError: an option cannot be, or does not apply to such servers.
     """
+    _check(nodes.kind, within, to, only)
+    servers = _Servers(nodes)
     try:
-        async with _Servers(nodes) as servers:
-            if nodes.kind == "cluster":
-                await _of_cluster(servers, within, say, only)
-            elif nodes.kind == "sentinel":
-                await _of_sentinels(servers, within, say)
-            else:
-                await _of_one(servers, within, say, to)
+        async with servers:
+            with _told_to_end(servers, say):
+                await _of_kind(servers, within, say, to, only)
+    except AuthenticationError as exc:
+        at = servers.last
+        raise FailoverAborted(f"{at} refuses the user or the password: {exc}; {servers.so_far}; {_LOGIN}") from None
     except NoPermissionError as exc:
-        hint = "give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
-        raise FailoverAborted(f"the user of the URL may not do this: {exc}; {hint}") from None
+        raise FailoverAborted(
+            f"the user of the URL may not do this at {servers.last}: {exc}; {servers.so_far}; {_LOGIN}"
+        ) from None
     except (RedisError, OSError) as exc:
-        raise FailoverAborted(f"a server does not answer as it should: {exc}") from exc
+        at = servers.last
+        raise FailoverAborted(f"{at} does not answer as it should: {exc}; {servers.so_far}; {_REACH}") from exc
+
+
+def _check(kind: str, within: float, to: str, only: str) -> None:
+    if not (0 < within < math.inf):
+        raise SettingError("--within", within, "must be a number of seconds above 0", "Write some, such as 10.")
+    if to and kind == "sentinel":
+        hint = "Leave it out; `replica-priority 0` keeps a replica from being chosen."
+        raise SettingError("--to", to, "is for one server; Sentinels choose the replica themselves", hint)
+    if to and kind == "cluster":
+        hint = "Leave it out; --only HOST says which primaries hand over."
+        raise SettingError("--to", to, "is for one server; a cluster has a primary for each part", hint)
+    if only and kind != "cluster":
+        raise SettingError("--only", only, "is for a cluster, and this URL is of none", "Leave it out.")
+
+
+async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None], to: str, only: str) -> None:
+    if servers.nodes.kind == "cluster":
+        await _of_cluster(servers, within, say, only)
+    elif servers.nodes.kind == "sentinel":
+        await _of_sentinels(servers, within, say)
+    else:
+        await _of_one(servers, within, say, to)
+
+
+@contextmanager
+def _told_to_end(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
+    """Note signals to end, in the place of ending at once."""
+    loop = asyncio.get_running_loop()
+
+    def heard(number: signal.Signals) -> None:
+        servers.signal = number.name
+        if servers.so_far == ASKED:
+            with contextlib.suppress(OSError):  # As when the terminal is gone.
+                say(f"{number.name}: the takeover was asked for, and is finished first")
+
+    for number in ENDING:
+        loop.add_signal_handler(number, heard, number)
+    try:
+        yield
+    finally:
+        for number in ENDING:
+            loop.remove_signal_handler(number)
 
 
 class _Servers:
-    """Clients of the servers, made once they are asked for."""
+    """Clients of the servers, made once they are asked for.
+
+    Attributes:
+        nodes: the servers.
+        so_far: what was done, in words.
+        signal: name of the last signal to end; empty: none came.
+        last: address of the server that was asked last.
+    """
 
     def __init__(self, nodes: Nodes) -> None:
-        self.nodes = nodes
+        self.nodes, self.so_far, self.signal = nodes, NOTHING, ""
+        self.last = _shown(nodes.hosts[0])
         self._made: dict[tuple[Address, bool], Redis] = {}
 
     async def __aenter__(self) -> _Servers:
@@ -80,10 +145,16 @@ class _Servers:
 
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
         """Answer of a server, or of a Sentinel."""
+        self.last = _shown(address)
         make = self.nodes.sentinel if sentinel else self.nodes.server
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
         return await self._made[address, sentinel].execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def heed(self) -> None:
+        """Raise FailoverAborted where a signal to end has come."""
+        if self.signal:
+            raise FailoverAborted(f"ended by {self.signal}; {self.so_far}")
 
     async def replication(self, address: Address) -> Mapping[str, Any]:
         """Section of INFO on the replication of a server."""
@@ -96,7 +167,8 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
     replicas = await _in_sync(servers, primary)
     chosen = _chosen(replicas, to)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
-    begun = monotonic()
+    servers.heed()
+    begun, servers.so_far = monotonic(), ASKED
     await servers.ask(primary, "FAILOVER", "TO", *chosen, "TIMEOUT", round(within * 1000))
     say("writes are paused")
 
@@ -122,23 +194,27 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", service, sentinel=True)  # It raises where too few are there.
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    servers.heed()
+    servers.so_far = LIFTED
     async with _paused(servers, primary) as pause:
         begun = monotonic()
         say("writes are paused")
         await _caught_up(servers, primary, replicas, within)
         say(f"the replicas have caught up after {monotonic() - begun:.2f} s")
+        servers.heed()
         await servers.ask(sentinel, "SENTINEL", "FAILOVER", service, sentinel=True)
-        pause.lifts = False
+        pause.lifts, servers.so_far = False, ASKED
         try:
             taken = await _taken_over(servers, sentinel, primary, within)
         except FailoverAborted:
             pause.lifts = True
             raise
-        say(f"{_shown(taken)} is the primary since {monotonic() - begun:.2f} s after the pause began")
+        took = monotonic() - begun
         # Until it is told, it would take writes that nobody finds again. Sentinels tell it, too, though not while the pause
         # holds up what they publish there.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
+    say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began")
     say(f"{_shown(primary)} is its replica, and takes no writes")
 
 
@@ -169,8 +245,9 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     if not primaries:
         raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
-    for primary, replica in plan:
-        begun = monotonic()
+    for number, (primary, replica) in enumerate(plan):
+        servers.heed()
+        begun, servers.so_far = monotonic(), ASKED
         await servers.ask(replica, "CLUSTER", "FAILOVER")
 
         async def done(primary: Address = primary, replica: Address = replica) -> bool:
@@ -184,6 +261,7 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
         say(
             f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {monotonic() - begun:.2f} s after it was asked"
         )
+        servers.so_far = f"{number + 1} of {len(plan)} primaries have handed over, and the others go on"
 
 
 async def _primaries(servers: _Servers, seed: Address) -> list[Address]:
@@ -268,6 +346,7 @@ async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Addr
     written = int((await servers.replication(primary))["master_repl_offset"])
 
     async def all_have() -> bool:
+        servers.heed()
         offsets = [int((await servers.replication(one))["slave_repl_offset"]) for one in replicas]
         return min(offsets) >= written
 
@@ -284,7 +363,9 @@ async def _a_sentinel(servers: _Servers) -> Address:
             return one
         except (RedisError, OSError) as exc:
             error = exc
-    raise FailoverAborted(f"no Sentinel answers: {error}; nothing was begun")
+    at = ", ".join(map(_shown, servers.nodes.hosts))
+    mend = _LOGIN if isinstance(error, AuthenticationError) else _REACH
+    raise FailoverAborted(f"no Sentinel answers at {at}: {error}; {NOTHING}; {mend}")
 
 
 async def _primary_of(servers: _Servers, sentinel: Address) -> Address:

@@ -306,7 +306,7 @@ class _Wiring:
             needs_own=self.parts.needs_own_workers,
             starting=self._starting,
             expected=self.expected,
-            at_zero=(lambda: bool(gateway.served.at_zero)) if gateway is not None else (lambda: not self.made.slots),
+            at_zero=(lambda: gateway.served.wakes) if gateway is not None else (lambda: not self.made.slots),
             clock=self.clock,
         )
 

@@ -192,7 +192,15 @@ class Autoscaler:
         lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
         failed = failed_starts(own)
         measured = ModelState(
-            found.healthy, queue, rate, found.items_per_second, batch_cost(load), running, round(loaded, 3), lines, *failed
+            found.healthy,
+            queue,
+            rate,
+            found.items_per_second,
+            batch_cost(load),
+            running,
+            round(loaded, 3),
+            lines,
+            *failed,
         )
         decision = scaler.decide(measured, now)
         configured = self._limits(model)

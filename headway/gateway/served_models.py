@@ -58,6 +58,7 @@ class ServedModels(dict[str, ServedModel]):
         at_zero: models without a worker, as nobody asked for them, with the seconds until one serves that is started now.
         unready: models of either kind, at zero or failed.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
+        failing: models whose workers all start, of which one has failed to.
         in_doubt: whether other models and versions may be served, too, of which this process has not heard.
         traces: traces of the requests; None where none are recorded.
     """
@@ -82,6 +83,7 @@ class ServedModels(dict[str, ServedModel]):
         self._ready: Collection[str] = ()
         """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
         self.failed: dict[str, float] = {}
+        self.failing: Collection[str] = frozenset()
         self.at_zero: Mapping[str, float] = {}
         self.unready: Collection[str] = ()
         self._starts: Mapping[str, float] = {}
@@ -122,7 +124,7 @@ class ServedModels(dict[str, ServedModel]):
         of_each = defaultdict[str, list[WorkerInfo]](list)
         for worker in workers:
             of_each[worker.model].append(worker)
-        self.failed, self._loads = _failed(workers), _loads(workers)
+        self.failed, self._loads, self.failing = _failed(workers), _loads(workers), _failing(workers)
         for model, one in self.items():
             one.learn(of_each[model])
             (self.unchecked.discard if one.takes in _CHECKED else self.unchecked.add)(model)
@@ -150,7 +152,7 @@ class ServedModels(dict[str, ServedModel]):
 
         Not looked at where there is one model.
         """
-        return len(self.models) == 1 or model in self._ready or model in self.at_zero
+        return len(self.models) == 1 or model in self._ready or (model in self.at_zero and model not in self.failing)
 
     def not_loaded(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
@@ -164,12 +166,21 @@ class ServedModels(dict[str, ServedModel]):
     def not_started(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose model is at zero, if no worker is up in the time that the entry may wait; see `not_loaded`."""
         rest = self.at_zero.get(entry.model, 0.0)
-        return None if entry.dedup_keys or rest <= HELD_SHARE * entry.timeout else failures.at_zero(entry.model, rest)
+        return None if entry.dedup_keys or rest <= HELD_SHARE * entry.timeout else self._no_worker(entry.model, rest)
 
     def still_at_zero(self, entry: Entry) -> Failure | None:
         """Failure of an entry whose time is over before its model has a worker; None where it has one."""
         rest = self.at_zero.get(entry.model)
-        return None if rest is None else failures.at_zero(entry.model, max(rest, 1.0))
+        return None if rest is None else self._no_worker(entry.model, max(rest, 1.0))
+
+    def _no_worker(self, model: str, rest: float) -> Failure:
+        """Failure because a model at zero has a worker in so many seconds at the soonest."""
+        return failures.not_loaded(model, rest) if model in self.failing else failures.at_zero(model, rest)
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a model is at zero, and its start is not known to fail."""
+        return any(model not in self.failing for model in self.at_zero)
 
     def in_time(self, model: str, failure: Failure) -> Failure:
         """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
@@ -345,6 +356,13 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     return {model: rest for model, rest in rests.items() if model not in others}
 
 
+def _failing(workers: Iterable[WorkerInfo]) -> Collection[str]:
+    """Models whose workers all start, of which one has failed to."""
+    workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
+    others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
+    return {worker.model for worker in workers if worker.start_failed} - others
+
+
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     """Models that are loaded nowhere, with the least seconds that are left of a load, or that a new one takes, where GPUs tell it."""
     rests: dict[str, float] = {}
@@ -353,7 +371,7 @@ def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
         if worker.status in _WARM:
             warm.add(worker.model)
         elif worker.status in _ON_DEMAND and worker.load_seconds:
-            rest = max(worker.load_seconds - worker.loading, 0.0)
+            rest = worker.retry_in + max(worker.load_seconds - worker.loading, 0.0)
             rests[worker.model] = min(rests.get(worker.model, rest), rest)
     return {model: rest for model, rest in rests.items() if model not in warm}
 

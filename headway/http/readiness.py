@@ -62,7 +62,7 @@ class Readiness:
         starting: whether the process has not come up yet.
         told: is told of the workers at each look, so that a process that says that it is ready knows them.
         expected: healthy workers that the fleet should have; 0: nobody has said.
-        at_zero: whether there is a model without workers that gets one as soon as it is asked for.
+        at_zero: whether there is a model without workers that gets one as soon as it is asked for, as far as is known.
         clock: monotonic seconds.
     """
 
@@ -180,7 +180,8 @@ class Readiness:
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
-        checks: dict[str, Any] = {"workers": _healthy(counted), "draining": self.leaving()}
+        shown = "none, as nobody asks for one" if not counted and self.at_zero() else _healthy(counted)
+        checks: dict[str, Any] = {"workers": shown, "draining": self.leaving()}
         if self.expected:
             checks["expected_workers"] = self.expected
         failed = {worker.model: worker.reason for worker in counted if worker.status is WorkerStatus.FAILED}

@@ -44,7 +44,7 @@ class Zero(Stand):
         self.workers = WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock)
         self.gateway.woken = self._woken
         self.ready = Readiness(
-            self.broker, lambda: False, self.pool.slots, at_zero=lambda: bool(self.gateway.served.at_zero), clock=clock
+            self.broker, lambda: False, self.pool.slots, at_zero=lambda: self.gateway.served.wakes, clock=clock
         )
 
     def _member(self) -> ProcessInfo:
@@ -158,9 +158,34 @@ async def test_a_target_that_does_not_load_goes_back_to_zero_and_is_not_taken_fo
         assert (found.current, found.trouble, found.starts_in) == (1, "", 1.0)
 
 
+async def test_a_start_that_is_known_to_fail_holds_nobody_who_would_be_late_after_the_next_try(clock: Clock) -> None:
+    async with at_zero(clock, 1.0) as zero:
+        for backend in zero.backends:
+            backend.refuse_start = 1_000
+        for id in "abc":
+            held = await zero.ask(id, timeout=4.0)
+        [worker] = [one for one in await zero.broker.workers() if one.start_failed]
+        assert held.failure is not None
+        assert held.failure.retry_after is not None
+        assert held.failure.retry_after >= worker.retry_in > 3.0
+        began = clock()
+        refused = await zero.ask("d", timeout=4.0)
+        assert clock() - began < 0.1
+        assert refused.failure is not None
+        assert refused.failure.retry_after is not None
+        assert "did not load" in refused.failure.message
+        assert refused.failure.retry_after >= worker.retry_in > 3.0
+        assert (await zero.ready.look())[0] == "unavailable"
+        for backend in zero.backends:
+            backend.refuse_start = 0
+        await asyncio.sleep(refused.failure.retry_after)
+        assert codes([await zero.ask("d", timeout=4.0)]) == ["ok"]
+        assert (await zero.ready.look())[0] == "ok"
+
+
 async def test_a_gateway_at_zero_is_ready_so_that_somebody_can_ask_it(clock: Clock) -> None:
     async with at_zero(clock) as zero:
-        assert (await zero.ready.look())[0] == "ok"
+        assert await zero.ready.look() == ("ok", {"workers": "none, as nobody asks for one", "draining": False})
         assert zero.gateway.served.has_worker("m")
         zero.gateway.served.note_starts({})
         assert (await zero.ready.look())[0] == "unavailable"

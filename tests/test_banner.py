@@ -43,6 +43,13 @@ def test_it_says_where_grpc_is() -> None:
     assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
+def test_it_says_where_bulk_jobs_are() -> None:
+    given = Settings(bulk_dir="/var/bulk")
+    for role in (Role.SERVE, Role.GATEWAY):
+        assert "bulk     jobs and their files in /var/bulk\n" in banner(given, role, None, 8000, 9000)
+    assert "bulk" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+
+
 @pytest.mark.parametrize(
     ("given", "curl"),
     [

@@ -127,6 +127,8 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
     )
     if settings.input_policy:
         yield f"  inputs   go through the policy in {settings.input_policy}"
+    if settings.bulk_dir:
+        yield f"  bulk     jobs and their files in {settings.bulk_dir}"
     yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
     if settings.keys or settings.jwt:
         yield f"  rates    {_rates(settings)}"

@@ -155,6 +155,11 @@ def test_files_are_listed_fetched_and_deleted(make: Make) -> None:
     assert ([one["id"] for one in page["data"]], page["has_more"]) == ([files[0]["id"]], False)
     assert client.json("DELETE", f"/v1/files/{files[0]['id']}")["deleted"] is True
     assert client.json("GET", f"/v1/files/{files[0]['id']}", status=404)["error"]["code"] == "not_found"
+    client.json("DELETE", f"/v1/files/{files[2]['id']}")
+    page = client.json("GET", f"/v1/files?after={files[2]['id']}")
+    assert [one["id"] for one in page["data"]] == [files[1]["id"]], "the cursor is of a file that is gone"
+    for path in ("files?after=file-1", f"files?after=batch_{files[1]['id'][5:]}", f"batches?after={files[1]['id']}"):
+        assert client.json("GET", f"/v1/{path}", status=400)["error"]["param"] == "after"
     assert client.json("GET", "/v1/batches?limit=0", status=400)["error"]["param"] == "limit"
 
 
@@ -185,12 +190,14 @@ def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_p
         (form(b"a"), "multipart/form-data", "boundary"),
         (b"x" * 100_000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
         (form(b"a")[:-10], f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
+        (form(b"a", 'batch\r\n--xYzZY\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600'),
+            f"multipart/form-data; boundary={BOUNDARY}", "bulk_keep_days"),
         (form(b"a", "fine-tune"), f"multipart/form-data; boundary={BOUNDARY}", "purpose"),
         (form(b""), f"multipart/form-data; boundary={BOUNDARY}", "file"),
         (form(b"a", "batch" * 1000), f"multipart/form-data; boundary={BOUNDARY}", "more than"),
         (b"--" + BOUNDARY.encode() + b"\r\n" + b"A: b\r\n" * 5000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
     ],
-    ids=["json", "no-boundary", "endless", "torn", "purpose", "empty", "long-field", "headers"],
+    ids=["json", "no-boundary", "endless", "torn", "expiry", "purpose", "empty", "long-field", "headers"],
 )  # fmt: skip
 def test_what_is_no_form_is_refused(make: Make, tmp_path: Path, body: bytes, kind: str, words: str) -> None:
     client = make()
@@ -207,8 +214,12 @@ def test_a_batch_that_is_none_is_refused(make: Make) -> None:
         ({"completion_window": "1y"}, "completion_window"),
         ({"metadata": {"k": "v" * 600}}, "metadata"),
         ({"metadata": {"k": 3}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
     ):
         assert client.json("POST", "/v1/batches", {**good, **change}, 400)["error"]["param"] == param
+    told = client.json("POST", "/v1/batches", {**good, "completion_window": "30m"}, 400)["error"]["message"]
+    assert "from 1h to 30d" in told
+    client.ended(client.json("POST", "/v1/batches", {**good, "output_expires_after": None}))
 
 
 def test_a_client_that_leaves_its_upload_leaves_nothing(make: Make, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headway.errors import RATE_LIMITED, BadRequest, NotFound, RequestError
 from headway.http.authentication import Authentication
 from headway.http.inference.bodies import why_not
 from headway.http.openai.bulk_lines import READERS
-from headway.http.openai.files import PURPOSE, as_json, listed, page, told
+from headway.http.openai.files import PURPOSE, as_json, listed, not_kept, page, told
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model.bulk import BulkJob, JobStatus
@@ -35,6 +35,7 @@ class _Asked(msgspec.Struct):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
+    output_expires_after: msgspec.Raw | None = None
 
 
 _decode = msgspec.json.Decoder(_Asked).decode
@@ -57,7 +58,7 @@ class _Batches:
     async def collection(self, request: Request) -> RouteAnswer:
         if request.method == "POST":
             return await self._create(request)
-        after, limit = page(request, 20, MOST_LISTED)
+        after, limit = page(request, "batch_", 20, MOST_LISTED)
         found = await self._jobs.store.jobs(request.principal.tenant, after, limit + 1)
         return listed([_shown(one) for one in found], limit)
 
@@ -118,6 +119,8 @@ async def _read(request: Request) -> _Asked:
         asked = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(why_not(exc, body)) from None
+    if asked.output_expires_after not in (None, b"null"):
+        raise not_kept("output_expires_after")
     if asked.metadata is not None and (
         len(asked.metadata) > _MOST_METADATA
         or any(len(name) > 64 or len(text) > 512 for name, text in asked.metadata.items())
@@ -132,7 +135,7 @@ def _seconds(window: str) -> int:
     seconds = int(found[1]) * _UNITS[found[2]] if found is not None else 0
     if not 0 < seconds <= LONGEST:
         raise BadRequest(
-            "expected 24h, or another time of at most 30 days, such as 2h or 7d - at `$.completion_window`"
+            "expected 24h, or another time from 1h to 30d, in whole hours or days, such as 2h or 7d - at `$.completion_window`"
         )
     return seconds
 

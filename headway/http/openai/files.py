@@ -22,8 +22,10 @@ from headway.model.bulk import BulkFile
 
 PATH = "/v1/files"
 PURPOSE = "batch"
+_KEPT = "expires_after"
 MOST_LISTED = 10_000
 _MOST_FIELD = 1_024
+_HEX = re.compile(r"[0-9a-f]{32}")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -59,16 +61,29 @@ def as_json(content: Any) -> RouteAnswer:
     return RouteAnswer(msgspec.json.encode(content), media_type=JSON)
 
 
-def page(request: Request, usual: int, most: int) -> tuple[str, int]:
-    """Cursor and number of objects that a request for a list asks for. Raises BadRequest."""
+def page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, int]:
+    """Cursor and number of objects that a request for a list asks for. Raises BadRequest.
+
+    The cursor may be of an object that is gone: ids begin with their time, so what is older follows all the same.
+    """
     if request.param("order") not in (None, "desc"):
         raise BadRequest("lists are served newest first; leave it out - at `$.order`")
+    after = request.param("after") or ""
+    if after and not (after.startswith(prefix) and _HEX.fullmatch(after, len(prefix))):
+        raise BadRequest(f"expected an id, `{prefix}` and 32 hexadecimal digits - at `$.after`")
     limit = request.param("limit")
     if limit is None:
-        return request.param("after") or "", usual
+        return after, usual
     if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= most:
         raise BadRequest(f"expected a number from 1 to {most} - at `$.limit`")
-    return request.param("after") or "", int(limit)
+    return after, int(limit)
+
+
+def not_kept(member: str) -> BadRequest:
+    """Refusal of a time after which files are to be removed."""
+    return BadRequest(
+        f"files are kept for as long as the service says (bulk_keep_days); leave it out - at `$.{member}`"
+    )
 
 
 def listed(found: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
@@ -86,7 +101,7 @@ class _Files:
     async def collection(self, request: Request) -> RouteAnswer:
         if request.method == "POST":
             return await self._create(request)
-        after, limit = page(request, MOST_LISTED, MOST_LISTED)
+        after, limit = page(request, "file-", MOST_LISTED, MOST_LISTED)
         purpose = request.param("purpose") or ""
         found = await self._jobs.store.files(request.principal.tenant, after, limit + 1, purpose)
         return listed([_shown(one) for one in found], limit)
@@ -96,7 +111,7 @@ class _Files:
         if request.method != "DELETE":
             return as_json(_shown(file))
         if not await self._jobs.store.remove_file(file.tenant, file.id):
-            raise BadRequest("a batch reads the file that has not ended; cancel that first, or wait until it has")
+            raise BadRequest("a batch that has not ended reads this file; cancel the batch, or wait for its end")
         await self._jobs.folder.remove_file(file.id)
         return as_json({"id": file.id, "object": "file", "deleted": True})
 
@@ -136,6 +151,8 @@ class _Files:
                     if part.name == "file" and name is None:
                         name = part.filename or "file"
                         await _write(part, writer, count)
+                    elif part.name.partition("[")[0] == _KEPT:
+                        raise not_kept(_KEPT)
                     else:
                         text = await part.text(_MOST_FIELD)
                         purpose = text if part.name == "purpose" else purpose

@@ -52,7 +52,7 @@ class _Routes:
             if without and not force:
                 raise BadRequest(
                     f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
-                    "drain it all the same with --force (force=true)"
+                    "drain it all the same with --force"
                 )
             gone = outlived(drains, members)
             await within_answer_time(self._fleet.undrain(gone))

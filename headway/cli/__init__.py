@@ -41,8 +41,10 @@ COMMANDS = {
     "status": Lazy("headway.cli.status:status", "Operate", "Show how a running service is doing."),
     "top": Lazy("headway.cli.top:top", "Operate", "Show it live: load, latency, refusals, workers."),
     "rollout": Lazy("headway.cli.rollout:rollout", "Operate", "Give a new version more and more requests."),
-    "drain": Lazy("headway.cli.drain:drain", "Operate", "Have a worker or a host claim nothing more, to patch it."),
-    "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker or host work again."),
+    "drain": Lazy(
+        "headway.cli.drain:drain", "Operate", "Have a worker, process or host claim nothing more, to patch it."
+    ),
+    "undrain": Lazy("headway.cli.drain:undrain", "Operate", "Give a drained worker, process or host work again."),
     "bulk": Lazy("headway.cli.bulk:bulk", "Operate", "Run files of lines in seats that would stay empty."),
     "failover": Lazy("headway.cli.failover:failover", "Operate", "Have a replica of the broker's Redis take over."),
     "dlq": Lazy("headway.cli.dlq:dlq", "Operate", "List, show, replay and purge dead letters."),

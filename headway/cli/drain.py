@@ -11,6 +11,7 @@ import click
 
 from headway.cli.admin import Admin, as_json, pretty, with_admin
 from headway.cli.commands import command, option
+from headway.errors import SettingError
 
 LOOK_AT_DRAIN_EVERY = 0.25
 """Seconds between two looks at workers that are waited for."""
@@ -18,7 +19,7 @@ HEARD_WITHIN = 10.0
 """Seconds within which a worker has heard of an order; its heartbeats come each second."""
 DRAINED = "drained"
 
-_name = click.argument("name", metavar="WORKER|HOST", help="Id of a worker or a process, or name of a host.")
+_name = click.argument("name", metavar="WORKER|PROCESS|HOST", help="Id of a worker or a process, or name of a host.")
 _wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait for batches that run; 0: not at all.")
 
 
@@ -29,18 +30,21 @@ _wait = option("--wait", default=60.0, metavar="SECONDS", help="How long to wait
 @with_admin
 @as_json
 def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
-    """Take a worker, or all workers of a host, out of service: they claim nothing more, and finish the batches that run.
+    """Take a worker, or all workers of a process or host, out of service: they claim nothing more, and finish the batches that run.
 
     No request fails by it: what waits goes to the other workers, and limits and autoscaler no longer count these. The
     command returns once nothing runs there. Then patch the host, and either restart its processes, which ends the drain, or
     undrain it.
 
-    Exit codes: 0 drained, 1 refused or a batch still runs.
+    Exit codes: 0 drained; 1 refused, not heard of yet or a batch still runs; 3 a setting is wrong.
     """
+    _check(wait)
     answer = port.post(f"/internal/drains/start?{urlencode({'name': name, 'force': str(force).lower()})}")
     over = _waited(port, _workers(answer), drained=True, seconds=wait)
-    _show(over, json, f"Patch it, then restart its processes or run: headway undrain {name}")
-    if wait and not all(map(_empty, over)):
+    late = {one["worker_id"] for one in over if one["status"] not in (DRAINED, "offline")}
+    empty = all(map(_empty, over))
+    _show(over, late, json, f"Patch it, then restart its processes or run: headway undrain {name}" if empty else "")
+    if not empty:
         raise click.exceptions.Exit(1)
 
 
@@ -50,15 +54,22 @@ def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
 @with_admin
 @as_json
 def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
-    """Give a worker, or all workers of a host, work again after a drain. A process that has ended meanwhile loads its model first.
+    """Give a worker, or all workers of a process or host, work again after a drain. A GPU process that has ended loads its model first.
 
-    Exit codes: 0 they claim again, or start; 1 refused or not heard of yet.
+    Exit codes: 0 they claim again, or start; 1 refused or not heard of yet; 3 a setting is wrong.
     """
+    _check(wait)
     answer = port.post(f"/internal/drains/end?{urlencode({'name': name})}")
     over = _waited(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
-    _show(over, json, "")
-    if wait and any(one["status"] == DRAINED for one in over):
+    late = {one["worker_id"] for one in over if one["status"] == DRAINED}
+    _show(over, late, json, "")
+    if late:
         raise click.exceptions.Exit(1)
+
+
+def _check(wait: float) -> None:
+    if not wait >= 0:
+        raise SettingError("--wait", wait, "must be a number of seconds, 0 or more", "Write some, such as 60.")
 
 
 def _workers(answer: Any) -> set[str]:
@@ -81,14 +92,15 @@ def _empty(worker: dict[str, Any]) -> bool:
     return worker["status"] in (DRAINED, "offline") and not worker["in_flight"]
 
 
-def _show(workers: list[dict[str, Any]], json: bool, then: str) -> None:
+def _show(workers: list[dict[str, Any]], late: Collection[str], json: bool, then: str) -> None:
     from headway.runtime.log import escape
 
     if json:
         click.echo(pretty(workers))
         return
     for one in sorted(workers, key=lambda one: str(one["worker_id"])):
-        reason = f": {one['reason']}" if one["reason"] else ""
+        why = "ordered; not heard of yet" if one["worker_id"] in late else one["reason"]
+        reason = f": {why}" if why else ""
         click.echo(escape(f"{one['worker_id']} is {one['status']}{reason}"))
     if then:
         click.echo(then)

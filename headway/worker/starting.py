@@ -83,10 +83,11 @@ class StartState(msgspec.Struct):
         """Seconds until the next one, after one that failed; 0 while it goes on."""
         return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
-    def reason(self, now: float) -> str:
-        """Words on what a slot that is not up waits for."""
+    def reason(self, now: float, held: bool = False) -> str:
+        """Words on what a slot that is not up waits for. `held`: whether an operator has drained it; then it starts none."""
         if self.since is None:
-            return self.trouble or (self._after("starts anew") if self.cause else "")
+            anew = "starts anew once it is undrained" if held else "starts anew"
+            return self.trouble or (self._after(anew) if self.cause else "")
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, asked: float) -> str:

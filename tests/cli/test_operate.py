@@ -17,7 +17,7 @@ import structlog.testing
 from headway.cli.admin import decode, pretty
 from headway.core.health import HEARTBEAT_EVERY
 from headway.http.server.listener import Listener
-from headway.model import Entry, InferenceRequest, ItemResult, Principal, RequestOptions
+from headway.model import Entry, InferenceRequest, ItemResult, Principal, ProcessInfo, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
 from tests.services.fake_backend import FakeBackend
@@ -117,7 +117,10 @@ def test_status_of_a_service(service: Running, capsys: pytest.CaptureFixture[str
 
 def test_a_worker_is_drained_and_given_work_again(service: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(["drain", "gpu-0"]) == 1
-    assert "model m would have no healthy worker left" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "model m would have no healthy worker left, and its requests would be refused; drain it all the same with --force\n"
+    )
     assert code_of(["drain", "gpu-0", "--force"]) == 0
     told = capsys.readouterr().out
     assert told == (
@@ -132,6 +135,32 @@ def test_a_worker_is_drained_and_given_work_again(service: Running, capsys: pyte
     assert code_of(["undrain", "gpu-0", "--json"]) == 0
     [worker] = json.loads(capsys.readouterr().out)
     assert worker["status"] == "healthy"
+
+
+def test_an_order_that_is_not_waited_for_is_not_told_as_done(
+    service: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, heartbeat = service.stand.fleet, service.stand.fleet.heartbeat
+
+    def hears_only(*names: str) -> None:
+        async def beat(member: ProcessInfo) -> Sequence[str]:
+            await heartbeat(member)
+            return names
+
+        monkeypatch.setattr(fleet, "heartbeat", beat)
+
+    hears_only()
+    for wait in ("-1", "nan"):
+        assert code_of(["drain", "gpu-0", "--force", "--wait", wait]) == 3
+        assert "--wait" in capsys.readouterr().err
+    assert code_of(["drain", "gpu-0", "--force", "--wait", "0"]) == 1
+    assert capsys.readouterr().out == "gpu-0 is healthy: ordered; not heard of yet\n"
+    hears_only("gpu-0")
+    assert code_of(["drain", "gpu-0", "--force"]) == 0
+    capsys.readouterr()
+    assert code_of(["undrain", "gpu-0", "--wait", "-1"]) == 3
+    assert code_of(["undrain", "gpu-0", "--wait", "0"]) == 1
+    assert capsys.readouterr().out == "gpu-0 is drained: ordered; not heard of yet\n"
 
 
 def test_dead_letters_are_listed_and_shown(service: Running, capsys: pytest.CaptureFixture[str]) -> None:

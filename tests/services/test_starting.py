@@ -124,6 +124,7 @@ def test_a_slot_that_is_not_up_tells_the_error_of_its_last_batch() -> None:
     assert state.rests(0.0) == "rests after failed batches"
     state.cause = "died of SIGKILL"
     assert state.reason(0.0) == "starts anew; the last error: died of SIGKILL"
+    assert state.reason(0.0, held=True) == "starts anew once it is undrained; the last error: died of SIGKILL"
     assert state.rests(7.0) == "rests for 7 s, as it was asked to; the last error: died of SIGKILL"
     state.since = 1.0
     assert state.reason(4.0) == "has been loading for 3 s; the last error: died of SIGKILL"

@@ -58,7 +58,7 @@ class ServedModels(dict[str, ServedModel]):
         at_zero: models without a worker, as nobody asked for them, with the seconds until one serves that is started now.
         unready: models of either kind, at zero or failed.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
-        failing: models whose workers all start, of which one has failed to.
+        failing: models whose workers all start, of which one has failed to, with the seconds until the next try.
         in_doubt: whether other models and versions may be served, too, of which this process has not heard.
         traces: traces of the requests; None where none are recorded.
     """
@@ -83,7 +83,7 @@ class ServedModels(dict[str, ServedModel]):
         self._ready: Collection[str] = ()
         """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
         self.failed: dict[str, float] = {}
-        self.failing: Collection[str] = frozenset()
+        self.failing: Mapping[str, float] = {}
         self.at_zero: Mapping[str, float] = {}
         self.unready: Collection[str] = ()
         self._starts: Mapping[str, float] = {}
@@ -137,7 +137,8 @@ class ServedModels(dict[str, ServedModel]):
     def note_starts(self, starts: Mapping[str, float]) -> bool:
         """Note in how many seconds a worker serves, of each model that has none while nobody asks for it; whether others are at zero now."""
         before, self._starts = self.at_zero.keys(), starts
-        self.at_zero = {model: rest for model, rest in starts.items() if model not in self._there and model in self}
+        at_zero = (model for model in starts if model not in self._there and model in self)
+        self.at_zero = {model: max(starts[model], self.failing.get(model, 0.0)) for model in at_zero}
         self.unready = self.at_zero.keys() | self.failed.keys()
         for model in (
             before | self.at_zero.keys()
@@ -184,7 +185,7 @@ class ServedModels(dict[str, ServedModel]):
 
     def in_time(self, model: str, failure: Failure) -> Failure:
         """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
-        rest = self._loads.get(model, self._starts.get(model))
+        rest = self._loads.get(model, self.at_zero.get(model))
         if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
             return failure
         return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
@@ -356,11 +357,12 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     return {model: rest for model, rest in rests.items() if model not in others}
 
 
-def _failing(workers: Iterable[WorkerInfo]) -> Collection[str]:
-    """Models whose workers all start, of which one has failed to."""
+def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
+    """Models whose workers all start, of which one has failed to, with the seconds until one is tried again."""
     workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
     others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
-    return {worker.model for worker in workers if worker.start_failed} - others
+    failing = {worker.model for worker in workers if worker.start_failed} - others
+    return {model: min(worker.retry_in for worker in workers if worker.model == model) for model in failing}
 
 
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:

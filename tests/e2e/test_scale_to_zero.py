@@ -17,6 +17,7 @@ from tests.e2e.test_bulk import job, submit
 from tests.grpc.stand import PREDICT, predict, predicted
 from tests.servers.ports import Port
 from tests.servers.redis import RedisServer
+from tests.targets.gates import BROKEN
 
 ZERO = "--min-workers", "0", "--scale-to-zero-after-s", "1"
 LOCAL = "--autoscale", "local", "--max-workers", "2"
@@ -71,6 +72,22 @@ def test_a_model_that_nobody_asks_for_has_no_process_and_answers_by_every_door_a
         assert answers == ["BY HTTP", "BY LIST", "BY TASK", "BY GRPC"]
         told = server.logged("workers are scaled", direction="down")
         assert told["reason"] == "nobody asked for it for 1 s"
+
+
+def test_a_target_that_breaks_at_zero_is_told_of_and_goes_back_to_zero_until_it_is_mended(tmp_path: Path) -> None:
+    with serving(tmp_path, *ZERO, *LOCAL, lawful=False) as server:
+        server.expected |= {"worker does not start", "the target raised while it started"}
+        at_zero(server)
+        (tmp_path / BROKEN).touch()
+        refused = server.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
+        assert (refused.status, refused.error) == (503, "NO_WORKERS")
+        server.logged("worker does not start")
+        server.logged("workers are scaled", 2, direction="down")
+        (tmp_path / BROKEN).unlink()
+        learnt = at_zero(server)["start_seconds"]
+        assert server.admin("/readyz?verbose").json["checks"]["workers"] == "none, as nobody asks for one"
+        assert server.ask("mended").output() == "MENDED"
+        assert learnt == 0.0, "as no worker has come since one was asked for"
 
 
 def test_hosts_of_a_fleet_give_their_workers_back_and_a_request_brings_them_again(tmp_path: Path) -> None:

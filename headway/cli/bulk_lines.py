@@ -85,6 +85,8 @@ def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Itera
     size = 0
     for number, raw in enumerate(file, 1):
         if not raw.strip():
+            made.append(b"\n")  # So that the lines of both files have the same numbers.
+            size += 1
             continue
         try:
             text = raw.rstrip(b"\r\n").decode()

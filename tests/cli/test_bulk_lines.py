@@ -57,3 +57,11 @@ def test_texts_that_look_like_json_are_texts_when_told_so() -> None:
     route, body = sent(b"{broken\n" + NO_ID, texts=True)
     assert route == COMPLETIONS
     assert [json.loads(one)["body"]["prompt"] for one in body.splitlines()] == ["{broken", NO_ID.decode().strip()]
+
+
+def test_a_text_has_the_number_of_its_line_in_the_file() -> None:
+    _, body = sent(b"a\n\n \nb\n")
+    assert [(at, json.loads(one)["custom_id"]) for at, one in enumerate(body.split(b"\n"), 1) if one] == [
+        (1, "1"),
+        (4, "4"),
+    ]

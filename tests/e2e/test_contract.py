@@ -52,6 +52,16 @@ checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 502, 504]
 # Prompts times choices are bounded, which OpenAPI has no words for.
 include-name = "POST /v1/completions"
 checks.positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 413, 422, "5xx"]
+
+[[operations]]
+# It is refused once the batch has ended.
+include-name = "POST /v1/batches/{id}/cancel"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 422, "5xx"]
+
+[[operations]]
+# It is refused until the batch that reads the file has ended.
+include-name = "DELETE /v1/files/{id}"
+checks.positive_data_acceptance.expected-statuses = ["2xx", 400, 401, 403, 404, 409, 422, "5xx"]
 """
 HOOKS = """
 import schemathesis

@@ -205,10 +205,13 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
         pause.lifts, servers.so_far = False, ASKED
         try:
             await servers.ask(sentinel, "SENTINEL", "FAILOVER", service, sentinel=True)
-            taken = await _taken_over(servers, sentinel, primary, within)
-        except (FailoverAborted, ResponseError):
-            # It was refused, or is given up. Without an answer it may be under way, and the pause ends by itself.
+        except ResponseError:  # It was refused. Without an answer it may be under way, and the pause ends by itself.
             pause.lifts, servers.so_far = True, LIFTED
+            raise
+        try:
+            taken = await _taken_over(servers, sentinel, primary, within)
+        except FailoverAborted:
+            pause.lifts = True
             raise
         took = monotonic() - begun
         # Until it is told, it would take writes that nobody finds again. Sentinels tell it, too, though not while the pause

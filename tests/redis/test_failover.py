@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -42,6 +43,16 @@ async def refused(url: str, within: float = 5.0, **how: str) -> tuple[str, list[
     with pytest.raises(FailoverAborted) as aborted:
         await failover.fail_over(nodes(url, 2.0), within, said.append, **how)
     return str(aborted.value), said
+
+
+@contextmanager
+def suppress_where(word: str) -> Iterator[None]:
+    """Have a refusal with this word in it be none."""
+    try:
+        yield
+    except FailoverAborted as exc:
+        if word not in str(exc):
+            raise
 
 
 def writes(server: RedisServer) -> bool:
@@ -190,7 +201,10 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
             return await taken_over(*asked)  # type: ignore[arg-type]
 
         monkeypatch.setattr(failover, "_taken_over", told_to_end)
-        await failover.fail_over(nodes(setup.url, 2.0), 10.0, said.append)
+        while setup.primary is primary:
+            # A Sentinel that had no time of this machine holds the replica for gone just now; see SentinelSetup.hand_over.
+            with suppress_where("NOGOODSLAVE"):
+                await failover.fail_over(nodes(setup.url, 2.0), 10.0, said.append)
         assert "SIGTERM: the takeover was asked for, and is finished first" in said
         assert said[-1].endswith("is its replica, and takes no writes")
         assert setup.primary is replica

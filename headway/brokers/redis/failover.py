@@ -74,6 +74,8 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
         raise FailoverAborted(
             f"the user of the URL may not do this at {servers.last}: {exc}; {servers.so_far}; {_LOGIN}"
         ) from None
+    except ResponseError as exc:
+        raise FailoverAborted(f"{servers.last} refuses: {exc}; {servers.so_far}") from None
     except (RedisError, OSError) as exc:
         at = servers.last
         raise FailoverAborted(f"{at} does not answer as it should: {exc}; {servers.so_far}; {_REACH}") from exc

@@ -14,7 +14,7 @@ NAMES = environments.names()
 
 def test_each_client_has_an_environment() -> None:
     assert NAMES == [
-        "axe", "container", "deploy", "grpc-js", "helm", "kserve", "kubernetes", "mlserver", "openai", "openai-js", "openai1", "openapi",
+        "axe", "bucket", "container", "deploy", "grpc-js", "helm", "kserve", "kubernetes", "mlserver", "openai", "openai-js", "openai1", "openapi",
         "openapi-python", "openapi-ts", "triton",
     ]  # fmt: skip
 

@@ -89,6 +89,11 @@ SHOWN: dict[str, dict[str, Shows]] = {
         "headway status": Shows("VERSION"),
         "headway dlq replay --all": Shows("not while it is there", 1),
     },
+    "HeadwayBulkPaused": {
+        "headway bulk list": Shows("in_progress"),
+        "headway bulk status ID": Shows("no worker of the model is up"),
+        "headway bulk cancel ID": Shows("cancel"),
+    },
     "HeadwayCertificateEnds": {"openssl x509 -noout -enddate -in FILE": Shows("notAfter=")},
     "HeadwayScalingAtMost": {"/internal/scaling": Shows("rule")},
     "HeadwayScalingLate": {"/internal/scaling": Shows('"late"')},
@@ -218,7 +223,7 @@ class Reader:
     def shows(self, text: str, shown: Shows) -> tuple[bool, str]:
         """Whether a command shows that, and what it has shown."""
         code, output = self._run(" ".join(self._filled.get(word, word) for word in text.split()))
-        if found := re.search(r"\breq_[\w-]+", output):
+        if found := re.search(r"\b(?:req|batch)_[\w-]+", output):
             self._filled["ID"] = found[0]
         return code == shown.code and bool(re.search(shown.pattern, output)), f"code {code}:\n{output}"
 
@@ -246,6 +251,7 @@ class Reader:
         environ = {**GPUS, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         for server in self._running()[:1]:
             environ["HEADWAY_ADMIN"] = f"http://127.0.0.1:{server.admin_port}"
+            environ["HEADWAY_URL"] = f"http://127.0.0.1:{server.port}"
         with tempfile.TemporaryFile("w+b", dir=self._folder) as out:
             outputs = out.fileno(), out.fileno()
             process = the_fork_server().start(shlex.split(text)[1:], self._folder, environ, *outputs)

@@ -7,11 +7,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
+from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 
 from headway import errors
 from headway.core import failures
@@ -198,16 +196,6 @@ def state_of(counters: Counters) -> State:
     return State(counters, ProcessFigures(TIERS, ["m"], pending=0))
 
 
-class Read(Collector):
-    """Metrics as they were read."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self.families = families
-
-    def collect(self) -> list[Metric]:
-        return self.families
-
-
 def scraped(state: State) -> dict[str, Metric]:
     text = asyncio.run(metrics.exposition(state)).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
@@ -337,39 +325,6 @@ def test_a_histogram_of_many_workers_is_one_family() -> None:
     [family] = [f for f in text_string_to_metric_families(text) if f.name == "headway_gpu_batch_seconds"]
     workers = {sample.labels["worker"] for sample in family.samples}
     assert workers == {f"gpu-{number}" for number in range(30)}
-
-
-def test_the_text_is_that_of_the_client_of_prometheus() -> None:
-    """Both texts, read and written again by the package, are what they were."""
-    state = full_state()
-    state.counters.request_seconds["m", "paid"].exemplify(0.15, "0af7651916cd43dd8448eb211c80319c", 1.7e9)
-    state.counters.refusals['a"b\\c\nd', "ü", "m"] = 1
-    state.counters.wasted_seconds["departed"] = 1234567.25
-    state.counters.batch_size["m"].observe(3e9)
-    state.counters.keys_age, state.counters.throttle["m"] = math.inf, math.nan
-    for exemplars in (False, True):
-        text = asyncio.run(metrics.exposition(state, exemplars=exemplars)).decode()
-        read = openmetrics_families if exemplars else text_string_to_metric_families
-        registry = CollectorRegistry()
-        registry.register(Read([*read(text)]))
-        write = openmetrics_latest if exemplars else generate_latest
-        assert write(registry).decode().replace("00.000000000\n", "00.0\n") == text
-
-
-def test_the_operating_system_tells_of_the_process() -> None:
-    own = {name: family for name, family in scraped(full_state()).items() if name.startswith("process_")}
-    assert own.keys() == {
-        "process_virtual_memory_bytes",
-        "process_resident_memory_bytes",
-        "process_start_time_seconds",
-        "process_cpu_seconds",
-        "process_open_fds",
-        "process_max_fds",
-    }
-    theirs = {family.name: family for family in ProcessCollector(registry=None).collect()}
-    for name, family in own.items():
-        assert (family.type, family.documentation) == (theirs[name].type, theirs[name].documentation)
-        assert family.samples[0].value == pytest.approx(theirs[name].samples[0].value, rel=0.2, abs=8), name
 
 
 def test_others_get_their_turn_during_a_scrape() -> None:

@@ -33,7 +33,6 @@ from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
-from headway.telemetry.text import CONTENT_TYPE, OPENMETRICS_TYPE
 
 _IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
 
@@ -83,7 +82,7 @@ class _Routes:
     async def metrics(self, request: Request) -> RouteAnswer:
         state = await self._process.state()
         exemplars = metrics.asks_for_exemplars(request.headers.get("accept", ""))
-        kind = OPENMETRICS_TYPE if exemplars else CONTENT_TYPE
+        kind = metrics.OPENMETRICS_TYPE if exemplars else metrics.CONTENT_TYPE
         return RouteAnswer(await metrics.exposition(state, exemplars=exemplars), media_type=kind)
 
     async def health(self, request: Request) -> RouteAnswer:

@@ -14,11 +14,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import accumulate, product
 from operator import add
 from typing import Any
 
 import msgspec
+from prometheus_client import ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from headway import errors
 from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
@@ -39,9 +45,13 @@ from headway.model import (
 )
 from headway.runtime.counters import BULK, ITEM, OK, RATIOS, SECONDS, SIZES, Histogram
 from headway.runtime.tls_transport import REASONS
-from headway.telemetry import operating_system
 from headway.telemetry.figures import FleetState, ProcessFigures, State
-from headway.telemetry.text import COUNTER, GAUGE, HISTOGRAM, head, histogram_lines, label_text, line
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+"""Media type of the text that `exposition` returns."""
+
+OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
+"""Media type of the text with exemplars."""
 
 CHANGES = ("step", *(one.value for one in RolloutState if one is not RolloutState.RUNNING))
 """Changes of rollouts."""
@@ -81,6 +91,8 @@ EFFECTS = ("changed", "refused", "shadow", "failed")
 KINDS = tuple(kind.value for kind in DedupKind)
 
 _AT_ONCE = 8
+_EOF = b"# EOF\n"
+_PROCESS = ProcessCollector(registry=None)
 _NOTHING = FleetState()
 
 Labels = str | tuple[str, ...]
@@ -210,11 +222,14 @@ def _refused(own: ProcessFigures) -> Iterator[Labels]:
         yield from product(REFUSED_STRANGERS, (NO_TIER,), (NO_MODEL,))
 
 
+COUNTER, GAUGE, HISTOGRAM = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+
 class Row(msgspec.Struct, frozen=True):
     """One metric.
 
     Attributes:
-        kind: type of the metric.
+        kind: class of its family.
         name: its name, without `headway_` and without the `_total` of a counter.
         labels: names of its labels, with spaces between them.
         text: meaning of its values.
@@ -224,7 +239,7 @@ class Row(msgspec.Struct, frozen=True):
         bounds: bounds of a histogram.
     """
 
-    kind: str
+    kind: type[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]
     name: str
     labels: str
     text: str
@@ -400,9 +415,6 @@ ROWS = (
 )  # fmt: skip
 """Every metric, in the order of the text."""
 
-NAMES = frozenset(f"headway_{row.name}{'_total' if row.kind is COUNTER else ''}" for row in ROWS)
-"""Names of all metrics, as Prometheus text has them."""
-
 
 def asks_for_exemplars(accept: str) -> bool:
     """Whether the `Accept` of a scrape asks for OpenMetrics, in which histograms have exemplars."""
@@ -412,28 +424,34 @@ def asks_for_exemplars(accept: str) -> bool:
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
     """Write the state as Prometheus text, or as OpenMetrics text with exemplars.
 
-    Other tasks get their turn after each metric, and after each few histograms of one, so that a scrape of many workers
+    Other tasks get their turn after each family, and after each few histograms of one, so that a scrape of many workers
     does not hold up a batch.
     """
-    scrape, parts = Scrape(state), list[str]()
-    for row in ROWS:
-        name = f"headway_{row.name}"
-        parts.append(head(row.kind, name, row.text, openmetrics=exemplars))
-        for n, (key, value) in enumerate(_series(row, scrape).items(), 1):
-            labels = tuple(zip(row.labels.split(), key, strict=True))
-            if isinstance(value, Histogram):
-                parts += histogram_lines(name, labels, value, exemplars=exemplars)
-                if not n % _AT_ONCE:
-                    await asyncio.sleep(0)
-            else:
-                parts.append(line(f"{name}_total" if row.kind is COUNTER else name, label_text(labels), value))
+    parts: list[bytes] = []
+    named = ""
+    write = openmetrics.generate_latest if exemplars else generate_latest
+    for family in families(state):
+        text = write(_One(family)).removesuffix(_EOF)
+        if family.name == named:
+            text = text.split(b"\n", 2)[2]  # its HELP and TYPE stand above already
+        named = family.name
+        parts.append(text)
         await asyncio.sleep(0)
-    for kind, name, text, value in operating_system.figures():
-        parts.append(head(kind, name, text, openmetrics=exemplars))
-        parts.append(line(f"{name}_total" if kind is COUNTER else name, "", value))
-    if exemplars:
-        parts.append("# EOF\n")
-    return "".join(parts).encode()
+    parts.append(write(_PROCESS))
+    return b"".join(parts)
+
+
+def families(state: State) -> Iterator[Metric]:
+    """Make every metric, each when it is asked for; a histogram of many labels comes in several parts."""
+    scrape = Scrape(state)
+    for row in ROWS:
+        items = [*_series(row, scrape).items()]
+        step = _AT_ONCE if row.kind is HISTOGRAM else max(1, len(items))
+        for start in range(0, max(1, len(items)), step):
+            family = row.kind(f"headway_{row.name}", row.text, labels=row.labels.split())
+            for key, value in items[start : start + step]:
+                family.add_metric(key, *(_buckets(value) if isinstance(value, Histogram) else (value,)))
+            yield family
 
 
 def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
@@ -459,3 +477,22 @@ def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
 
 def _key(labels: Labels) -> tuple[str, ...]:
     return (labels,) if isinstance(labels, str) else labels
+
+
+def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
+    """Buckets of a histogram, and the sum of its values."""
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    for place, (value, trace_id, at) in histogram.exemplars.items():
+        buckets[place] = *buckets[place], Exemplar({"trace_id": trace_id}, value, at)
+    return buckets, histogram.sum
+
+
+class _One(Collector):
+    """Metric family alone, as `generate_latest` takes it."""
+
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        return [self._family]

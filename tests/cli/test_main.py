@@ -32,7 +32,7 @@ HEAVY = {
     "uvloop",
 }
 UNASKED = frozenset((
-    "aiohttp", "asyncpg", "difflib", "email", "google.protobuf", "grpc", "hpack", "http.server", "jwt", "numpy", "prometheus_client", "pydantic",
+    "aiohttp", "asyncpg", "difflib", "google.protobuf", "grpc", "hpack", "jwt", "numpy", "pydantic",
     "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
     "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
     "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",
@@ -44,14 +44,11 @@ NO_CLIENTS = frozenset((
 NO_WORKERS = frozenset(("headway.backends.process.backend", "headway.worker"))
 LEAN = {
     "serve": (295, UNASKED | {"headway.brokers.redis", "redis"}),
-    "gateway": (296, (UNASKED | NO_WORKERS | {"headway.brokers.memory", "headway.controller"}) - {"email"}),
-    "worker": (238, (UNASKED | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"}) - {"email"}),
-    "controller": (225, (UNASKED | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"}) - {"email"}),
+    "gateway": (296, UNASKED | NO_WORKERS | {"headway.brokers.memory", "headway.controller"}),
+    "worker": (238, UNASKED | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"}),
+    "controller": (225, UNASKED | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"}),
 }
-"""By role: how many modules of Headway a process has at most that no setting asks for more, and what it has not.
-
-The client of Redis brings `email`.
-"""
+"""By role: how many modules of Headway a process has at most that no setting asks for more, and what it has not."""
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]
 
 

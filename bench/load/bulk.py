@@ -99,7 +99,7 @@ def overload(findings: Findings, options: argparse.Namespace) -> None:
     """More requests than there is room for."""
     capacity = 2 * SMALL_BATCH / BATCH_MS * 1000
     start = emulated(2, SMALL_BATCH)
-    sides = in_turns(options.rounds, "overload", start, partial(_load, 1.5 * capacity, options.seconds), LINES)
+    sides = in_turns(options.rounds, "overload", start, partial(_flood, 1.5 * capacity, options.seconds), LINES)
     compare(findings, f"{1.5 * capacity:,.0f} requests/s on GPUs for {capacity:,.0f}", sides)
     served = [statistics.mean(side.answered for side in both) for both in sides]
     findings.at_least("overload: answers/s with a job ÷ without", served[1] / served[0], 0.99)
@@ -219,6 +219,12 @@ def _load(rate: float, seconds: float, server: Server, seed: int, kill_every: fl
     total, latency = measured.report.total, measured.report.total.latency_ms
     answered = total.answered / measured.report.elapsed_s
     return Side(latency.p50, latency.p95, latency.p99, measured.failures, answered, lines)
+
+
+def _flood(rate: float, seconds: float, server: Server, seed: int) -> Side:
+    """So many requests per second, from when they wait in a queue; lines ran before that began."""
+    open_loop(server, rate, WARM_UP)
+    return _load(rate, seconds, server, seed)
 
 
 def _alone(seconds: float, server: Server, seed: int) -> Side:

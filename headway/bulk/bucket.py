@@ -50,7 +50,7 @@ class Bucket(BulkFolder):
         self._root = ""
 
     async def do(self, work: Callable[[], T]) -> T:
-        """See BulkFolder. Clients of buckets raise errors of many kinds."""
+        """Clients of buckets raise errors of many kinds."""
 
         def told() -> T:
             try:
@@ -63,54 +63,45 @@ class Bucket(BulkFolder):
         return await super().do(told)
 
     def make(self) -> None:
-        """See BulkFolder."""
         self._system, root = fsspec.url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True)
         self._root = root.rstrip("/")
         self._system.pipe_file(self._path_of(MARK), b"")
 
     def look(self) -> None:
-        """See BulkFolder."""
         self._system.info(self._path_of(MARK))
 
     def reader(self, name: str) -> BinaryIO:
-        """See BulkFolder."""
         file: BinaryIO = self._system.open(self._path_of(name), "rb", block_size=READ_AT_ONCE, cache_type="readahead")
         return file
 
     def sink(self, id: str) -> FileSink:
-        """See BulkFolder."""
         return BucketSink(self._system, self._path_of(self.file(id)))
 
     def size_of(self, name: str) -> int:
-        """See BulkFolder."""
         return int(self._system.info(self._path_of(name))["size"])
 
     def begin_log(self, job: str) -> None:
-        """See BulkFolder. A bucket has no folders to make."""
+        """A bucket has no folders to make."""
 
     def log(self, job: str, stem: str) -> PartLog:
-        """See BulkFolder."""
         return BucketLog(self._system, self._path_of(self.part(job, stem)))
 
     def parts(self, job: str) -> list[str]:
-        """See BulkFolder. A log that is not there has no parts."""
+        """A log that is not there has no parts."""
         return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
 
     def remove(self, name: str) -> None:
-        """See BulkFolder."""
         with contextlib.suppress(FileNotFoundError):
             self._system.rm_file(self._path_of(name))
 
     def remove_log(self, job: str) -> None:
-        """See BulkFolder."""
         for name in self.parts(job):
             self.remove(self.part(job, name))
 
     def remove_left(self) -> None:
-        """See BulkFolder. Parts of a file that nobody will end are removed by a rule of the bucket itself."""
+        """Parts of a file that nobody will end are removed by a rule of the bucket itself."""
 
     def found(self) -> dict[str, bool]:
-        """See BulkFolder."""
         names: dict[str, bool] = {}
         for folder, at in (("files", -1), ("jobs", -2)):
             for path, known in self._system.find(self._path_of(folder), detail=True).items():
@@ -128,7 +119,7 @@ def _left(known: dict[str, Any]) -> bool:
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 
 
-class BucketSink:
+class BucketSink(FileSink):
     """FileSink in a bucket; see `headway.bulk.folder.FileSink`."""
 
     def __init__(self, system: Any, path: str) -> None:
@@ -136,26 +127,23 @@ class BucketSink:
         self._file: Any = None
 
     def write(self, content: bytes) -> None:
-        """See FileSink."""
         if self._file is None:
             self._file = self._system.open(self._path, "wb", block_size=SENT_AT_ONCE, autocommit=False)
         self._file.write(content)
 
     def commit(self) -> None:
-        """See FileSink."""
         self._file.close()
         self._file.commit()
         self._file = None
 
     def discard(self) -> None:
-        """See FileSink."""
         file, self._file = self._file, None
         if file is not None:
             file.closed = True  # Else it sends what it still has when it is forgotten.
             file.discard()
 
 
-class BucketLog:
+class BucketLog(PartLog):
     """Log in a bucket; see `headway.bulk.folder.PartLog`."""
 
     def __init__(self, system: Any, stem: str) -> None:
@@ -171,4 +159,4 @@ class BucketLog:
             self._number, self._content = self._number + 1, b""
 
     def close(self) -> None:
-        """See PartLog."""
+        """Do nothing: there is no file that is open."""

@@ -244,7 +244,7 @@ class FileWriter:
         await self._folder.do(lambda: self._sink.write(content))
 
 
-class LocalSink:
+class LocalSink(FileSink):
     """FileSink on a local disk; see `FileSink`.
 
     Arguments:
@@ -257,13 +257,11 @@ class LocalSink:
         self._file: BinaryIO | None = None
 
     def write(self, content: bytes) -> None:
-        """See FileSink."""
         if self._file is None:
             self._file = self._path.open("xb", buffering=0)
         write_all(self._file, content)
 
     def commit(self) -> None:
-        """See FileSink."""
         if self._file is None:
             raise RuntimeError("nothing was written")
         os.fsync(self._file.fileno())
@@ -272,13 +270,12 @@ class LocalSink:
         sync_folder(self._target.parent)
 
     def discard(self) -> None:
-        """See FileSink."""
         if self._file is not None:
             self._file.close()
         self._path.unlink(missing_ok=True)
 
 
-class LocalLog:
+class LocalLog(PartLog):
     """Log on a local disk; see `PartLog`."""
 
     def __init__(self, path: Path) -> None:
@@ -301,7 +298,6 @@ class LocalLog:
         self._size = self._file.tell()
 
     def close(self) -> None:
-        """See PartLog."""
         if self._file is not None:
             self._file.close()
             self._file = None

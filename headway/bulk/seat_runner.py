@@ -47,7 +47,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.model.bulk import BulkLine
-from headway.ports import Broker, RequestQueue
+from headway.ports import Broker, BulkRunner, RequestQueue
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
@@ -130,7 +130,7 @@ class _BulkSide:
         return getattr(self._broker, name)
 
 
-class SeatRunner:
+class SeatRunner(BulkRunner):
     """Runner of one process; see `headway.ports.BulkRunner`.
 
     Arguments:
@@ -201,7 +201,6 @@ class SeatRunner:
         self._moved.set()
 
     async def room(self, model: str) -> int:
-        """See BulkRunner."""
         while (room := self._room(model)) <= 0:
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -218,12 +217,10 @@ class SeatRunner:
         return self._windows.get(model) or FIRST_BATCHES * self._served[model].settings.max_batch_size
 
     def full(self, tenant: str) -> bool:
-        """See BulkRunner."""
         held = self._bytes[tenant]
         return held > 0 and held >= MOST_BYTES - self._bytes.total()
 
     def paused(self, model: str, tenant: str = "") -> str:
-        """See BulkRunner."""
         record = self._records.get(tenant)
         if record is not None and record.rests_until > self._clock():
             return "lines have ended a worker of the model; the others wait before they run"
@@ -237,7 +234,6 @@ class SeatRunner:
         return model in ready or model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
     def offer(self, lines: Sequence[BulkLine], done: Done) -> None:
-        """See BulkRunner."""
         for line in lines:
             self._take(line, done)
 
@@ -323,8 +319,6 @@ class SeatRunner:
         return self._shape
 
     def withdraw(self, job: str, number: int = 0) -> None:
-        """See BulkRunner."""
-
         def meant(riding: _Riding) -> bool:
             return riding.line.job == job and number in (0, riding.line.number)
 

@@ -17,6 +17,7 @@ LOOKED_AT = 100
 """Lines, without blank ones, by which a file is known as one of requests."""
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
 
 
 class BulkError(HeadwayError):
@@ -62,9 +63,6 @@ def read_lines(
     return endpoint, _made(file, name, model, endpoint)
 
 
-_UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
-
-
 def _request(line: bytes) -> dict[str, Any] | None:
     """Object that is meant as a request, whatever is wrong with it."""
     try:
@@ -84,17 +82,16 @@ def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Itera
     made: list[bytes] = []
     size = 0
     for number, raw in enumerate(file, 1):
-        if not raw.strip():
-            made.append(b"\n")  # So that the lines of both files have the same numbers.
-            size += 1
-            continue
-        try:
-            text = raw.rstrip(b"\r\n").decode()
-        except UnicodeDecodeError:
-            raise BulkError(f"{name}, line {number}, is not UTF-8") from None
-        body = {**({"model": model} if model else {}), **_input(text, endpoint)}
-        asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
-        made.append(msgspec.json.encode(asked) + b"\n")
+        request = b""  # A blank line stays one, so that the lines of both files have the same numbers.
+        if raw.strip():
+            try:
+                text = raw.rstrip(b"\r\n").decode()
+            except UnicodeDecodeError:
+                raise BulkError(f"{name}, line {number}, is not UTF-8") from None
+            body = {**({"model": model} if model else {}), **_input(text, endpoint)}
+            asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
+            request = msgspec.json.encode(asked)
+        made.append(request + b"\n")
         size += len(made[-1])
         if size >= PIECE:
             yield b"".join(made)

@@ -186,21 +186,17 @@ class Autoscaler:
         scaler.limits = self._kept_alive(model, state, limits)
         if state.follows and state.live > scaler.desired:
             scaler.desired, state.due = limits.clamp(state.live), True
-        rate = offered(model, load, members)
-        running = 0 if bulk else sum(one.in_flight for one in own)  # What runs beside waiting lines is mostly lines.
-        loaded = max((one.load_seconds for one in own), default=0.0)
         lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
-        failed = failed_starts(own)
         measured = ModelState(
             found.healthy,
             queue,
-            rate,
+            offered(model, load, members),
             found.items_per_second,
             batch_cost(load),
-            running,
-            round(loaded, 3),
+            0 if bulk else sum(one.in_flight for one in own),  # What runs beside waiting lines is mostly lines.
+            round(max((one.load_seconds for one in own), default=0.0), 3),
             lines,
-            *failed,
+            *failed_starts(own),
         )
         decision = scaler.decide(measured, now)
         configured = self._limits(model)

@@ -121,8 +121,9 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         promised, owed = max(promised, room.promised), 0.0
         if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
             allowed, pages, most = tier_queues, terms.pages, None
-    theirs = bool(members) and members[0].entry.shape > 0 and tier_queues[members[0].entry.tier] is not top
-    if (blocked or left <= 0.0) and not theirs:
+    if (blocked or left <= 0.0) and not (
+        members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top  # The batch was theirs.
+    ):
         lower = [tier_queue for tier_queue in tier_queues if tier_queue is not top]
         packed.owed = _owed_after(lower, terms, promised, served, blocked)
     return packed

@@ -595,9 +595,8 @@ class Batcher:
             return self._status, self.starting.rests(self._breaker.rest_left(self._clock()))
         if self.figures.scarce and self._status is WorkerStatus.HEALTHY:
             return WorkerStatus.DEGRADED, self.figures.scarce
-        return self._status, self.starting.reason(
-            self._clock(), self.held
-        ) if self._status is WorkerStatus.STARTING else ""
+        is_starting = self._status is WorkerStatus.STARTING
+        return self._status, self.starting.reason(self._clock(), self.held) if is_starting else ""
 
     def _every(self) -> float:
         """Seconds between two heartbeats: more of them while the slot rests."""

@@ -225,21 +225,35 @@ class RunCounts:
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
         """Count a batch that came back after `seconds`; inputs that did not run, as they are for another version, are left out."""
-        if bulk := self._bulk(lease):
-            lines, items = items[-bulk:], items[:-bulk]
-            failed = [*map(_OUTPUT, lines)].count(None)
-            self._fared(len(lines), failed, BULK)
+        if lease.entries[-1].tier >= self._tiers:
+            items = self._came_back_with_bulk(lease, items)
+        else:
+            self._counters.batch_fill[self._slot.model].observe(lease.fill)
         elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
         failed = [*map(_OUTPUT, items)].count(None) - elsewhere
-        self._ran(lease, seconds, bulk)
+        self._ran(lease, seconds)
+        self._figures.answered(len(items) - elsewhere, failed)
         self._fared(len(items) - elsewhere, failed, ITEM)
+
+    def _came_back_with_bulk(self, lease: Lease, items: Sequence[ItemResult]) -> Sequence[ItemResult]:
+        """Count the bulk entries of a batch, and what the others fill of it. Returns the outcomes of the others."""
+        count = self._bulk(lease)
+        others, bulk = items[:-count], items[-count:]
+        self._fared(count, [*map(_OUTPUT, bulk)].count(None), BULK)
+        if others:
+            self._counters.batch_fill[self._slot.model].observe(lease.fill * len(others) / len(items))
+        return others
 
     def failed(self, lease: Lease, cause: str, seconds: float) -> None:
         """Count a batch that failed as a whole."""
-        bulk = self._bulk(lease)
+        count, bulk = len(lease.entries), self._bulk(lease)
         why = BULK if bulk else cause  # Its other entries run again without them, before anybody suspects them.
-        self._ran(lease, seconds, bulk)
-        self._fared(len(lease.entries), len(lease.entries), why)
+        if bulk < count:
+            self._counters.batch_fill[self._slot.model].observe(lease.fill * (count - bulk) / count)
+        if not bulk:
+            self._figures.answered(count, count)
+        self._ran(lease, seconds)
+        self._fared(count, count, why)
         self._counters.wasted_seconds[why] += seconds
 
     def killed(self, lease: Lease) -> None:
@@ -249,23 +263,18 @@ class RunCounts:
 
     def _bulk(self, lease: Lease) -> int:
         """Number of bulk entries of a batch, which are its last ones."""
-        entries, tiers = lease.entries, self._tiers
-        return sum(entry.tier >= tiers for entry in entries) if entries[-1].tier >= tiers else 0
+        return sum(entry.tier >= self._tiers for entry in lease.entries)
 
-    def _ran(self, lease: Lease, seconds: float, bulk: int) -> None:
-        counters, model, count = self._counters, self._slot.model, len(lease.entries)
+    def _ran(self, lease: Lease, seconds: float) -> None:
+        counters, model = self._counters, self._slot.model
         self._figures.ran(seconds)
         counters.batches[model, lease.reason] += 1
         counters.batch_size[model].observe(lease.rows)
-        if bulk < count:
-            counters.batch_fill[model].observe(lease.fill * (count - bulk) / count)
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 
     def _fared(self, count: int, failed: int, why: str) -> None:
         """Count how the runs of so many inputs went. `why`: outcome of those that failed."""
         inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
-        if why != BULK:
-            self._figures.answered(count, failed)
         inputs[model, version, OK] += count - failed
         if failed:
             inputs[model, version, why] += failed

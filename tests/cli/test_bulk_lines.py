@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from headway.cli.bulk_lines import CHAT, COMPLETIONS, EMBEDDINGS, BulkError, read_lines
+from headway.cli.bulk_lines import CHAT, COMPLETIONS, EMBEDDINGS, PIECE, BulkError, read_lines
 
 REQUEST = b'{"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}}\n'
 NO_ID = b'{"method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}\n'
@@ -51,6 +51,11 @@ def test_a_mark_before_the_first_line_is_no_part_of_it(texts: bool) -> None:
 def test_a_file_that_is_neither_is_refused(content: bytes, words: str) -> None:
     with pytest.raises(BulkError, match=words):
         sent(content)
+
+
+def test_a_file_is_sent_piece_by_piece_also_where_it_has_nothing_but_blank_lines() -> None:
+    _, pieces = read_lines(io.BytesIO(b"hello\n" + b"\n" * 4 * PIECE), "FILE", None, None, False)
+    assert max(map(len, pieces)) < 2 * PIECE
 
 
 def test_texts_that_look_like_json_are_texts_when_told_so() -> None:

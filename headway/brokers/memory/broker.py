@@ -309,20 +309,25 @@ class MemoryBroker(Broker, NearQueue):
         departure = running.departure
         ran = run_of(lease, departure, lease.slot.worker, now)
         wanted = self._queues[lease.slot.queue].finish(departure, now)
-        members, given = wanted, items
-        if len(wanted) != len(items):
-            chosen = set(map(id, wanted))
-            given = [item for member, item in zip(departure.members, items, strict=True) if id(member) in chosen]
-        elif departure.bulk:  # The others are settled as if they had ridden alone.
-            others = len(items) - departure.bulk
-            if self._settle(departure, wanted[:others], items[:others], ran):
-                members, given = wanted[others:], items[others:]
-        elif self._settle(departure, wanted, items, ran):
+        if not departure.bulk and self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
+        members, given = self._unsettled(departure, wanted, items, ran)
         await self._answer_each(departure, members, given, ran, now)
         if departure.rest is not None:
             self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
         return Completion(len(wanted), len(departure.members) - len(wanted))
+
+    def _unsettled(
+        self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun
+    ) -> tuple[Sequence[QueuedEntry], Sequence[ItemResult]]:
+        """Entries that get a reply each, with their items. Those beside bulk entries are settled here, as if they had ridden alone."""
+        if len(wanted) != len(items):
+            chosen = set(map(id, wanted))
+            return wanted, [item for one, item in zip(departure.members, items, strict=True) if id(one) in chosen]
+        others = len(items) - departure.bulk
+        if departure.bulk and self._settle(departure, wanted[:others], items[:others], ran):
+            return wanted[others:], items[others:]
+        return wanted, items
 
     async def _answer_each(
         self,

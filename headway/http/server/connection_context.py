@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.config import Settings
@@ -20,9 +20,6 @@ from headway.runtime.request_id import NewId
 
 if TYPE_CHECKING:
     from headway.http.server.connection import Connection
-
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 LINGER = 1.0
 """Seconds for which a refused client may go on sending before it is cut off."""
@@ -102,7 +99,7 @@ class ConnectionContext:
 
     def refresh(self) -> None:
         """Bring the Date header up to date. The listener calls it now and then."""
-        self.date = _date(time.gmtime())
+        self.date = formatdate(usegmt=True).encode()
 
     def retire(self) -> None:
         """Make every answer its connection's last from now on."""
@@ -142,11 +139,3 @@ class ConnectionContext:
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
         """Record the span of a request to an ordinary route that is answered with an error, if traces are recorded here."""
-
-
-def _date(now: time.struct_time) -> bytes:
-    """Value of the Date header, which is in English whatever the locale."""
-    day, month = _DAYS[now.tm_wday], _MONTHS[now.tm_mon - 1]
-    return (
-        f"{day}, {now.tm_mday:02} {month} {now.tm_year} {now.tm_hour:02}:{now.tm_min:02}:{now.tm_sec:02} GMT".encode()
-    )

@@ -410,8 +410,11 @@ class BulkRunner(Protocol):
         lines are the runner's.
         """
 
-    def withdraw(self, job: str, number: int = 0) -> None:
-        """Let go of a job's lines that have not ended, or of the parts of one; `done` is not called for them."""
+    def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
+        """Let go of a job's lines that have not ended, or of those with these numbers; `done` is not called for them.
+
+        It looks through all lines on their way, so that it is to be called for many at once.
+        """
 
     def full(self, tenant: str) -> bool:
         """Whether so many bytes of a tenant's lines are on their way that no more of them may be offered."""

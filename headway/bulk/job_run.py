@@ -109,6 +109,8 @@ class JobRun:
         """Parts of lines that have not gone to the runner, by number of line and part."""
         self._making: deque[tuple[int, Making]] = deque()
         """Numbers of lines that are at their end, with what remains of the making of their records."""
+        self._over: set[int] = set()
+        """Numbers of lines that have failed, whose other parts may be on their way."""
         self._made = asyncio.Event()
         """Set when there are such lines."""
         self._bytes = 0
@@ -194,10 +196,18 @@ class JobRun:
         if asked.failure is not None and len(asked.parts) > 1:
             for part in asked.parts:
                 self._ready.pop((part.number, part.part), None)
-            self._of.runner.withdraw(self.job.id, line.number)
+            if not self._over:
+                asyncio.get_running_loop().call_soon(self._withdraw_parts)
+            self._over.add(line.number)
         if not self._further(line.number, making):
             self._making.append((line.number, making))
             self._made.set()
+
+    def _withdraw_parts(self) -> None:
+        """Let go of the other parts of lines that have failed, as mostly many lines of a batch do together."""
+        over, self._over = self._over, set()
+        if over:
+            self._of.runner.withdraw(self.job.id, over)
 
     def _further(self, number: int, making: Making) -> bool:
         """Make the next piece of a line's record. Returns whether that was the last."""
@@ -540,4 +550,5 @@ class JobRun:
         self._asked.clear()
         self._ready.clear()
         self._making.clear()
+        self._over.clear()
         self._bytes = 0

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -318,9 +318,9 @@ class SeatRunner(BulkRunner):
         self._shape = self._shape % SHAPES + 1
         return self._shape
 
-    def withdraw(self, job: str, number: int = 0) -> None:
+    def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
         def meant(riding: _Riding) -> bool:
-            return riding.line.job == job and number in (0, riding.line.number)
+            return riding.line.job == job and (not numbers or riding.line.number in numbers)
 
         for key, one in list(self._riding.items()):
             if meant(cast(_Riding, one)):

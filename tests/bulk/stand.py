@@ -6,7 +6,7 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ class FakeRunner:
     Attributes:
         ran: how often each line has gone to it, by job, number and part.
         order: tenants in the order of their lines.
+        withdrawn: numbers of the lines of each withdrawal; none for all of a job.
         why: why nothing runs; empty while it does.
         answer: output of every line; empty: its input in capitals.
         full_of: tenant of which no more may be offered; empty for none.
@@ -78,6 +79,7 @@ class FakeRunner:
         self.seats, self.seconds = seats, seconds
         self.ran: Counter[_Key] = Counter()
         self.order: list[str] = []
+        self.withdrawn: list[list[int]] = []
         self.why = self.answer = self.full_of = ""
         self._out: dict[_Key, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
@@ -95,8 +97,9 @@ class FakeRunner:
             self.order.append(line.tenant)
             self._out[key] = asyncio.get_running_loop().call_later(self.seconds, self._end, key, line, done)
 
-    def withdraw(self, job: str, number: int = 0) -> None:
-        for key in [key for key in self._out if key[0] == job and number in (0, key[1])]:
+    def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
+        self.withdrawn.append(sorted(numbers))
+        for key in [key for key in self._out if key[0] == job and (not numbers or key[1] in numbers)]:
             self._out.pop(key).cancel()
         self._freed.set()
 

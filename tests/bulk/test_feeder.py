@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -204,6 +205,17 @@ async def test_a_line_of_several_parts_is_answered_once_all_of_them_are(stand: S
     assert (failed["line"], failed["error"]) == (2, "REJECTED_BY_MODEL")
     assert failed["message"].startswith("input 1 of")
     assert sum(number == 2 for _, number, _ in stand.runner.ran) <= stand.runner.seats + 2
+
+
+@on_stand
+async def test_lines_that_fail_together_are_withdrawn_together(stand: Stand) -> None:
+    """To withdraw takes a look through all that is on its way: one for each would hold the loop for a tenant of bad lines."""
+    stand.runner.seats = 40
+    found = await stand.until_ended(await stand.submit(["RAISE|a"] * 20))
+    assert found.failed == 20
+    withdrawn = [numbers for numbers in stand.runner.withdrawn if numbers]
+    assert [*itertools.chain(*withdrawn)] == [*range(1, 21)]
+    assert len(withdrawn) <= 3
 
 
 @on_stand

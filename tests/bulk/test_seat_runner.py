@@ -257,9 +257,9 @@ def test_what_is_withdrawn_never_ends() -> None:
         one.runner.withdraw("second")
         one.cause, one.dies = Cause.REMOTE, lambda lease: True
         await one.feed(["good"] * 3, "third")
-        one.runner.withdraw("third", 2)
+        one.runner.withdraw("third", [2])
         await asyncio.sleep(5.0)
-        one.runner.withdraw("third", 1)
+        one.runner.withdraw("third", [1])
         one.dies = lambda lease: False
         await one.until(1, "third")
         assert [number for job, number in one.ended if job == "third"] == [3]

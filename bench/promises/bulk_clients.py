@@ -23,6 +23,8 @@ LINES = 1_000, 4_000
 """Lines of a job: least and most."""
 EVERY = 6.0
 """Mean seconds between two jobs."""
+SEVERAL, PARTS = 0.1, (2, 6)
+"""Share of the lines that have several inputs, and how many: least and most."""
 REJECTED, LARGE, CANCELLED = 0.01, 0.002, 0.25
 """Shares: of lines that the model rejects, of lines that are large, and of jobs that their client ends when they are half done."""
 ENDPOINT = "/v1/completions"
@@ -91,7 +93,7 @@ class BulkClients:
         """Send a job, and end it when it is half done, if its client is such a one."""
         rng = self._rng
         tenant, cancels = rng.choice(list(self._tenants)), rng.random() < CANCELLED
-        lines = {f"{number}-{at}": self._text(number, at) for at in range(rng.randint(*LINES))}
+        lines = {f"{number}-{at}": self._texts(number, at) for at in range(rng.randint(*LINES))}
         job = Job(tenant, "", time.monotonic(), lines)
         form = aiohttp.FormData()
         form.add_field("purpose", "batch")
@@ -111,9 +113,15 @@ class BulkClients:
                 await self._ask(tenant, f"/v1/batches/{job.id}/cancel", "", tries=1)
                 return
 
-    def _text(self, number: int, at: int) -> str:
+    def _texts(self, number: int, at: int) -> tuple[str, ...]:
+        count = self._rng.randint(*PARTS) if self._rng.random() < SEVERAL else 1
+        return tuple(self._text(number, f"{at}.{place}", count) for place in range(count))
+
+    def _text(self, number: int, at: str, of: int) -> str:
+        """One of so many texts of a line."""
         luck, large = self._rng.random(), self._rng.random() < LARGE
-        kind = BAD[1] if luck < self._poison else BAD[0] if luck < self._poison + REJECTED else "bulk"
+        poison, rejected = self._poison / of, REJECTED / of
+        kind = BAD[1] if luck < poison else BAD[0] if luck < poison + rejected else "bulk"
         tail = " x" * (self._rng.randint(*LARGE_BYTES) // 2) if large else ""
         return f"{kind} bulk {self._seed:x}-{number}-{at}{tail}"
 
@@ -124,11 +132,15 @@ class BulkClients:
             job.status, job.counts = told["status"], told["request_counts"]
             await asyncio.sleep(LOOK_EVERY)
         job.counts = told["request_counts"]
-        for name, records in (("output_file_id", job.answers), ("error_file_id", job.errors)):
-            if told[name]:
-                content = await self._ask(job.tenant, f"/v1/files/{told[name]}/content", whole=True)
-                records += [_read(json.loads(line)) for line in content.splitlines()]
+        job.answers += [_outputs(one) for one in await self._records(job, told["output_file_id"])]
+        job.errors += [_code(one) for one in await self._records(job, told["error_file_id"])]
         job.status = told["status"]
+
+    async def _records(self, job: Job, file: str | None) -> list[dict[str, Any]]:
+        if not file:
+            return []
+        content = await self._ask(job.tenant, f"/v1/files/{file}/content", whole=True)
+        return [json.loads(line) for line in content.splitlines()]
 
     async def _ask(self, tenant: str, path: str, body: Any = None, *, tries: int = 1_000, whole: bool = False) -> Any:
         """Answer of any gateway that gives one; after so many tries nothing."""
@@ -152,15 +164,19 @@ class BulkClients:
         return {}
 
 
-def _written(lines: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    for custom_id, text in lines.items():
-        body = {"model": "default", "prompt": text}
+def _written(lines: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, Any]]:
+    for custom_id, texts in lines.items():
+        body = {"model": "default", "prompt": texts if len(texts) > 1 else texts[0]}
         yield {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
 
 
-def _read(record: dict[str, Any]) -> tuple[str, str]:
-    """`custom_id` of a record, and its output, or the code of its error."""
-    if record["response"] is None:
-        return record["custom_id"], record["error"]["code"]
-    body = record["response"]["body"]
-    return record["custom_id"], body["error"]["code"] if "error" in body else body["choices"][0]["text"]
+def _outputs(record: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """`custom_id` of an answer, and its outputs."""
+    choices = sorted(record["response"]["body"]["choices"], key=lambda one: int(one["index"]))
+    return record["custom_id"], tuple(one["text"] for one in choices)
+
+
+def _code(record: dict[str, Any]) -> tuple[str, str]:
+    """`custom_id` of an error, and its code."""
+    error = record["error"] or record["response"]["body"]["error"]
+    return record["custom_id"], error["code"]

@@ -379,10 +379,13 @@ def _tell_jobs(findings: Findings, history: History) -> None:
     codes = Counter(code for job in history.jobs for _, code in job.errors)
     findings.table("Bulk jobs", [{"status": status, "jobs": times} for status, times in sorted(ended.items())])
     findings.table("Errors of bulk lines", [{"code": code, "lines": times} for code, times in sorted(codes.items())])
-    lines = {text for job in history.jobs for text in job.lines.values()}
-    runs = Counter(text for run in history.runs for text in run.inputs if text in lines)
+    texts = {text for job in history.jobs for texts in job.lines.values() for text in texts}
+    runs = Counter(text for run in history.runs for text in run.inputs if text in texts)
     answers = sum(len(job.answers) for job in history.jobs)
-    findings.say(f"{len(lines):,} lines, {answers:,} answers, {sum(runs.values()) - len(runs):,} runs again.")
+    lines = sum(len(job.lines) for job in history.jobs)
+    findings.say(
+        f"{lines:,} lines of {len(texts):,} texts, {answers:,} answers, {sum(runs.values()) - len(runs):,} runs again."
+    )
 
 
 def _outcome(status: int, code: str, lost: str) -> str:

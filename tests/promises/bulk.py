@@ -24,7 +24,7 @@ def bulk(history: History) -> Iterator[Violation]:
         if job.status not in ENDS or (job.status == "cancelled" and not job.cancelled):
             yield Violation("a bulk job that is neither completed nor cancelled", story)
         for promise, custom_id in (*_records(job), *_answers(job, runs, owners), *_errors(job, reruns=reruns)):
-            yield Violation(promise, f"{story}: line {custom_id} {job.lines.get(custom_id, '')[:80]!r}")
+            yield Violation(promise, f"{story}: line {custom_id} {str(job.lines.get(custom_id))[:80]}")
         counted = {"total": len(job.lines), "completed": len(job.answers), "failed": len(job.errors)}
         if job.status in ENDS and dict(job.counts) != counted:
             yield Violation("a bulk job counts other lines than are in its files", f"{story}: {job.counts}, {counted}")
@@ -41,23 +41,27 @@ def _records(job: Job) -> Iterator[tuple[str, str]]:
 
 def _answers(job: Job, runs: dict[str, tuple[Run, str]], owners: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Answers that are not of a run of that very line, or that another line has, too."""
-    for custom_id, output in job.answers:
-        text, mark = job.lines.get(custom_id, ""), mark_of(output)
-        run, ran = runs.get(mark, (None, ""))
-        if text_of(output) != text.upper():
+    for custom_id, outputs in job.answers:
+        texts = job.lines.get(custom_id, ())
+        if tuple(map(text_of, outputs)) != tuple(text.upper() for text in texts):
             yield "answer to another line", custom_id
-        elif text.startswith(BAD):
-            yield "output of a line that the model rejects", custom_id
-        elif run is None or ran != text or run.began < job.called:
-            yield "output of a line of no run", custom_id
-        elif owners.setdefault(mark, f"{job.id} {custom_id}") != f"{job.id} {custom_id}":
-            yield "one output of two lines", custom_id
+            continue
+        for place, (text, output) in enumerate(zip(texts, outputs, strict=True)):
+            mark, owner = mark_of(output), f"{job.id} {custom_id} {place}"
+            run, ran = runs.get(mark, (None, ""))
+            if text.startswith(BAD):
+                yield "output of a line that the model rejects", custom_id
+            elif run is None or ran != text or run.began < job.called:
+                yield "output of a line of no run", custom_id
+            elif owners.setdefault(mark, owner) != owner:
+                yield "one output of two lines", custom_id
 
 
 def _errors(job: Job, *, reruns: bool) -> Iterator[tuple[str, str]]:
     """Errors of lines that have nothing wrong, unless faults have ended each of their batches."""
     for custom_id, code in job.errors:
-        if not job.lines.get(custom_id, "").startswith(BAD) and not (code == "backend_error" and reruns):
+        is_bad = any(text.startswith(BAD) for text in job.lines.get(custom_id, ()))
+        if not is_bad and not (code == "backend_error" and reruns):
             yield f"a good line failed ({code})", custom_id
         elif code not in ("rejected_by_model", "backend_error"):
             yield f"a line failed for another reason than its own ({code})", custom_id

@@ -22,7 +22,7 @@ def drains(history: History) -> Iterator[Violation]:
     """What is wrong with drains; nothing where there were none."""
     found = [one for one in history.faults if isinstance(one, Drained)]
     asked = {text for one in history.operations for text in one.texts} if found else set()
-    asked.update(text for job in history.jobs for text in job.lines.values())
+    asked.update(text for job in history.jobs for texts in job.lines.values() for text in texts)
     runs = [run for run in history.runs if not asked.isdisjoint(run.inputs)]  # Not those by which a backend warms up.
     for one in found:
         yield from _Judge(history, one, runs).judge()

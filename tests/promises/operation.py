@@ -229,21 +229,21 @@ class Job:
     Attributes:
         tenant, id: whose it is, and its id.
         called: when its file was sent.
-        lines: text of each line by its `custom_id`.
+        lines: texts of each line by its `custom_id`; several of one that has several inputs.
         cancelled: whether its client has wished that it ends.
         status: its last status; empty: nobody knows it.
         counts: `total`, `completed` and `failed`, as it tells them.
-        answers, errors: records of its two files: `custom_id`, and the output or the error's code.
+        answers, errors: records of its two files: `custom_id`, and the outputs or the error's code.
     """
 
     tenant: str
     id: str
     called: float
-    lines: Mapping[str, str]
+    lines: Mapping[str, tuple[str, ...]]
     cancelled: bool = False
     status: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)
-    answers: list[tuple[str, str]] = field(default_factory=list)
+    answers: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
 
 

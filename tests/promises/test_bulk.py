@@ -12,13 +12,13 @@ from tests.promises.operation import Job
 
 
 def made() -> tuple[Scribe, Job]:
-    """One job of three lines, of which the model rejects one, and whose runs another request shares."""
+    """One job of three lines, of which one has two inputs and the model rejects one, and whose runs another request shares."""
     it = Scribe()
-    one, two, _, beside = it.run("bulk 1", "bulk 2", "reject bulk 3", "caller", at=(1.0, 2.0))
+    one, two, more, _, beside = it.run("bulk 1", "bulk 2", "bulk 2b", "reject bulk 3", "caller", at=(1.0, 2.0))
     it.ask((0.5, 3.0), "caller", output=beside)
     job = Job(
-        "acme", "batch_1", 0.0, {"1": "bulk 1", "2": "bulk 2", "3": "reject bulk 3"}, status="completed",
-        counts={"total": 3, "completed": 2, "failed": 1}, answers=[("2", two), ("1", one)],
+        "acme", "batch_1", 0.0, {"1": ("bulk 1",), "2": ("bulk 2", "bulk 2b"), "3": ("reject bulk 3",)}, status="completed",
+        counts={"total": 3, "completed": 2, "failed": 1}, answers=[("2", (two, more)), ("1", (one,))],
         errors=[("3", "rejected_by_model")],
     )  # fmt: skip
     it.history.jobs.append(job)
@@ -60,12 +60,21 @@ def mixed(job: Job) -> None:
     job.answers = [(one, second), (two, first)]
 
 
+def turned(job: Job) -> None:
+    custom_id, (first, second) = job.answers[0]
+    job.answers[0] = custom_id, (second, first)
+
+
+def short(job: Job) -> None:
+    job.answers[0] = "2", job.answers[0][1][:1]
+
+
 def invented(job: Job) -> None:
-    job.answers[0] = "2", "BULK 2|other.0"
+    job.answers[0] = "2", (job.answers[0][1][0], "BULK 2B|other.0")
 
 
 def accepted(job: Job) -> None:
-    job.answers.append(("3", "REJECT BULK 3|run0.2"))
+    job.answers.append(("3", ("REJECT BULK 3|run0.3",)))
     job.errors.clear()
     job.counts = {"total": 3, "completed": 3, "failed": 0}
 
@@ -92,6 +101,8 @@ def miscounted(job: Job) -> None:
         (lost, "a line of a completed job without a record"),
         (twice, "a record of no line, or the second one of a line"),
         (mixed, "answer to another line"),
+        (turned, "answer to another line"),
+        (short, "answer to another line"),
         (invented, "output of a line of no run"),
         (accepted, "output of a line that the model rejects"),
         (rejected, "a good line failed (rejected_by_model)"),

@@ -57,17 +57,29 @@ def holds_arrays(input: object) -> bool:
     return any(map(is_array, held))
 
 
-def several(inputs: Any) -> Iterable[Any]:
-    """Several inputs: of an array each row, as an array of one row.
+def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
+    """Several inputs, and what makes the result of each of its answer.
+
+    Of an array each row is an input. It is sent as an array of one row, and the result has the row that came back.
 
     Raises:
         InvalidInput: they are no several inputs.
     """
     if not is_array(inputs):
-        return check_inputs(inputs)
+        return check_inputs(inputs), _whole
     array = as_array("inputs", inputs)
     _check_rows("inputs", array)
-    return [array[place : place + 1] for place in range(len(array))]
+    return [array[place : place + 1] for place in range(len(array))], _only_row
+
+
+def _whole(result: Result) -> Result:
+    return result
+
+
+def _only_row(result: Result) -> Result:
+    output = result.output
+    row = {name: one[0] for name, one in output.items()} if isinstance(output, dict) else output[0]
+    return msgspec.structs.replace(result, output=row)
 
 
 def inference_of(

@@ -124,13 +124,14 @@ class AsyncClient(AnyClient):
         """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        waiting = enumerate(several(inputs))
+        each, result_of = several(inputs)
+        waiting = enumerate(each)
         found: dict[int, Result | ClientError] = {}
 
         async def work() -> None:
             for place, input in waiting:
                 try:
-                    found[place] = await self.infer(input, model, parameters, timeout, outputs=outputs)
+                    found[place] = result_of(await self.infer(input, model, parameters, timeout, outputs=outputs))
                 except ClientError as error:
                     found[place] = error
                     if not return_errors:

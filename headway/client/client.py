@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -146,7 +146,7 @@ class Client(AnyClient):
 
         Arguments:
             inputs: a list of inputs, or another iterable of them, but not one text. Of an array each row is an input, and its
-                output has one row.
+                output is the row of the output, without an axis of rows.
             model: name of the model; None: the service's only or default one.
             parameters: parameters of each input, a JSON object.
             timeout: seconds for each input; None: the client's.
@@ -161,7 +161,7 @@ class Client(AnyClient):
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
-        each = several(inputs)
+        each, result_of = several(inputs)
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
@@ -171,9 +171,9 @@ class Client(AnyClient):
         finally:  # Who is interrupted waits for nothing.
             threads.shutdown(wait=finished, cancel_futures=True)
         if return_errors:
-            return [_outcome(one) for one in asked]
+            return [_outcome(one, result_of) for one in asked]
         _raise_first(asked)
-        return [one.result() for one in asked]
+        return [result_of(one.result()) for one in asked]
 
     def submit(
         self,
@@ -322,9 +322,9 @@ class Task(AnyTask["Client"]):
             self._client._send(forget(self.id), self._client._service.timeout)
 
 
-def _outcome(asked: Future[Result]) -> Result | ClientError:
+def _outcome(asked: Future[Result], result_of: Callable[[Result], Result]) -> Result | ClientError:
     try:
-        return asked.result()
+        return result_of(asked.result())
     except ClientError as error:
         return error
 

@@ -202,15 +202,29 @@ def as_fp32(tensor: Tensor) -> bytes | memoryview:
     Raises:
         NoTensors: a number is out of range.
     """
-    datatype = tensor.head.datatype
-    if datatype == "FP32":
+    if tensor.head.datatype == "FP32":
         return tensor.data
-    data: Any = memoryview(tensor.data)
-    numbers = _halves(data, datatype) if datatype in _HALVES else data.cast("B").cast(_TYPECODES[datatype]).tolist()
+    numbers = _numbers_of(tensor)
     try:
         return struct.pack(f"<{len(numbers)}f", *numbers)
     except OverflowError:
         raise NoTensors(f"the output {quoted(tensor.head.name)} holds a number that four bytes cannot hold") from None
+
+
+def widened(tensor: Tensor, datatype: str) -> bytes | memoryview:
+    """Data of a tensor in a datatype that has each of its numbers; see `headway.core.tensors.check_head`."""
+    if tensor.head.datatype == datatype:
+        return tensor.data
+    numbers = _numbers_of(tensor)
+    if datatype in _HALVES:
+        return _packed(list(numbers), datatype)
+    return array(_TYPECODES[datatype], numbers).tobytes()
+
+
+def _numbers_of(tensor: Tensor) -> Sequence[Any]:
+    data: Any = memoryview(tensor.data)
+    datatype = tensor.head.datatype
+    return _halves(data, datatype) if datatype in _HALVES else data.cast("B").cast(_TYPECODES[datatype])
 
 
 def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> Iterator[bytes]:

@@ -53,6 +53,14 @@ _encode = msgspec.msgpack.Encoder().encode
 _read_length = struct.Struct("<I").unpack_from
 
 
+_DIGITS = {
+    "UINT8": 8, "UINT16": 16, "UINT32": 32, "UINT64": 64, "INT8": 7, "INT16": 15, "INT32": 31, "INT64": 63,
+    "BF16": 8, "FP16": 11, "FP32": 24, "FP64": 53,
+}  # fmt: skip
+"""Binary digits up to which a datatype has every whole number."""
+_FLOATS = ("BF16", "FP16", "FP32", "FP64")
+
+
 class NoTensors(ValueError):
     """The tensors are damaged, or not those that a model takes. The text is a whole sentence without its full stop."""
 
@@ -229,11 +237,36 @@ def check_data(head: TensorHead, size: int) -> None:
         )
 
 
+def _holds(datatype: str, other: str) -> bool:
+    """Whether a datatype has every number of another one."""
+    if other not in _DIGITS or datatype not in _DIGITS:
+        return other == datatype
+    if other in _FLOATS:
+        return other == datatype or (datatype in _FLOATS and SIZES[datatype] > SIZES[other])
+    is_signed = datatype in _FLOATS or datatype[0] == "I" or other[0] == "U"
+    return is_signed and _DIGITS[datatype] >= _DIGITS[other]
+
+
+_TAKEN = {datatype: frozenset(other for other in SIZES if _holds(datatype, other)) for datatype in SIZES}
+"""Datatypes that are taken for each: itself, and those each number of which it has, too."""
+
+
+def _remedy(sent: str, taken: str) -> str:
+    """Sentence on what to send in place of numbers that would be rounded or cut off."""
+    if sent not in _DIGITS or taken not in _DIGITS:
+        return ""
+    name = taken.lower().replace("fp", "float")
+    return f". Send {taken}" if taken == "BF16" else f". Send {taken}: in numpy use `.astype('{name}')`"
+
+
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
     """Check one input of a request against a model's specifications; those that are not known are not looked at.
 
+    An input of a narrower datatype fits, each of whose numbers the model's has, too. It travels as it is, and becomes the model's where
+    that runs.
+
     Raises:
-        NoTensors: there is no such input, or its datatype or shape is another.
+        NoTensors: there is no such input, or the model takes another datatype or shape.
     """
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
@@ -258,9 +291,10 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         spec = specs[0]
     if spec is None:
         raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
-    if head.datatype != spec.datatype or not fits(head.shape[1:], spec.shape):
-        mend = ""
-        if head.datatype == spec.datatype and fits(head.shape, spec.shape):
+    is_taken = head.datatype in _TAKEN[spec.datatype]
+    if not is_taken or not fits(head.shape[1:], spec.shape):
+        mend = "" if is_taken else _remedy(head.datatype, spec.datatype)
+        if is_taken and fits(head.shape, spec.shape):
             mend = f". The first axis is the rows: send shape {shown_shape((1, *head.shape))}"
         raise NoTensors(
             f"the input {name} is {head.datatype} of shape {shown_shape(head.shape)}; the model takes {shown_spec(spec)}{mend}"

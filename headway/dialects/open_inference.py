@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
 
+from headway.core.tensor_json import widened
 from headway.core.tensors import (
     BYTES,
     JSON,
@@ -120,7 +121,7 @@ class TensorDialect(Dialect, frozen=True):
             parts = [one[spec.name] for one in each]
             rows = sum(part.head.shape[0] for part in parts)
             head = TensorHead(spec.name, spec.datatype, (rows, *parts[0].head.shape[1:]))
-            whole.append(Sent(head, [part.data for part in parts]))
+            whole.append(Sent(head, [widened(part, spec.datatype) for part in parts]))
         return whole
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:

@@ -74,6 +74,23 @@ def double(x: Array) -> Array:
 
 
 class TestForms:
+    def test_narrower_numbers_come_in_the_datatype_that_the_target_takes(self) -> None:
+        seen = []
+
+        def call(x: Array) -> Array:
+            seen.append((x.dtype, x.tolist()))
+            return x
+
+        loaded = target(call, inputs={"x": ("FP64", [2])})
+        word = ran(
+            loaded, arrays(x=np.array([[1, -2]], "i4")), arrays(x=np.array([[0.5, 3]], "f4")), arrays(x=[[0.1, 0]])
+        )
+        assert seen == [(np.dtype("f8"), [[1, -2], [0.5, 3], [0.1, 0]])]
+        assert shown(word) == [[[1, -2]], [[0.5, 3]], [[0.1, 0]]]
+        seen.clear()
+        ran(target(call, inputs={"x": ("BF16", [2])}), arrays(x=np.array([[1, 255]], "u1")))
+        assert seen == [(np.dtype("f4"), [[1, 255]])]
+
     def test_an_array_has_the_rows_of_all_entries_and_each_gets_its_own(self) -> None:
         calls = []
 

@@ -31,7 +31,9 @@ def calls_of(rows: list[np.ndarray], axes: int = 1) -> list[tuple[int, ...]]:
     kind = ArrayKind(NAMED, True, (TensorSpec("a", "INT64", (-1,) * axes),), pad=0)
     found = arrays.run(1, [pack([tensor_of("a", column(row))]) for row in rows], kind, 0, call, describe)
     assert isinstance(found, Outputs)
-    assert [int(array_of(unpack(Tensors(one))[0])[0]) for one in found.outputs] == [int(row.sum()) for row in rows]
+    assert [int(array_of(unpack(Tensors(one))[0], "INT64")[0]) for one in found.outputs] == [
+        int(row.sum()) for row in rows
+    ]
     return shapes
 
 

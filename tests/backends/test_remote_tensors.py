@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -143,6 +144,14 @@ def test_tensors_come_back_byte_for_byte_whatever_they_are(way: str, request: tu
 
 
 FP32 = ("FP32", (-1, 2))
+
+
+@pytest.mark.parametrize("way", ["http", "grpc"])
+def test_narrower_numbers_become_those_that_the_remote_model_takes(way: str) -> None:
+    dialect = known(way, [("in0", "FP64", (-1, 2))], [("out0", "FP64", (-1, 2))])
+    values = [floats([0.5, -1]), pack([tensor("in", "INT16", (1, 2), struct.pack("<2h", 7, -300))])]
+    items = [contents(one.output)[0] for one in echoed(dialect, values)]
+    assert items == [(TensorHead("out0", "FP64", (1, 2)), struct.pack("<2d", *row)) for row in ((0.5, -1), (7, -300))]
 
 
 @pytest.mark.parametrize("way", ["http", "grpc"])

@@ -300,6 +300,7 @@ def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
         assert client.infer(ROWS, "default", idempotency_key="once").output.shape == (3, 2)
         infinite = np.array([[INFINITY, NAN, 0, 0]], "f4")
         assert same(client.infer(infinite).output, infinite[:, :2])
+        assert same(client.infer(ROWS.astype("i2")).output, ROWS[:, :2] / 2)  # Of a narrower datatype.
 
 
 @pytest.mark.processes
@@ -307,7 +308,10 @@ def test_a_service_gives_arrays_for_arrays(kind: str, halved: Server) -> None:
 def test_each_row_of_an_array_is_an_input_of_many(kind: str, halved: Server) -> None:
     with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
         results = client.infer_many(ROWS)
-        assert same(np.concatenate([one.output for one in results]), ROWS[:, :2] / 2)
+        assert [one.output.shape for one in results] == [(2,)] * 3
+        assert same(np.stack([one.output for one in results]), ROWS[:, :2] / 2)
+        [good, bad] = client.infer_many(np.concatenate([ROWS[:1], ROWS[:1] + 13]), return_errors=True)
+        assert isinstance(good, Result) and same(good.output, ROWS[0, :2] / 2) and isinstance(bad, RejectedByModel)
         ragged = client.infer_many([ROWS[:1], ROWS[1:]], outputs=["OUTPUT"])
         assert [one.output.shape for one in ragged] == [(1, 2), (2, 2)]
         good, bad = client.infer_many([ROWS[:1], ROWS[:1] + 13], return_errors=True)
@@ -321,7 +325,7 @@ def test_errors_of_a_service_are_those_of_other_requests(kind: str, halved: Serv
     with asking(kind, f"http://127.0.0.1:{halved.port}") as client:
         for wrong, what in (
             (ROWS[0], r"`INPUT` is FP32 of shape \[4\]; the model takes `INPUT`, FP32 of shape \[-1, 4\]"),
-            (ROWS.astype("f8"), "is FP64 of shape"),
+            (ROWS.astype("f8"), r"is FP64 of shape .* Send FP32: in numpy use `.astype\('float32'\)`"),
             ({"x": ROWS, "y": ROWS}, "2 inputs; the model takes"),
         ):
             with pytest.raises(BadRequest, match=what) as raised:

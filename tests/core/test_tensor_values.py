@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 from typing import Any
 
@@ -170,6 +172,57 @@ def test_inputs_that_a_model_does_not_take_are_told(heads: list[TensorHead], tol
     with pytest.raises(NoTensors) as caught:
         check_heads(heads, SPECS)
     assert told in str(caught.value)
+
+
+def test_a_narrower_datatype_is_taken_where_every_number_of_it_stays_as_it_is() -> None:
+    for (name, dtype), (wide, wider) in itertools.product(DTYPES.items(), repeat=2):
+        rounded = name in ("INT64", "UINT64") and wide == "FP64"  # numpy calls that safe.
+        head, spec = TensorHead("x", name, (1, 4)), TensorSpec("x", wide, (4,))
+        if name == wide or (np.can_cast(dtype, wider) and name != "BOOL" and not rounded):
+            assert check_heads([head], [spec]) == (head,), (name, wide)
+            limits: Any = np.finfo(dtype) if name[0] == "F" else np.iinfo("u1" if name == "BOOL" else dtype)
+            array = np.array([[limits.min, 0, 1, limits.max]], dtype)
+            assert bytes(tensor_json.widened(tensor(array, name), wide)) == array.astype(wider).tobytes(), (name, wide)
+        else:
+            with pytest.raises(NoTensors, match="the model takes `x`"):
+                check_heads([head], [spec])
+
+
+def test_brain_floats_are_widened_and_hold_small_integers() -> None:
+    halves = Tensor(TensorHead("x", "BF16", (1, 2)), b"\x80\x3f\x80\x7f")
+    assert bytes(tensor_json.widened(halves, "FP64")) == np.array([1, np.inf]).tobytes()
+    assert bytes(tensor_json.widened(tensor(np.array([[-128, 3]], "i1"), "INT8"), "BF16")) == b"\x00\xc3\x40\x40"
+    for sent, taken, good in (
+        ("BF16", "FP16", False),
+        ("FP16", "BF16", False),
+        ("UINT8", "BF16", True),
+        ("INT16", "BF16", False),
+    ):
+        refused = pytest.raises(NoTensors) if not good else contextlib.nullcontext()
+        with refused:
+            check_heads([TensorHead("x", sent, (1, 2))], [TensorSpec("x", taken, (2,))])
+
+
+@pytest.mark.parametrize(
+    ("sent", "taken", "mend"),
+    [
+        ("FP64", "FP32", ". Send FP32: in numpy use `.astype('float32')`"),
+        ("INT64", "FP32", ". Send FP32: in numpy use `.astype('float32')`"),
+        ("INT64", "FP64", ". Send FP64: in numpy use `.astype('float64')`"),
+        ("INT64", "UINT8", ". Send UINT8: in numpy use `.astype('uint8')`"),
+        ("FP32", "BF16", ". Send BF16"),
+        ("BYTES", "FP32", ""),
+        ("FP32", "BYTES", ""),
+        ("BOOL", "FP32", ""),
+    ],
+)
+def test_an_input_that_would_lose_something_is_refused_with_what_to_do(sent: str, taken: str, mend: str) -> None:
+    with pytest.raises(NoTensors) as caught:
+        check_heads([TensorHead("x", sent, (1, 2))], [TensorSpec("x", taken, (2,))])
+    assert (
+        str(caught.value)
+        == f"the input `x` is {sent} of shape [1, 2]; the model takes `x`, {taken} of shape [-1, 2]{mend}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,15 @@ async def test_elements_of_each_datatype_reach_the_model_in_the_binary_form(port
     assert told(answer) == {"x": (datatype, (2, 0), b"")}
 
 
+@on_port()
+async def test_a_narrower_datatype_travels_as_it_is(port: Port) -> None:
+    port.gateway.served.learn(model(inputs=(FOUR,)))
+    data = data_of("INT8", [-1, 0, 1, 2])
+    for one in (typed("INT8", [1, 4], int_contents=[-1, 0, 1, 2]), asked({"x": ("INT8", [1, 4], data)})):
+        answered(await port.client().ask(INFER, one.SerializeToString()))
+        assert arrays(port.gateway.asked[-1].input) == {"x": ("INT8", (1, 4), data)}
+
+
 @pytest.mark.parametrize("count", [4, 1 << 18, (1 << 18) + 1])
 @on_port()
 async def test_messages_that_differ_in_their_data_alone_are_each_read_and_answered(port: Port, count: int) -> None:
@@ -199,7 +208,7 @@ def classified() -> Any:
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
-    "datatype": ((FOUR,), raw_four(1, 4, datatype="FP64"), "`x` is FP64 of shape [1, 4]; the model takes `x`, FP32 of shape [-1, 4]"),
+    "datatype": ((FOUR,), raw_four(1, 4, datatype="FP64"), "the model takes `x`, FP32 of shape [-1, 4]. Send FP32: in numpy use `.astype('float32')`"),
     "no datatype": ((FOUR,), raw_four(1, 4, datatype="FLOAT"), "the input `x` has the datatype `FLOAT`; the datatypes are BOOL, "),
     "our own datatype": ((FOUR,), raw_four(1, 4, datatype="JSON"), "the input `x` has the datatype `JSON`; the datatypes are BOOL, "),
     "rank": ((FOUR,), raw_four(1, 2, 2), "`x` is FP32 of shape [1, 2, 2]; the model takes `x`, FP32 of shape [-1, 4]"),

@@ -123,6 +123,19 @@ async def test_the_only_input_may_have_any_name(stand: Stand) -> None:
 
 
 @on_stand()
+async def test_a_narrower_datatype_travels_as_it_is(stand: Stand) -> None:
+    learn(stand, [X])
+    data = struct.pack("<2h", -3, 300)
+    sent = TensorSpec("x", "INT16")
+    for body in (infer(tensor(sent, [1, 2], [-3, 300])), infer(behind(sent, [1, 2], 4), binary=data)):
+        assert (await stand.ask(body)).status == 200
+        input = stand.gateway.asked[-1].input
+        assert isinstance(input, Tensors)
+        [found] = unpack(input)
+        assert (found.head, bytes(found.data)) == (TensorHead("x", "INT16", (1, 2)), data)
+
+
+@on_stand()
 async def test_a_body_of_data_alone_is_the_only_input(stand: Stand) -> None:
     learn(stand, [X])
     answer, data = told(await stand.ask(post(floats(1, 2, 3, 4), PATH, f"{LENGTH}: 0")))
@@ -303,7 +316,7 @@ WRONG: list[tuple[Any, str]] = [
     ([GOOD, GOOD], "the input `x` is there 2 times"),
     ([GOOD, NUMBERS, tensor(X, [1, 2], [1, 2], name="y")], "there is no input `y`"),
     ([GOOD] * 10_000, "expected 1 to 64"),
-    ([GOOD, NUMBERS | {"datatype": "INT32"}], "the input `ids` is INT32 of shape [1, 3]; the model takes `ids`, INT64"),
+    ([GOOD, NUMBERS | {"datatype": "UINT64"}], "the model takes `ids`, INT64 of shape [-1, -1]. Send INT64: in numpy use `.astype('int64')`"),
     ([GOOD, NUMBERS | {"datatype": "float"}], "has the datatype `float`; the datatypes are BOOL, "),
     ([GOOD, NUMBERS | {"datatype": "JSON"}], "has the datatype `JSON`"),
     ([GOOD, NUMBERS | {"shape": [3]}], "the model takes `ids`, INT64 of shape [-1, -1]. The first axis is the rows: send shape [1, 3]"),

@@ -68,8 +68,16 @@ def numpy() -> Any:
     return numpy
 
 
-def array_of(tensor: Tensor) -> Any:
-    """Array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES and BF16. Raises NoTensors."""
+def array_of(tensor: Tensor, datatype: str) -> Any:
+    """Array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES, BF16 and those that are widened.
+
+    Arguments:
+        tensor: the tensor.
+        datatype: its datatype, or a wider one that has each of its numbers.
+
+    Raises:
+        NoTensors: its data are damaged.
+    """
     np = numpy()
     head = tensor.head
     if head.datatype in (BYTES, JSON):
@@ -80,6 +88,8 @@ def array_of(tensor: Tensor) -> Any:
         found = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
     else:
         found = np.frombuffer(tensor.data, DTYPES[head.datatype])
+    if head.datatype != datatype:
+        found = found.astype(DTYPES.get(datatype, "<f4"))
     found = found.reshape(head.shape)
     found.flags.writeable = False
     return found

@@ -74,8 +74,9 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
     value = as_tensors(value, kind.inputs)
     found = unpack(value)
     heads = check_heads([one.head for one in found], kind.inputs)
-    arrays = {head.name: array_of(one) for head, one in zip(heads, found, strict=True)}
-    return Rows(place, {one.name: arrays[one.name] for one in kind.inputs}, heads[0].shape[0], header_of(value).single)
+    tensors = {head.name: one for head, one in zip(heads, found, strict=True)}
+    arrays = {one.name: array_of(tensors[one.name], one.datatype) for one in kind.inputs}
+    return Rows(place, arrays, heads[0].shape[0], header_of(value).single)
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int) -> Iterator[list[Rows]]:

@@ -13,6 +13,8 @@ from headway.core.culprits import APART_SECONDS, KNOWN_SECONDS
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import Over
 from headway.core.retry import BLAMED
+from headway.core.tensor_json import NoNumber
+from headway.core.tensors import NoTensors
 from headway.model import BatchFailure, Cause, Failure, ItemResult, Limit, Reply
 
 CANCELLED = "cancelled"
@@ -238,6 +240,15 @@ def failure_of(reply: Reply) -> Failure:
 def no_text() -> Failure:
     """Failure of a request whose output cannot be sent, as it is no proper text."""
     return Failure(errors.BACKEND_ERROR, "the model's output contains a lone surrogate, which is no text")
+
+
+def no_json(exc: NoTensors, where: str) -> errors.RequestError:
+    """Error of a request whose output cannot be sent in JSON: by the model's fault where a number is none, else by the request's,
+    which asks for JSON. `where`: words on where it is to be had.
+    """
+    if isinstance(exc, NoNumber):
+        return errors.RequestError(f"{exc}{where}", code=errors.BACKEND_ERROR, reason="output")
+    return errors.BadRequest(f"{exc}{where}")
 
 
 def left() -> Failure:

@@ -88,6 +88,10 @@ _read_any = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class NoNumber(NoTensors):
+    """The tensors hold NaN or an infinity, which JSON has not."""
+
+
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
     """Data of a tensor of a shape, from nested arrays or, as the protocol has it, one flat array of all elements.
 
@@ -259,7 +263,7 @@ def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: b
     found = numbers.cast(code, tuple(shape)).tolist() if shape else numbers.cast(code)[0]
     text = _encode(found)
     if strict and b"null" in text:
-        raise NoTensors(
+        raise NoNumber(
             f"the output {quoted(head.name)} holds NaN or an infinity, which JSON has not; ask for it in binary"
         )
     return text

@@ -17,6 +17,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.core import tensor_json, values
+from headway.core.failures import no_json
 from headway.core.tensors import NoTensors
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
@@ -86,13 +87,13 @@ def _json_value(text: bytes) -> Value:
 
 
 def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:
-    """Pieces of the message of an answer, of which `answer` is all but the output. Raises BadRequest."""
+    """Pieces of the message of an answer, of which `answer` is all but the output. Raises RequestError."""
     text: list[bytes] = []
     try:
         for piece in tensor_json.pieces(output):
             text.append(piece)
             yield b""
     except NoTensors as exc:
-        raise BadRequest(f"{exc}, by ModelInfer of the Open Inference Protocol") from None
+        raise no_json(exc, ", by ModelInfer of the Open Inference Protocol") from None
     yield answer + _OUTPUT + messages.varint(sum(map(len, text)))
     yield from text

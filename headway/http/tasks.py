@@ -15,12 +15,12 @@ import re
 import msgspec
 
 from headway.core import failures, values
-from headway.errors import BadRequest, BrokerUnavailable, NotFound, RequestError
+from headway.errors import BACKEND_ERROR, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.inference.answer_pieces import tensor_pieces
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
-from headway.http.problem import Problem, escaped, problem
+from headway.http.problem import AnyError, Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer, refuse, without_reason
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
@@ -135,6 +135,7 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
         BadRequest: the output is tensors that cannot be sent in this form.
     """
     shown = ID_PREFIX + id
+    failure: AnyError
     if reply.output is not None:
         try:
             if raw:
@@ -148,6 +149,10 @@ def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
             return _as_json(Result(shown, "SUCCESS", told, metadata))
         except UnicodeEncodeError:
             failure = failures.no_text()
+        except RequestError as exc:
+            if exc.code != BACKEND_ERROR:
+                raise
+            failure = exc
     else:
         failure = failures.failure_of(reply)
     failure = Failure(failure.code, escaped(failure.message), failure.retry_after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeGuard
 
-from headway.core import tensor_json
+from headway.core import failures, tensor_json
 from headway.core.tensors import (
     ALIGNED,
     BYTES,
@@ -60,7 +60,7 @@ class OutputTensor(NamedTuple):
         """Pieces of its data as one flat array in JSON.
 
         Raises:
-            BadRequest: they hold NaN, an infinity or octets that are no UTF-8, none of which JSON has.
+            RequestError: they hold NaN, an infinity or octets that are no UTF-8, none of which JSON has.
         """
         opening = b"["
         try:
@@ -71,7 +71,7 @@ class OutputTensor(NamedTuple):
                         yield between + inner
                         between, opening = b"", b","
         except NoTensors as exc:
-            raise BadRequest(f"{exc}, with `binary_data`") from None
+            raise failures.no_json(exc, ", with `binary_data`") from None
         yield b"]" if opening == b"," else b"[]"
 
 

@@ -119,6 +119,7 @@ class Doors:
 
 STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400, grpc.StatusCode.NOT_FOUND: 404, grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
+    grpc.StatusCode.INTERNAL: 502,
 }  # fmt: skip
 
 

@@ -454,7 +454,7 @@ async def test_predict_says_which_numbers_json_has_not(port: Port) -> None:
     port.gateway.served.learn(model("text"))
     port.gateway.output = tensors(True, y=np.array([[1, np.nan]], "f4"))
     found = await port.client().fail(PREDICT, predict("a"))
-    assert found.status is Status.INVALID_ARGUMENT
+    assert (found.status, found.trailers["x-headway-error"]) == (Status.INTERNAL, "BACKEND_ERROR")
     assert found.details == (
         "the output `y` holds NaN or an infinity, which JSON has not; ask for it in binary, by ModelInfer of the Open Inference Protocol"
     )

@@ -270,7 +270,7 @@ async def test_numbers_that_json_has_not_travel_in_binary_alone(stand: Stand, nu
     learn(stand, [X])
     data = floats(1, number)
     answer = await stand.ask(infer(behind(X, [1, 2], 8), binary=data))
-    assert answer.status == 400
+    assert answer.status == 502
     assert (
         "`x` holds NaN or an infinity, which JSON has not; ask for it in binary, with `binary_data`"
         in answer.json["error"]

@@ -183,7 +183,7 @@ async def test_what_json_has_not_is_an_error_that_tells_where_it_is_had(stand: S
     stand.gateway.output = tensors(y=np.full((1, count), np.nan, "f4"))
     for body in (asked("text"), asked("text", PREDICT), post('{"inputs": ["a", "b"]}')):
         answer = await stand.ask(body)
-        assert (answer.status, answer.error) == (400, "BAD_REQUEST")
+        assert (answer.status, answer.error) == (502, "BACKEND_ERROR")
         assert "`y` holds NaN or an infinity, which JSON has not" in answer.json["message"]
         assert "Open Inference Protocol" in answer.json["message"]
     assert answer.json["message"].startswith("input 0 of 2, counted from 0: the output")
@@ -219,8 +219,8 @@ async def test_a_task_with_what_json_has_not_is_fetched_as_octets(stand: Stand) 
     task = await stand.ask(post(content, f"{PREDICT}?model_id=default", RAW, "Prefer: respond-async"))
     path = f"{task.header['location']}?wait=25"
     answer = await stand.ask(get(path))
-    assert (answer.status, answer.error) == (400, "BAD_REQUEST")
-    assert "NaN" in answer.json["message"]
+    assert (answer.status, answer.json["status"], answer.json["error"]["error"]) == (200, "FAILED", "BACKEND_ERROR")
+    assert "NaN" in answer.json["error"]["message"]
     assert (await stand.ask(get(path, "Accept: application/octet-stream"))).body == content
 
 
@@ -350,7 +350,7 @@ async def test_an_embedding_with_nan_comes_in_base64_alone(stand: Stand) -> None
     stand.gateway.served.learn(gives())
     stand.gateway.output = tensors(True, e=np.array([[np.nan]], "f4"))
     answer = await stand.ask(post('{"input": "a"}', EMBEDDINGS))
-    assert answer.status == 400
+    assert (answer.status, answer.json["error"]["code"]) == (502, "backend_error")
     assert "with encoding_format base64" in answer.json["error"]["message"]
     answer = await stand.ask(post('{"input": ["a", "b"]}', EMBEDDINGS))
     assert answer.json["error"]["message"].startswith("input 0 of 2, counted from 0: the output `e` holds NaN")

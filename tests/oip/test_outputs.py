@@ -58,8 +58,9 @@ def test_names_are_checked_as_far_as_they_are_known() -> None:
 
 def test_numbers_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
     [x, _] = told([output(float("nan"))], (), binary=False)
-    with pytest.raises(BadRequest, match=r"NaN or an infinity.*ask for it in binary, with `binary_data`"):
+    with pytest.raises(RequestError, match=r"NaN or an infinity.*ask for it in binary, with `binary_data`") as raised:
         list(x.json_pieces())
+    assert raised.value.code == BACKEND_ERROR
 
 
 def test_json_values_are_texts_in_json_and_elements_of_bytes() -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core import failures, tensor_json, values
 from headway.core.tensors import NoTensors
-from headway.errors import BadRequest
+from headway.errors import RequestError
 from headway.model import Tensors, Value
 from headway.oip.tensors import head_of
 
@@ -60,7 +60,7 @@ def json_pieces(output: Value) -> Iterator[bytes]:
 
     Raises:
         UnicodeEncodeError: it is a text with a lone surrogate.
-        BadRequest: it is tensors that JSON cannot hold.
+        RequestError: it is tensors that JSON cannot hold.
     """
     if isinstance(output, str):
         if len(output) <= PIECE:
@@ -83,16 +83,16 @@ def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
 def _placed(output: Value, position: int, count: int) -> Iterator[bytes]:
     try:
         yield from json_pieces(output)
-    except BadRequest as exc:
-        raise BadRequest(failures.at_input(position, count, exc.message)) from None
+    except RequestError as exc:
+        raise RequestError(failures.at_input(position, count, exc.message), code=exc.code, reason=exc.reason) from None
 
 
 def tensor_pieces(output: Tensors) -> Iterator[bytes]:
-    """Pieces of the nested arrays of tensors. Raises BadRequest where JSON cannot hold them."""
+    """Pieces of the nested arrays of tensors. Raises RequestError where JSON cannot hold them."""
     try:
         yield from tensor_json.pieces(output)
     except NoTensors as exc:
-        raise BadRequest(f"{exc}: {ELSEWHERE}") from None
+        raise failures.no_json(exc, f": {ELSEWHERE}") from None
 
 
 def text_pieces(text: str) -> Iterator[bytes]:

@@ -176,7 +176,7 @@ def _sized(tensor: OutputTensor) -> _Tensor:
 
 
 def _with_json(tensor: OutputTensor) -> _Tensor:
-    """Description of a small tensor with its data in JSON. Raises BadRequest."""
+    """Description of a small tensor with its data in JSON. Raises RequestError."""
     head, data = tensor.head, msgspec.Raw(b"".join(tensor.json_pieces()))
     return _Tensor(head.name, head.datatype, head.shape, msgspec.UNSET, data)
 

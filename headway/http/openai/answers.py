@@ -197,7 +197,7 @@ def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
     """Text of an output, and what the target tells besides. `tokens`: those that its input has used, where that is told apart.
 
     Raises:
-        BadRequest: the output is tensors that JSON cannot hold.
+        RequestError: the output is tensors that JSON cannot hold.
     """
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, str):

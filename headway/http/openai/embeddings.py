@@ -138,8 +138,9 @@ class _Writer(msgspec.Struct, frozen=True):
         try:
             return tensor.head.shape[1], 0, msgspec.Raw(b"".join(tensor_json.nested(tensor, single=True)))
         except NoTensors as exc:
-            message = f"{exc}, with encoding_format base64"
-            raise BadRequest(failures.at_input(position, inputs, message) if inputs > 1 else message) from None
+            error = failures.no_json(exc, ", with encoding_format base64")
+            message = failures.at_input(position, inputs, error.message) if inputs > 1 else error.message
+            raise RequestError(message, code=error.code, reason=error.reason) from None
 
 
 def _read(output: Value) -> tuple[list[float], int]:

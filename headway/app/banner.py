@@ -24,6 +24,9 @@ READY = "Ready."
 """Last line of a process that has no clients."""
 
 
+ENOUGH = 256
+"""Descriptors beside those of connections with which a gateway has enough: for its workers, its files, and what it asks."""
+
 MOST_SHOWN = 16
 """Most workers whose devices are shown."""
 
@@ -42,6 +45,7 @@ def banner(
     items_per_second: float = 0.0,
     signature: Signature | None = None,
     models: Sequence[Model] = (),
+    descriptors: int | None = None,
 ) -> str:
     """Text of the banner.
 
@@ -55,8 +59,10 @@ def banner(
         items_per_second: items per second that its workers do by their warm-up; 0 where that is not known.
         signature: signature of the target, or of the first model's; None where that is not known.
         models: settings, target and devices of each model that it runs, where there are several.
+        descriptors: descriptors that it may have; None: any number.
     """
-    return "\n".join(_lines(settings, role, target, port, admin_port, devices, items_per_second, signature, models))
+    shown = (settings, role, target, port, admin_port, devices, items_per_second, signature, models, descriptors)
+    return "\n".join(_lines(*shown))
 
 
 def _lines(
@@ -69,6 +75,7 @@ def _lines(
     items_per_second: float,
     signature: Signature | None,
     models: Sequence[Model],
+    descriptors: int | None,
 ) -> Iterator[str]:
     parts = ROLES[role]
     yield _headline(parts, settings, target, models)
@@ -76,6 +83,8 @@ def _lines(
         yield from _doors(settings, port)
     admin = f"{settings.scheme}://{_host(settings.admin_host)}:{admin_port}"
     yield f"  admin    {admin}/dashboard   health /internal/health   metrics /metrics"
+    if descriptors is not None:
+        yield f"  files    {descriptors} descriptors{_connections(settings, descriptors) if parts.gateway else ''}"
     if settings.tls_cert:
         yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
     if settings.broker:
@@ -116,6 +125,14 @@ def _doors(settings: Settings, port: int) -> Iterator[str]:
     yield f"  oip      {url}/v2: Open Inference Protocol, version 2"
     if settings.grpc_port:
         yield f"  grpc     {_host(settings.host)}:{settings.grpc_port}   headway.v1, Open Inference Protocol, health, reflection"
+
+
+def _connections(settings: Settings, descriptors: int) -> str:
+    """Connections for which a gateway's descriptors are enough."""
+    most = settings.max_connections
+    if descriptors >= most + ENOUGH:
+        return f", enough for {most} connections (--max-connections)"
+    return f", too few for {most} connections (--max-connections): raise the hard limit, as with ulimit -Hn or LimitNOFILE="
 
 
 def _rules(settings: Settings, target: Target | None) -> Iterator[str]:

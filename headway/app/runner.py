@@ -27,6 +27,7 @@ from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
+from headway.runtime.listening import descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 
@@ -92,9 +93,15 @@ def shown(process: Process) -> str:
     signature = pool.signature if pool is not None else None
     if len(process.plans) > 1:
         models = [(plan.settings, plan.target, plan.devices) for plan in process.plans.values()]
-        return banner(settings, process.role, None, port, process.admin.port, signature=signature, models=models)
+        return banner(
+            settings, process.role, None, port, process.admin.port,
+            signature=signature, models=models, descriptors=descriptors(),
+        )  # fmt: skip
     own = next((plan.settings for plan in process.plans.values()), settings)
-    return banner(own, process.role, process.target, port, process.admin.port, process.devices, pace, signature)
+    return banner(
+        own, process.role, process.target, port, process.admin.port, process.devices, pace, signature,
+        descriptors=descriptors(),
+    )  # fmt: skip
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -12,11 +12,11 @@ import errno
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import fsspec
 
-from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileSink, PartLog, Run
+from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileReader, FileSink, PartLog, Run
 
 T = TypeVar("T")
 
@@ -70,8 +70,8 @@ class Bucket(BulkFolder):
     def look(self) -> None:
         self._system.info(self._path_of(MARK))
 
-    def reader(self, name: str) -> BinaryIO:
-        file: BinaryIO = self._system.open(self._path_of(name), "rb", block_size=READ_AT_ONCE, cache_type="readahead")
+    def reader(self, name: str) -> FileReader:
+        file: FileReader = self._system.open(self._path_of(name), "rb", block_size=READ_AT_ONCE, cache_type="readahead")
         return file
 
     def sink(self, id: str) -> FileSink:

@@ -102,21 +102,25 @@ class BulkFolder:
 
     async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
         """Read a file piece by piece. Raises FolderUnavailable, and FileLost where only the file is gone."""
+        file: FileReader | None = None
 
-        def opened() -> BinaryIO | None:
+        def read() -> bytes | None:
+            nonlocal file
             try:
-                return self.reader(name)
+                file = file or self.reader(name)
+                return file.read(size)
             except FileNotFoundError:
                 self.look()
                 return None
 
-        if (file := await self.do(opened)) is None:
-            raise FileLost("the file is not there any more")
         try:
-            while piece := await self.do(lambda: file.read(size)):
+            while piece := await self.do(read):
                 yield piece
         finally:
-            file.close()
+            if file is not None:
+                file.close()
+        if piece is None:
+            raise FileLost("the file is not there any more")
 
     # What waits, in a thread of `do`.
 
@@ -132,9 +136,9 @@ class BulkFolder:
         """Raise FileNotFoundError where the folder is not there, as when it is one of the network that is not mounted."""
         (self._path / "files").stat()
 
-    def reader(self, name: str) -> BinaryIO:
+    def reader(self, name: str) -> FileReader:
         """Open a file to read."""
-        return (self._path / name).open("rb", buffering=0)
+        return LocalReader(self._path / name)
 
     def sink(self, id: str) -> FileSink:
         """FileSink of a new file."""
@@ -181,6 +185,16 @@ class BulkFolder:
 
     def _incoming(self) -> Path:
         return self._path / "incoming" / secrets.token_hex(12)
+
+
+class FileReader(Protocol):
+    """File that is read from its beginning. Its calls wait for the disk."""
+
+    def read(self, size: int, /) -> bytes:
+        """Next bytes, at most so many; empty at its end."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class FileSink(Protocol):
@@ -244,8 +258,28 @@ class FileWriter:
         await self._folder.do(lambda: self._sink.write(content))
 
 
+class LocalReader(FileReader):
+    """FileReader of a local disk. It has the file open only while it reads: a client that takes its time holds no descriptor.
+
+    Arguments:
+        path: where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def read(self, size: int, /) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            piece = os.pread(file.fileno(), size, self._at)
+        self._at += len(piece)
+        return piece
+
+    def close(self) -> None:
+        """Do nothing: it is not open."""
+
+
 class LocalSink(FileSink):
-    """FileSink on a local disk; see `FileSink`.
+    """FileSink on a local disk; see `FileSink`. It has the file open only while it writes, as `LocalReader` does.
 
     Arguments:
         path: where it is written.
@@ -254,24 +288,18 @@ class LocalSink(FileSink):
 
     def __init__(self, path: Path, target: Path) -> None:
         self._path, self._target = path, target
-        self._file: BinaryIO | None = None
 
     def write(self, content: bytes) -> None:
-        if self._file is None:
-            self._file = self._path.open("xb", buffering=0)
-        write_all(self._file, content)
+        with self._path.open("ab", buffering=0) as file:
+            write_all(file, content)
 
     def commit(self) -> None:
-        if self._file is None:
-            raise RuntimeError("nothing was written")
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with self._path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())
         self._path.rename(self._target)
         sync_folder(self._target.parent)
 
     def discard(self) -> None:
-        if self._file is not None:
-            self._file.close()
         self._path.unlink(missing_ok=True)
 
 

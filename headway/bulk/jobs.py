@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from msgspec.structs import replace
 
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.config import Settings
-from headway.errors import PayloadTooLarge, StoreUnavailable
+from headway.core.budget import Budget
+from headway.errors import RATE_LIMITED, SERVICE_OVERLOADED, PayloadTooLarge, RequestError, StoreUnavailable
 from headway.model.bulk import BulkJob, Stored
 from headway.ports import BulkStore
 from headway.runtime.logger import get_logger
@@ -26,6 +28,8 @@ STRAYS_EVERY = 3_600.0
 """Seconds between two looks for what is nobody's."""
 BITE = 100
 """Most files, and most jobs, that are asked for at once."""
+TRANSFERS = 128
+"""Files that are on their way in or out at once. A tenant may have at most nine times as many as are free: 115 alone."""
 PAGE = 1_000
 """Ids that are asked for at once."""
 DAY = 86_400.0
@@ -61,6 +65,7 @@ class BulkJobs:
         self.wall = wall
         self._uploading = Counter[str]()
         """Bytes that are on their way in, by tenant."""
+        self._transfers = Budget(TRANSFERS)
         self._strays_at = 0.0
         self._sweeper = Periodic("bulk files", self.sweep, clock, "ledger", SWEEP_EVERY)
 
@@ -96,6 +101,21 @@ class BulkJobs:
         if held is None or found is None or found.generation != held.generation or found.status.ended:
             return found
         return replace(found, paused=held.paused)
+
+    def begin_transfer(self, tenant: str) -> Callable[[], None]:
+        """Count a file of a tenant's that is on its way in or out. Returns what is called once at its end.
+
+        Raises:
+            RequestError: there are too many at once.
+        """
+        if self._transfers.take(tenant, 1):
+            return partial(self._transfers.give, tenant, 1)
+        used = self._transfers.used(tenant)
+        if not used:
+            message = f"{TRANSFERS} files are on their way, the most at once; ask again when some have ended"
+            raise RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="files")
+        message = f"{used} files of yours are on their way in or out; end some before you begin another"
+        raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="files")
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:

@@ -21,6 +21,12 @@ from headway.model import Failure
 STRANGERS = "\0"
 """Owner of the connections on which no request has come yet."""
 
+REFUSED = "\1"
+"""Owner of the connections that their tenant, or their address, has too many of. They last until they have their answer."""
+
+TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32
+"""Most of these at once, and the part of all connections that they may be; further ones are cut off without an answer."""
+
 _LOOKED_AT = 64
 """Most strangers that are looked at to find one that makes room."""
 
@@ -125,6 +131,7 @@ class Quotas:
     def __init__(self, settings: Settings) -> None:
         self._named = bool(settings.keys or settings.jwt)
         self._most = settings.max_caller_connections
+        self._total = settings.max_connections
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
         self.bytes = HeldBytes(settings.max_bodies_mb << 20)
         self._most_answer = settings.max_bodies_mb << 19
@@ -140,20 +147,27 @@ class Quotas:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
 
+    def fit(self, connections: int) -> None:
+        """Share no more connections than this, where that is less than were to be shared."""
+        if connections < self._total:
+            self._connections.free -= self._total - connections
+            self._total = connections
+
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection; False when there is no room for it."""
+        """Count a new connection; False when there is no room for it: then it lasts until it has its answer."""
         if not self._named:
             if not self._connections.take(address, 1, self._most):
+                self._turn_away(counted)
                 return False
             counted.owner = address
             return True
         if not self._connections.take(STRANGERS, 1):
             oldest = next((other for other in islice(self._strangers, _LOOKED_AT) if other.silent), None)
-            if oldest is None:
-                return False
-            oldest.shutdown()
-            self.leave(oldest)
-            if not self._connections.take(STRANGERS, 1):
+            if oldest is not None:
+                oldest.shutdown()
+                self.leave(oldest)
+            if oldest is None or not self._connections.take(STRANGERS, 1):
+                self._turn_away(counted)
                 return False
         counted.owner = STRANGERS
         self._strangers[counted] = None
@@ -169,15 +183,23 @@ class Quotas:
         """Count a connection for the tenant whose request has come on it.
 
         Raises:
-            RequestError: the tenant has too many connections; this one is no longer counted, and must not be kept.
+            RequestError: the tenant has too many connections; this one must not be kept.
         """
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
             return
         self.leave(counted)
         if not self._connections.take(tenant, 1, self._most):
+            self._turn_away(counted)
             raise too_many(f"{self._connections.used(tenant)} connections of this tenant are")
         counted.owner = tenant
+
+    def _turn_away(self, counted: CountedConnection) -> None:
+        """Let a connection last until it has its answer, or cut it off where too many such do."""
+        if self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
+            counted.owner = REFUSED
+        else:
+            counted.shutdown()
 
     def leave(self, counted: CountedConnection) -> None:
         """Stop counting a connection."""
@@ -241,5 +263,5 @@ def no_room(used: int) -> RequestError:
 
 def too_many(whose: str) -> RequestError:
     """Error of a connection beyond its owner's; `whose` begins its message."""
-    message = f"{whose} open already; use fewer (max_caller_connections)"
+    message = f"{whose} open already; use fewer (max_connections, max_caller_connections)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

@@ -59,7 +59,7 @@ class GrpcListener(ListeningPort):
     ) -> None:
         settings = entrance.settings
         wanted = settings.grpc_port if port is None else port
-        super().__init__(settings.host, wanted, "host", "grpc_port", settings.max_connections)
+        super().__init__(settings.host, wanted, "host", "grpc_port")
         self._entrance, self._readiness = entrance, readiness
         self._certificates = certificates
         self._connections: PortConnections | None = None

@@ -13,7 +13,9 @@ from headway.http.requests import Handler, Request, RouteAnswer, refuse, without
 
 
 class Authentication:
-    """Give handlers requests of known principals only. What none of these routes runs counts as a poll.
+    """Give handlers requests of known principals only.
+
+    Such a request counts towards its principal's rate limits where its route says so, and as a poll elsewhere.
 
     Arguments:
         entrance: entrance of requests, which knows the principals.
@@ -22,15 +24,15 @@ class Authentication:
     def __init__(self, entrance: Entrance) -> None:
         self._entrance = entrance
 
-    def __call__(self, handler: Handler) -> Handler:
-        """Handler behind the check."""
+    def __call__(self, handler: Handler, *, counts: bool = False) -> Handler:
+        """Handler behind the check. `counts`: each call is a request, not a poll."""
 
         async def checked(request: Request) -> RouteAnswer:
-            return self._refusal(request) or await handler(request)
+            return self._refusal(request, counts) or await handler(request)
 
         return checked
 
-    def _refusal(self, request: Request) -> RouteAnswer | None:
+    def _refusal(self, request: Request, counts: bool) -> RouteAnswer | None:
         """Answer to a request that does not pass. One that does gets its principal."""
         authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
         entrance = self._entrance
@@ -43,7 +45,10 @@ class Authentication:
         if not principal.limits:
             return None
         request.more = partial(entrance.rate_limits.fields, principal.limits)
-        over = entrance.gateway.limiter.poll(principal.limits)
+        if not counts:
+            over = entrance.gateway.limiter.poll(principal.limits)
+        elif (over := entrance.over(principal)) is None:
+            entrance.charge(principal)
         if over is None:
             return None
         entrance.counters.refusals[over.reason, entrance.tiers[principal.tier], ""] += 1

@@ -161,13 +161,18 @@ class StreamedAnswer(RouteAnswer):
         pieces: makes the pieces of the body.
         headers: fields of its header, but for what framing adds.
         media_type: type of the body.
+        ended: is called once when the answer has ended, or its client has left.
     """
 
     def __init__(
-        self, pieces: Callable[[], AsyncGenerator[bytes, None]], headers: Mapping[str, str], media_type: str
+        self,
+        pieces: Callable[[], AsyncGenerator[bytes, None]],
+        headers: Mapping[str, str],
+        media_type: str,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(headers=headers, media_type=media_type)
-        self.pieces = pieces
+        self.pieces, self.ended = pieces, ended
 
 
 Handler = Callable[[Request], Awaitable[RouteAnswer]]

@@ -14,6 +14,7 @@ import resource
 import select
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from headway.errors import SettingError
@@ -109,15 +110,13 @@ class ListeningPort:
         port: port to bind, 0 to let the system choose.
         host_setting: name of the setting that `host` comes from, for errors.
         port_setting: name of the setting that `port` comes from.
-        connections: most connections, for which there are to be descriptors.
 
     Attributes:
         port: the port, once it is bound.
     """
 
-    def __init__(self, host: str, port: int, host_setting: str, port_setting: str, connections: int) -> None:
+    def __init__(self, host: str, port: int, host_setting: str, port_setting: str) -> None:
         self._wanted = host, port, host_setting, port_setting
-        self._descriptors = connections + 8 * SPARE
         self._sockets: list[ListeningSocket] = []
         self._next_look: asyncio.TimerHandle | None = None
         self.port = 0
@@ -147,7 +146,7 @@ class ListeningPort:
         """
         if not self._sockets:
             await self.bind()
-        raise_descriptor_limit(self._descriptors)
+        raise_descriptor_limit()
         for one in self._sockets:
             await one.listen()
         self.look_after()
@@ -244,14 +243,23 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
     return sock
 
 
-def raise_descriptor_limit(wanted: int) -> None:
-    """Let the process have `wanted` descriptors, as far as the hard limit allows."""
+def raise_descriptor_limit() -> None:
+    """Let the process have as many descriptors as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # Some systems take no infinite one: what there was stays.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors() -> int | None:
+    """Number of descriptors that the process may have; None: any."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def open_descriptors() -> int:
+    """Number of descriptors that the process has open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def descriptor_ceiling(spare: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,68 @@ def test_lines_are_judged_by_the_functions_of_the_input_policy(make: Make, tmp_p
     told = failed["response"]["body"]["error"]
     assert (failed["line"], failed["response"]["status_code"]) == (21, 422)
     assert told["message"].startswith("input 1 of 3")
+
+
+def test_each_call_of_files_and_batches_counts_as_a_request_but_a_look_at_a_batch(make: Make, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    limits = "rate = 1\nburst = 8"
+    keys.write_text(entry("ada", more=limits))
+    client = make("ada", keys=str(keys))
+    batch = client.batch(line(1))
+    file = f"/v1/files/{batch['input_file_id']}"
+    for method, path in (("GET", file), ("GET", f"{file}/content"), ("HEAD", f"{file}/content"), ("GET", "/v1/files")):
+        assert client.ask(method, path)[0] == 200
+    client.ended(batch)
+    assert client.ask("GET", "/v1/batches")[0] == 200
+    assert client.ask("POST", f"/v1/batches/{batch['id']}/cancel")[0] == 400
+    for method, path in (
+        ("GET", file), ("DELETE", file), ("GET", f"{file}/content"), ("GET", "/v1/files"), ("GET", "/v1/batches"),
+        ("POST", f"/v1/batches/{batch['id']}/cancel"), ("POST", "/v1/files"), ("POST", "/v1/batches"),
+        ("POST", "/v1/completions"),
+    ):  # fmt: skip
+        status, answer = client.ask(method, path, b"{}" if method == "POST" else b"")
+        assert status == 429, (method, path, answer)
+        assert json.loads(answer)["error"]["code"] == "rate_limit_exceeded"
+    assert client.ask("GET", f"/v1/batches/{batch['id']}")[0] == 200
+
+
+def unread(client: Client, id: str) -> http.client.HTTPConnection:
+    """Download of which only the head is asked for and read."""
+    connection = http.client.HTTPConnection(client._address.hostname or "", client._address.port, timeout=20)
+    connection.request("GET", f"/v1/files/{id}/content", headers=client._headers)
+    return connection
+
+
+def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make()
+    content = b"x" * (8 << 20)
+    id = client.upload(content)["id"]
+    downloads, answers = [unread(client, id) for _ in range(130)], []
+    for download in downloads:
+        answers.append(download.getresponse())
+    assert Counter(one.status for one in answers) == {200: 115, 429: 15}
+    told = json.loads(answers[-1].read())["error"]
+    assert told["message"].startswith("115 files of yours are on their way in or out")
+    assert not any(one.samefile(tmp_path / "bulk" / "files" / id) for one in open_files())
+    status, answer = client.ask(
+        "POST", "/v1/files", form(b"a"), **{"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    )
+    assert (status, json.loads(answer)["error"]["message"]) == (429, told["message"])
+    assert answers[0].read() == content
+    client.json("DELETE", f"/v1/files/{id}")
+    with pytest.raises(http.client.IncompleteRead):
+        answers[1].read()
+    for download in downloads:
+        download.close()
+    id, until = client.upload(content)["id"], time.monotonic() + 20
+    while client.ask("GET", f"/v1/files/{id}/content")[0] != 200:
+        assert time.monotonic() < until
+    assert "Traceback" not in caplog.text
+
+
+def open_files() -> Iterator[Path]:
+    for one in Path("/proc/self/fd").iterdir():
+        if one.exists() and one.resolve().is_file():
+            yield one

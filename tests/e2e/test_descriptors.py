@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 from pathlib import Path
 
-from tests.e2e.client import wait_until
+from bench.load import http2
+from tests.bulk.test_http import BOUNDARY, form
+from tests.e2e.client import Connection, request, wait_until
 from tests.e2e.server import Server, serving
+from tests.identity.writing import entry, key_of
+from tests.servers.ports import Port
 
 FEW = 128
+SOFT, HARD = 256, 512
 
 
 def limit() -> None:
@@ -41,3 +47,57 @@ def test_a_worker_is_replaced_and_operators_are_answered_while_clients_hold_all_
         server.all_healthy()
         server.ask("during", on=inside.connection).output()
         wait_until(lambda: victim not in {worker["pid"] for worker in server.workers()})
+
+
+def low_soft_limit() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, HARD))
+
+
+def crowd(server: Server, authorization: str, file: str, each: int) -> list[Connection]:
+    """So many downloads that are not read, uploads that do not go on, gRPC streams, and idle connections."""
+    metadata = [("authorization", authorization.partition(": ")[2])]
+    stream = http2.headers(0, "/inference.GRPCInferenceService/ModelStreamInfer", metadata)
+    kind = f"content-type: multipart/form-data; boundary={BOUNDARY}"
+    upload = request(form(b"a" * 1000), "/v1/files", authorization, kind)
+    ways = (
+        (server.port, request(b"", f"/v1/files/{file}/content", authorization, method="GET")),
+        (server.port, upload[:-100]),
+        (server.grpc_port, http2.hello() + stream),
+        (server.port, request(b"", "/v1/models", authorization, method="GET")),
+    )
+    found = []
+    for _ in range(each):
+        for port, sent in ways:
+            with contextlib.suppress(ConnectionError):
+                found.append(Connection(port))
+                found[-1].send(sent)
+    return found
+
+
+def test_what_one_tenant_holds_open_keeps_no_other_out(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text(
+        "".join(entry(name, tenant=name, more="rate = 0") for name in ("acme", "globex"))
+    )
+    acme, globex = (f"authorization: Bearer {key_of(name)}" for name in ("acme", "globex"))
+    with (
+        contextlib.closing(Port()) as port,
+        serving(
+            tmp_path, "--keys", "keys.toml", "--bulk-dir", "bulk", "--grpc-port", str(port.number),
+            before=low_soft_limit, lawful=False,
+        ) as server,
+    ):  # fmt: skip
+        assert f"files    {HARD} descriptors, too few for 10000 connections" in server.banner()
+        first = server.connect()
+        kind = f"content-type: multipart/form-data; boundary={BOUNDARY}"
+        first.send(request(form(b"a" * 100_000 * 40), "/v1/files", acme, kind))
+        file = first.answer().json["id"]
+        held = crowd(server, acme, file, HARD // 3)
+        for _ in range(20):
+            other = server.connect()
+            other.send(request(b'{"input": "abc"}', "/v1/inference", globex))
+            assert other.answer().status == 200
+        assert server.metrics().value("refusals_total", reason="connections") > 0
+        for one in held:
+            one.close()
+        wait_until(lambda: server.descriptors() < HARD // 4)
+        assert not server.log("a request failed")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from typing import Any
 
 import pytest
 import structlog
 
-from headway.gateway.client_quotas import Quotas
+from headway.config import Settings
+from headway.errors import RequestError
+from headway.gateway.client_quotas import REFUSED, Quotas
 from headway.http.server.connection import UNCOUNTED
 from headway.model import Failure
 from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
@@ -33,7 +37,7 @@ def quotas(stand: Stand) -> Quotas:
 def none_is_held(stand: Stand) -> None:
     """Check that nothing was lost or made of the budgets."""
     buffer = quotas(stand)
-    assert buffer._connections.free == stand.settings.max_connections
+    assert buffer._connections.free == buffer._total
     assert buffer.bytes.free == stand.settings.max_bodies_mb * MEBIBYTE
     assert not buffer._strangers
     assert not buffer._slow
@@ -398,3 +402,45 @@ async def test_what_is_fetched_is_counted_no_more(stand: Stand) -> None:
     assert (await client.answer()).status == 200
     await settled(lambda: quotas(stand).bytes.used("acme") == 0)
     await gone(stand)
+
+
+class Counted:
+    """A connection as the quotas count it."""
+
+    silent = True
+
+    def __init__(self) -> None:
+        self.owner: str | None = None
+        self.reserved = self.unfetched = 0
+        self.cut = False
+
+    def shutdown(self) -> None:
+        self.cut = True
+
+
+def belonging(shared: Quotas, tenant: str, number: int) -> list[Counted]:
+    """So many connections of a tenant, of which those that are too many wait for their answer, or are cut."""
+    found = [Counted() for _ in range(number)]
+    for one in found:
+        assert shared.enter(one, "10.0.0.1")
+        with contextlib.suppress(RequestError):
+            shared.belong(one, tenant)
+    return found
+
+
+def test_connections_are_shared_as_far_as_there_are_descriptors_for_them() -> None:
+    shared = Quotas(Settings(max_connections=1000, keys="k"))
+    shared.fit(5000)
+    shared.fit(100)
+    greedy = belonging(shared, "acme", 200)
+    assert sum(one.owner == "acme" for one in greedy) == 90
+    assert not any(one.cut for one in belonging(shared, "globex", 6))
+
+
+def test_few_of_those_that_are_too_many_wait_for_their_answer() -> None:
+    shared = Quotas(Settings(max_connections=960, keys="k"))
+    greedy = belonging(shared, "acme", 2000)
+    assert Counter(one.owner for one in greedy if not one.cut) == {"acme": 864, REFUSED: 30}
+    for one in greedy:
+        shared.leave(one)
+    assert shared._connections.free == 960

@@ -59,6 +59,10 @@ class InferenceContext(ConnectionContext):
             return lambda: CrossOriginConnection(self, origins)
         return lambda: FastPathConnection(self)
 
+    def fit(self, connections: int) -> None:
+        """Share no more connections among clients than this, as there are descriptors for no more."""
+        self.quotas.fit(connections)
+
     def most_body_of(self, head: Head) -> int:
         """Bytes of the largest body that a request with this head may have: of an upload, as many as a tenant may store."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS

@@ -45,9 +45,9 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
     """Routes of batches, for known principals."""
     on = _Batches(jobs, new_id)
     return [
-        Route(PATH, known(told(on.collection)), ("GET", "POST")),
-        Route(f"{PATH}/{{id}}", known(told(on.one))),
-        Route(f"{PATH}/{{id}}/cancel", known(told(on.cancel)), ("POST",)),
+        Route(PATH, known(told(on.collection), counts=True), ("GET", "POST")),
+        Route(f"{PATH}/{{id}}", known(told(on.one))),  # What became of a job is polled, as of a task.
+        Route(f"{PATH}/{{id}}/cancel", known(told(on.cancel), counts=True), ("POST",)),
     ]
 
 

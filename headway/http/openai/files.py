@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from headway.bulk.folder import FileWriter
+from headway.bulk.folder import FileWriter, why
 from headway.bulk.jobs import BulkJobs
-from headway.errors import NOT_FOUND, BadRequest, NotFound, RequestError
+from headway.errors import NOT_FOUND, BadRequest, FolderUnavailable, NotFound, RequestError
 from headway.http.authentication import Authentication
 from headway.http.form import FormPart, parts
 from headway.http.openai.errors import encode_error
@@ -19,6 +19,9 @@ from headway.http.problem import AnyError, Encoded
 from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer, refusal, without_reason
 from headway.http.routing import Route
 from headway.model.bulk import BulkFile
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
 
 PATH = "/v1/files"
 PURPOSE = "batch"
@@ -34,9 +37,9 @@ def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> 
     """Routes of files, for known principals."""
     on = _Files(jobs, new_id)
     return [
-        Route(PATH, known(told(on.collection)), ("GET", "POST")),
-        Route(f"{PATH}/{{id}}", known(told(on.one)), ("GET", "DELETE")),
-        Route(f"{PATH}/{{id}}/content", known(told(on.content))),
+        Route(PATH, known(told(on.collection), counts=True), ("GET", "POST")),
+        Route(f"{PATH}/{{id}}", known(told(on.one), counts=True), ("GET", "DELETE")),
+        Route(f"{PATH}/{{id}}/content", known(told(on.content), counts=True)),
     ]
 
 
@@ -122,15 +125,19 @@ class _Files:
 
         async def pieces() -> AsyncGenerator[bytes, None]:
             left = size
-            async with aclosing(folder.pieces(folder.file(file.id))) as found:
-                async for piece in found:
-                    left -= len(piece)
-                    yield piece
+            try:
+                async with aclosing(folder.pieces(folder.file(file.id))) as found:
+                    async for piece in found:
+                        left -= len(piece)
+                        yield piece
+            except FolderUnavailable as exc:
+                log.warning("a file cannot be sent to its end", file=file.id, error=why(exc), request_id=request.id)
             if left:
                 request.cut()
 
         fields = {"content-length": str(size), "content-disposition": "attachment"}
-        return StreamedAnswer(pieces, fields, "application/octet-stream")
+        ended = self._jobs.begin_transfer(file.tenant)
+        return StreamedAnswer(pieces, fields, "application/octet-stream", ended)
 
     async def _file(self, request: Request) -> BulkFile:
         id = request.params["id"]
@@ -145,6 +152,7 @@ class _Files:
         writer = self._jobs.folder.writer(id)
         name: str | None = None
         purpose = ""
+        ended = self._jobs.begin_transfer(tenant)
         try:
             async with self._jobs.upload(tenant) as count:
                 async for part in parts(request.headers, request.pieces()):
@@ -168,6 +176,7 @@ class _Files:
                     await self._jobs.folder.remove_file(file.id)
                     raise self._jobs.too_much()
         finally:
+            ended()
             await writer.discard()
         return as_json(_shown(file))
 

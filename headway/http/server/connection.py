@@ -256,9 +256,9 @@ class Connection(asyncio.Protocol):
 
     async def _answer(self, request: Request) -> None:
         """Answer a request of an ordinary route."""
-        context, begun = self.context, monotonic()
+        begun = monotonic()
         try:
-            response = await context.answer(request)
+            response = await self.context.answer(request)
         except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
             return
         except Exception:
@@ -266,10 +266,17 @@ class Connection(asyncio.Protocol):
                 "a route failed", request_id=request.id, method=excerpt(request.method), path=excerpt(request.path)
             )
             response = refuse(request, Failure(INTERNAL, UNFORESEEN))
-        if request.gone:
-            return
         try:
-            context.trace_answer(request, response.status, begun)
+            if not request.gone:
+                await self._send_answer(request, response, begun)
+        finally:
+            if isinstance(response, StreamedAnswer):
+                response.ended()
+
+    async def _send_answer(self, request: Request, response: RouteAnswer, begun: float) -> None:
+        """Send the answer of an ordinary route, to a request that came at the monotonic instant `begun`."""
+        try:
+            self.context.trace_answer(request, response.status, begun)
             if isinstance(response, StreamedAnswer):
                 await self._stream(request, response)
             else:

@@ -93,6 +93,9 @@ class ConnectionContext:
 
         return lambda: Connection(self)
 
+    def fit(self, connections: int) -> None:
+        """Share no more connections among clients than this, as there are descriptors for no more."""
+
     def most_body_of(self, head: Head) -> int:
         """Bytes of the largest body that a request with this head to an ordinary route may have."""
         return self.most_body

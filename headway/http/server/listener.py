@@ -25,7 +25,7 @@ from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
-from headway.runtime.listening import ListeningPort, descriptor_ceiling
+from headway.runtime.listening import ListeningPort, descriptor_ceiling, open_descriptors
 from headway.runtime.request_id import NewId
 from headway.runtime.tls_transport import TlsPort
 
@@ -62,7 +62,7 @@ class Listener(ListeningPort):
         make_context: Callable[[], ConnectionContext],
         certificates: Certificates | None = None,
     ) -> None:
-        super().__init__(host, port, f"{prefix}host", f"{prefix}port", settings.max_connections)
+        super().__init__(host, port, f"{prefix}host", f"{prefix}port")
         self._make_context = make_context
         self._certificates = certificates
         self._context: ConnectionContext | None = None
@@ -113,6 +113,12 @@ class Listener(ListeningPort):
             tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
             protocol = tls.around(protocol, _refuse_plain)
         return protocol
+
+    async def open(self) -> None:
+        """Listen, with as many connections as there are descriptors for."""
+        await super().open()
+        if self._context is not None:
+            self._context.fit(descriptor_ceiling(self._context.spare) - open_descriptors())
 
     def retire(self) -> None:
         """Let each open connection go with its next answer, and still take new ones.

@@ -29,7 +29,8 @@ from headway.fleet.reaper import reap_on
 from headway.model import Failure
 from headway.ports import Broker
 from headway.runtime.logger import get_logger
-from headway.runtime.supervisor import Supervisor, heed_cancellation
+from headway.runtime.race import heed_cancellation
+from headway.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from headway.controller.controller import Controller

@@ -11,7 +11,9 @@ from headway.errors import SettingError
 
 
 @command()
-@option("--within", default=10.0, metavar="SECONDS", help="Most seconds for the catch-up, and for each takeover.")
+@option(
+    "--within", default=10.0, metavar="SECONDS", help="Most seconds for the catch-up and the takeover of each primary."
+)
 @option(
     "--to", default="", metavar="HOST:PORT", help="Replica that takes over, of one server; else the one that has most."
 )
@@ -21,12 +23,13 @@ def failover(settings: Settings, within: float, to: str, only: str) -> None:
     """Have a replica of the broker's Redis take over, to patch or restart the primary's host.
 
     Checks that a replica is connected and in sync, pauses the writes, waits until it has all that was written, has it take
-    over (FAILOVER, SENTINEL FAILOVER or CLUSTER FAILOVER, by the URL), and checks the new primary. Requests wait meanwhile,
+    over (REPLICAOF, SENTINEL FAILOVER or CLUSTER FAILOVER, by the URL), and checks the new primary. Requests wait meanwhile,
     for a second or so. When a guard fails, the time is over, or a signal comes before the takeover is asked for, the pause is
-    lifted and nothing has changed; afterwards the takeover is finished first.
+    lifted and nothing has changed; afterwards the takeover is finished first, unless a second signal comes. Whatever
+    happens, writes are paused for no longer than --within and 5 seconds.
 
-    The user of the URL must be allowed INFO, CLIENT PAUSE, REPLICAOF and FAILOVER or CLUSTER FAILOVER: an administrator, not
-    that of the processes.
+    The user of the URL must be allowed INFO, CLIENT PAUSE, REPLICAOF and CLUSTER FAILOVER: an administrator, not that of the
+    processes.
 
     Exit codes: 0 done, 1 refused or given up, 3 a setting is wrong.
     """

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from headway.errors import BrokerUnavailable, StoreUnavailable
 from headway.runtime.availability import Availability
-from headway.runtime.supervisor import Supervisor, heed_cancellation
+from headway.runtime.race import heed_cancellation
+from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 
 PERIOD = 1.0

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any
+
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
+
+MOST_TRIES = 4
+"""Most times that a task is cancelled until it is left running."""
 
 
 async def race(*waits: Awaitable[Any]) -> list[asyncio.Future[Any] | None]:
@@ -20,9 +27,41 @@ async def race(*waits: Awaitable[Any]) -> list[asyncio.Future[Any] | None]:
         await end(*running)
 
 
-async def end(*waits: asyncio.Future[Any] | None) -> None:
-    """Cancel these, as far as there are any, and wait until they have ended, however they do."""
-    there = [one for one in waits if one is not None]
-    for one in there:
-        one.cancel()
-    await asyncio.gather(*there, return_exceptions=True)
+async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
+    """Cancel these, as far as there are any, and wait until they have ended, however they do.
+
+    A cancellation can be lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` returns in its place what has
+    come at the same time. What has not ended after `tidies` seconds, in which it may tidy up, is cancelled again; what does
+    not heed that either is left running.
+    """
+    left = {one for one in waits if one is not None}
+    for again in range(MOST_TRIES):
+        if not left:
+            return
+        if again:
+            log.warning("task does not end, cancelling it again", tasks=_named(left))
+        for one in left:
+            one.cancel()
+        ended, left = await asyncio.wait(left, timeout=tidies)
+        for one in ended:
+            one.cancelled() or one.exception()  # Else asyncio would tell of an error that nobody has looked at.
+    if left:
+        log.error("task does not end, and is left running", tasks=_named(left))
+
+
+def heed_cancellation() -> None:
+    """Raise the cancellation that the running task was asked for and has lost.
+
+    `asyncio.gather` raises the first error of its calls, so a call that fails as it is cancelled hides the
+    cancellation of all. A loop that goes on after such an error asks here first.
+
+    Raises:
+        asyncio.CancelledError: somebody cancelled this task.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _named(waits: Iterable[asyncio.Future[Any]]) -> list[str]:
+    return sorted(one.get_name() if isinstance(one, asyncio.Task) else repr(one) for one in waits)

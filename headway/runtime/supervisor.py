@@ -7,15 +7,16 @@ grows while it keeps failing. So neither a cancelled client nor an exception in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from headway.core.retry import backoff
 from headway.runtime.logger import get_logger
-from headway.runtime.race import end
+from headway.runtime.race import MOST_TRIES, end
 
 log = get_logger(__name__)
 
-CANCEL_AGAIN_AFTER = 20.0
+TIDIES = 20.0
 """Seconds that a cancelled loop has to tidy up; longer than a worker's child needs to be ended and reaped."""
 
 
@@ -27,7 +28,7 @@ class Supervisor:
         """Tasks that have not ended, in the order in which they were started."""
         self._stopping = False
 
-    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Run `loop()` again and again; returns the task that does so."""
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
         self._tasks[task] = None
@@ -37,17 +38,16 @@ class Supervisor:
     async def stop(self) -> None:
         """Cancel all loops and wait until they are gone."""
         self._stopping = True
-        tasks = tuple(self._tasks)
-        await end(*tasks)
+        await end(*self._tasks, tidies=TIDIES * (MOST_TRIES + 1))  # Each ends its loop meanwhile.
 
-    async def _keep(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         failures = 0
         while True:
-            inner = asyncio.ensure_future(loop())
+            inner = asyncio.get_running_loop().create_task(loop(), name=name)
             try:
                 await asyncio.wait({inner})
             except asyncio.CancelledError:
-                await _cancelled(name, inner)
+                await end(inner, tidies=TIDIES)
                 if self._stopping:
                     raise
             error = None if inner.cancelled() else inner.exception()
@@ -56,27 +56,3 @@ class Supervisor:
             failures += 1
             log.error("loop ended, starting it again", loop=name, error=repr(error), exc_info=error)
             await asyncio.sleep(backoff(failures, 1.0))
-
-
-async def _cancelled(name: str, inner: asyncio.Future[None]) -> None:
-    """Cancel a loop until it is gone. One that lost its cancellation, as code of others can, would go on for ever."""
-    while True:
-        inner.cancel()
-        await asyncio.wait({inner}, timeout=CANCEL_AGAIN_AFTER)
-        if inner.done():
-            return
-        log.warning("loop does not end, cancelling it again", loop=name)
-
-
-def heed_cancellation() -> None:
-    """Raise the cancellation that the running task was asked for and has lost.
-
-    `asyncio.gather` raises the first error of its calls, so a call that fails as it is cancelled hides the
-    cancellation of all. A loop that goes on after such an error asks here first.
-
-    Raises:
-        asyncio.CancelledError: somebody cancelled this task.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError

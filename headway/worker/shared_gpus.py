@@ -28,8 +28,8 @@ from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerIn
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.race import end
-from headway.runtime.supervisor import Supervisor, heed_cancellation
+from headway.runtime.race import end, heed_cancellation
+from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import BY_OPERATOR, Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource

@@ -94,7 +94,8 @@ async def test_one_server_hands_over_to_its_replica_with_all_that_was_written(
     assert replica.command("ROLE")[0] == b"master"
     assert primary.command("ROLE")[0] == b"slave"
     assert replica.command("DBSIZE") == 100
-    assert said[-1].endswith(f"{LOOPBACK}:{primary.port} is a replica")
+    assert said[-2] == f"{LOOPBACK}:{primary.port} is its replica, and takes no writes"
+    assert said[-1].endswith(f"lead to {LOOPBACK}:{replica.port} now")
 
 
 @real
@@ -111,7 +112,7 @@ async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[Red
 
     failover._in_sync = stands_still  # type: ignore[assignment]
     try:
-        with pytest.raises(FailoverAborted, match=r"has not taken over within 0\.5 s; writes go on"):
+        with pytest.raises(FailoverAborted, match=rf"{LOOPBACK}:{replica.port} does not answer.*the pause is lifted"):
             await failover.fail_over(servers, 0.5, lambda text: None)
     finally:
         failover._in_sync = before
@@ -207,7 +208,7 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
             # A Sentinel that had no time of this machine holds the replica for gone just now; see SentinelSetup.hand_over.
             with suppress_where("NOGOODSLAVE"):
                 await failover.fail_over(nodes(setup.url, 2.0), 10.0, said.append)
-        assert "SIGTERM: the takeover was asked for, and is finished first" in said
+        assert any(text.startswith("SIGTERM: the takeover was asked for, and is finished first") for text in said)
         assert said[-1].endswith("is its replica, and takes no writes")
         assert setup.primary is replica
         assert primary.command("ROLE")[0] == b"slave"

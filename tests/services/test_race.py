@@ -1,12 +1,13 @@
-"""Waits of which the first that is over ends the others."""
+"""Waits of which the first that is over ends the others, and the ends of waits that lose their cancellation."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
-from headway.runtime.race import race
+from headway.runtime.race import MOST_TRIES, end, race
 from tests.virtual_time import Clock
 
 
@@ -42,3 +43,33 @@ async def test_who_cancels_a_race_ends_all_of_it(clock: Clock) -> None:
     racing.cancel()
     await asyncio.gather(racing, return_exceptions=True)
     assert racing.cancelled() and sorted(ended) == [1.0, 2.0]
+
+
+async def deaf(times: int) -> None:
+    """Lose so many cancellations."""
+    for _ in range(times + 1):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+async def test_what_loses_its_cancellation_is_cancelled_again_and_named(clock: Clock, lost: int) -> None:
+    task = asyncio.get_running_loop().create_task(deaf(lost), name="deaf")
+    await asyncio.sleep(0)
+    began = clock()
+    with capture_logs() as logs:
+        await end(None, task, tidies=2.0)
+    assert task.done() and clock() - began == 2.0 * lost
+    assert [line["tasks"] for line in logs] == [["deaf"]] * lost
+
+
+async def test_what_heeds_no_cancellation_is_left_running_and_named(clock: Clock) -> None:
+    task = asyncio.get_running_loop().create_task(deaf(MOST_TRIES), name="deaf")
+    await asyncio.sleep(0)
+    with capture_logs() as logs:
+        await end(task)
+    assert not task.done()
+    assert (logs[-1]["event"], logs[-1]["tasks"]) == ("task does not end, and is left running", ["deaf"])
+    await end(task)

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import within_answer_time
 from headway.runtime.periodic import Periodic
-from headway.runtime.supervisor import CANCEL_AGAIN_AFTER, Supervisor
+from headway.runtime.supervisor import TIDIES, Supervisor
 from tests.virtual_time import Clock
 
 
@@ -42,8 +42,8 @@ async def test_a_loop_that_loses_its_cancellation_is_cancelled_again(lost: int, 
     began = clock()
     with capture_logs() as logs:
         await supervisor.stop()
-    assert clock() - began == pytest.approx(lost * CANCEL_AGAIN_AFTER)
-    assert [line["event"] for line in logs] == ["loop does not end, cancelling it again"] * lost
+    assert clock() - began == pytest.approx(lost * TIDIES)
+    assert [line["event"] for line in logs] == ["task does not end, cancelling it again"] * lost
 
 
 async def test_a_loop_has_time_to_tidy_up(clock: Clock) -> None:
@@ -54,7 +54,7 @@ async def test_a_loop_has_time_to_tidy_up(clock: Clock) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.9 * CANCEL_AGAIN_AFTER)
+            await asyncio.sleep(0.9 * TIDIES)
             tidied = True
 
     supervisor = Supervisor()
@@ -81,7 +81,7 @@ async def test_a_loop_whose_call_fails_as_it_is_cancelled_ends_at_once(clock: Cl
     with capture_logs() as logs:
         await supervisor.stop()
     assert clock() == began
-    assert "loop does not end, cancelling it again" not in [line["event"] for line in logs]
+    assert "task does not end, cancelling it again" not in [line["event"] for line in logs]
 
 
 async def test_who_stops_waiting_for_the_last_call_of_a_loop_does_not_start_it_again(clock: Clock) -> None:

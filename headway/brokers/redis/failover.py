@@ -5,10 +5,12 @@
        └── refused                         └────────────────┴──▶ pause lifted, given up
 
 The pause lasts PAUSE seconds and is renewed meanwhile, so that it ends by itself where this program does. It is not lifted
-while the old primary would take writes that nobody would find again: until it has been made a replica. One server
-alone (FAILOVER) and a cluster (CLUSTER FAILOVER) pause, wait and lift by themselves; here are their guards.
+while the old primary would take writes that nobody would find again: until it has been made a replica. But no renewal
+reaches further than MARGIN seconds beyond `within`, whatever Sentinels are at then. A cluster (CLUSTER FAILOVER) pauses,
+waits and lifts by itself; here are its guards.
 
-A signal to end is heeded where it does no harm: before a takeover is asked for, which lifts the pause, and after it is done.
+A signal to end is heeded at once where it does no harm: before a takeover is asked for, which lifts the pause, and once the
+pause is over. In between, the takeover is finished first. A second signal is heeded anywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import asyncio
 import contextlib
 import math
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -29,11 +32,13 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from headway.brokers.redis.clients import Nodes
 from headway.brokers.redis.link import Address
 from headway.errors import FailoverAborted, SettingError
-from headway.runtime.race import end
+from headway.runtime.race import end, heed_cancellation
 
-PAUSE = 5.0
+PAUSE = 3.0
 """Seconds of a pause of writes, unless it is renewed."""
-RENEW_EVERY = 1.0
+RENEW_EVERY = 0.5
+MARGIN = 4.0
+"""Seconds after `within` at which writes go on at the latest; one less than is promised, as orders take a while to get there."""
 LOOK_EVERY = 0.02
 """Seconds between two looks at what is waited for."""
 MOST_LAG = 10
@@ -52,7 +57,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
 
     Arguments:
         nodes: the servers.
-        within: most seconds for the catch-up, and for each takeover.
+        within: most seconds for the catch-up and the takeover of each primary. Its writes are paused for 5 more at most.
         say: hears of each step, in words.
         to: HOST:PORT of the replica that takes over from one server; empty: the one that has most. Sentinels choose by themselves.
         only: HOST or HOST:PORT of the primaries of a cluster that hand over; empty: all of them.
@@ -65,7 +70,7 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
     servers = _Servers(nodes)
     try:
         async with servers:
-            with _told_to_end(servers, say):
+            with _ended_by_signals(servers, say):
                 await _of_kind(servers, within, say, to, only)
     except AuthenticationError as exc:
         at = servers.last
@@ -104,20 +109,27 @@ async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None],
 
 
 @contextmanager
-def _told_to_end(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
-    """Note signals to end, in the place of ending at once."""
-    loop = asyncio.get_running_loop()
+def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
+    """Give up at a signal to end, but for the first one while a takeover is under way. Raises FailoverAborted."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def heard(number: signal.Signals) -> None:
-        servers.signal = number.name
-        if servers.so_far == ASKED:
+        first, servers.signal = not servers.signal, number.name
+        if first and servers.so_far == ASKED:
             with contextlib.suppress(OSError):  # As when the terminal is gone.
-                say(f"{number.name}: the takeover was asked for, and is finished first")
+                say(
+                    f"{number.name}: the takeover was asked for, and is finished first; a second signal ends this at once"
+                )
+        elif task is not None:
+            task.cancel()  # Where redis-py loses it, `heed` is next.
 
     for number in ENDING:
         loop.add_signal_handler(number, heard, number)
     try:
         yield
+    except asyncio.CancelledError:
+        servers.heed()
+        raise
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
@@ -148,6 +160,10 @@ class _Servers:
     async def ask(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
         """Answer of a server, or of a Sentinel."""
         self.last = _shown(address)
+        return await self.ask_beside(address, *command, sentinel=sentinel)
+
+    async def ask_beside(self, address: Address, *command: Any, sentinel: bool = False) -> Any:
+        """Answer to a command whose failure gives nothing up."""
         make = self.nodes.sentinel if sentinel else self.nodes.server
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
@@ -165,80 +181,93 @@ class _Servers:
 
 
 async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], to: str) -> None:
+    """By the steps of FAILOVER, which a server itself would pause for ever where its replica stands still as it takes over."""
     primary = servers.nodes.hosts[0]
     replicas = await _in_sync(servers, primary)
     chosen = _chosen(replicas, to)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
-    servers.heed()
-    begun, servers.so_far = monotonic(), ASKED
-    await servers.ask(primary, "FAILOVER", "TO", *chosen, "TIMEOUT", round(within * 1000))
-    say("writes are paused")
 
-    async def done() -> bool:
-        return (await _role(servers, chosen)) == "master" and (await _role(servers, primary)) == "slave"
+    async def take_over(begun: float) -> Address:
+        await servers.ask(chosen, "REPLICAOF", "NO", "ONE")
+        return chosen
 
-    if not await _until(done, within + RENEW_EVERY):
-        with contextlib.suppress(ResponseError):  # It has ended meanwhile.
-            await servers.ask(primary, "FAILOVER", "ABORT")
-        if not await _until(done, RENEW_EVERY):
-            raise FailoverAborted(
-                f"{_shown(chosen)} has not taken over within {within:g} s; writes go on at {_shown(primary)}"
-            )
-    say(
-        f"{_shown(chosen)} is the primary since {monotonic() - begun:.2f} s after the pause began, and has all that was written"
-    )
-    say(f"have the name or address that --broker gives lead to {_shown(chosen)} now: {_shown(primary)} is a replica")
+    await _hand_over(servers, primary, {chosen: replicas[chosen]}, within, say, take_over)
+    say(f"have the name or address that --broker gives lead to {_shown(chosen)} now")
 
 
 async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], None]) -> None:
-    service, sentinel = servers.nodes.service, await _a_sentinel(servers)
+    sentinel = await _a_sentinel(servers)
     primary = await _primary_of(servers, sentinel)
-    await servers.ask(sentinel, "SENTINEL", "CKQUORUM", service, sentinel=True)  # It raises where too few are there.
+    # It raises where too few are there.
+    await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    take_over = partial(_taken_over, servers, sentinel, primary, within)
+    await _hand_over(servers, primary, replicas, within, say, take_over)
+
+
+async def _hand_over(
+    servers: _Servers,
+    primary: Address,
+    replicas: Mapping[Address, int],
+    within: float,
+    say: Callable[[str], None],
+    take_over: Callable[[float], Awaitable[Address]],
+) -> None:
+    """Pause the writes until these replicas have caught up and one of them has taken over.
+
+    `take_over`: has one take over during the pause that began at an instant, and returns it. Raises FailoverAborted where
+    none has, and none will.
+    """
     servers.heed()
     servers.so_far = LIFTED
-    async with _paused(servers, primary) as pause:
-        begun = monotonic()
+    begun = monotonic()
+    async with _paused(servers, primary, begun + within + MARGIN) as pause:
         say("writes are paused")
         await _caught_up(servers, primary, replicas, within)
         say(f"the replicas have caught up after {monotonic() - begun:.2f} s")
         servers.heed()
         pause.lifts, servers.so_far = False, ASKED
         try:
-            await servers.ask(sentinel, "SENTINEL", "FAILOVER", service, sentinel=True)
-        except ResponseError:  # It was refused. Without an answer it may be under way, and the pause ends by itself.
+            taken = await take_over(begun)
+        except (FailoverAborted, ResponseError):
             pause.lifts, servers.so_far = True, LIFTED
-            raise
-        try:
-            taken = await _taken_over(servers, sentinel, primary, within)
-        except FailoverAborted:
-            pause.lifts = True
             raise
         took = monotonic() - begun
         # Until it is told, it would take writes that nobody finds again. Sentinels tell it, too, though not while the pause
         # holds up what they publish there.
         await servers.ask(primary, "REPLICAOF", *taken)
         pause.lifts = True
-    say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began")
+    say(f"{_shown(taken)} is the primary since {took:.2f} s after the pause began, and has all that was written")
     say(f"{_shown(primary)} is its replica, and takes no writes")
 
 
-async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float) -> Address:
-    """Primary after a failover that Sentinels have begun. While they are at it, it is not given up."""
+async def _taken_over(servers: _Servers, sentinel: Address, primary: Address, within: float, begun: float) -> Address:
+    """Have Sentinels put a replica in the primary's place, and return that.
 
-    async def found() -> Address | None:
-        now = await _primary_of(servers, sentinel)
-        return now if now != primary and (await _role(servers, now)) == "master" else None
-
-    until = monotonic() + within
+    They may give up, as where the one that leads is too late to see the promotion; then they are asked again. While they are
+    at it, it is not given up, though the pause that has `begun` ends meanwhile.
+    """
+    asked = False
     while True:
-        if (taken := await found()) is not None:
-            return taken
-        if monotonic() >= until and not await _under_way(servers, sentinel):
-            if (taken := await found()) is not None:
-                return taken
-            raise FailoverAborted(f"no replica has taken over within {within:g} s; writes go on at {_shown(primary)}")
+        under_way = asked and await _under_way(servers, sentinel)
+        now = await _primary_of(servers, sentinel)
+        if now != primary and (await _role(servers, now)) == "master":
+            return now
+        took = monotonic() - begun
+        if took >= within + MARGIN:
+            servers.heed()
+        if not under_way:
+            if asked and took >= within:
+                raise FailoverAborted(
+                    f"no replica has taken over within {within:g} s; writes go on at {_shown(primary)}"
+                )
+            try:
+                await servers.ask(sentinel, "SENTINEL", "FAILOVER", servers.nodes.service, sentinel=True)
+            except ResponseError:
+                if not asked:
+                    raise
+            asked = True
         await asyncio.sleep(LOOK_EVERY)
 
 
@@ -324,27 +353,33 @@ class _Pause(msgspec.Struct):
 
 
 @asynccontextmanager
-async def _paused(servers: _Servers, primary: Address) -> AsyncIterator[_Pause]:
-    """Pause the writes of a primary, and lift that in the end. Where nobody knows who is the primary, it ends by itself."""
+async def _paused(servers: _Servers, primary: Address, until: float) -> AsyncIterator[_Pause]:
+    """Pause the writes of a primary, until instant `until` at most, and lift that in the end. Where nobody knows who is the
+    primary, it ends by itself.
+    """
 
     async def pause() -> None:
-        await servers.ask(primary, "CLIENT", "PAUSE", round(PAUSE * 1000), "WRITE")
+        seconds = max(0.0, min(PAUSE, until - monotonic()))
+        await servers.ask_beside(primary, "CLIENT", "PAUSE", round(seconds * 1000), "WRITE")
 
     async def renew() -> None:
-        while True:
+        while monotonic() + RENEW_EVERY < until:
+            heed_cancellation()
             await asyncio.sleep(RENEW_EVERY)
             with contextlib.suppress(RedisError, OSError):
-                await pause()
+                async with asyncio.timeout(1.0):  # What takes longer to get there would pause for longer.
+                    await pause()
 
+    servers.last, made = _shown(primary), _Pause()
     await pause()
-    renewing, made = asyncio.create_task(renew()), _Pause()
+    renewing = asyncio.create_task(renew(), name="renewal of the pause of writes")
     try:
         yield made
     finally:
         await end(renewing)
         if made.lifts:
             with contextlib.suppress(RedisError, OSError):  # Then it ends by itself.
-                await servers.ask(primary, "CLIENT", "UNPAUSE")
+                await servers.ask_beside(primary, "CLIENT", "UNPAUSE")
 
 
 async def _caught_up(servers: _Servers, primary: Address, replicas: Mapping[Address, int], within: float) -> None:

@@ -17,7 +17,7 @@ import json
 import re
 from binascii import a2b_base64
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 import jwt
@@ -48,7 +48,7 @@ _sha256 = hashlib.sha256
 class Loops(Protocol):
     """Keeper of running loops, such as a Supervisor."""
 
-    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> object:
+    def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> object:
         """Run `loop()` from now on."""
         ...
 

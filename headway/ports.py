@@ -477,6 +477,18 @@ class WatchedIdentity(Protocol):
         """Function that answers for this credential as `Identity.identify` would at the time; None where there is none."""
 
 
+@runtime_checkable
+class KeyIdentity(Protocol):
+    """Identity of API keys, which can say what a key that came long ago may do now."""
+
+    def principal_of(self, key: str) -> Principal | None:
+        """Principal of the key with this id; None when it is not valid.
+
+        Raises:
+            RequestError: that cannot be told now.
+        """
+
+
 class KeyMark(msgspec.Struct, frozen=True):
     """One change in the history of a store of keys.
 

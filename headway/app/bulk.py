@@ -6,6 +6,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -19,13 +20,13 @@ from headway.bulk.seat_runner import SeatRunner
 from headway.bulk.turns import Turns
 from headway.config import Settings
 from headway.config.extras import install_hint, needing
-from headway.errors import SettingError
+from headway.errors import RequestError, SettingError
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.http.openai.bulk_lines import OpenAILines
 from headway.model import LedgerRecord
 from headway.model.bulk import BulkJob, JobStatus, Stored
-from headway.ports import Broker, BulkRunner, BulkStore
+from headway.ports import Broker, BulkRunner, BulkStore, Identity, KeyIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 
@@ -44,9 +45,19 @@ def make_bulk_jobs(
     runner: BulkRunner,
     counters: Counters,
     ledger: LedgerWriter | None,
+    identity: Identity,
     clock: Callable[[], float],
 ) -> BulkJobs:
-    """Make the bulk jobs of a gateway, not yet open. `ledger`: gets a record of each job that has ended.
+    """Make the bulk jobs of a gateway, not yet open.
+
+    Arguments:
+        settings: settings of the gateway.
+        gateway: the gateway.
+        runner: runs their lines.
+        counters: counters of lines.
+        ledger: gets a record of each job that has ended; None: there is none.
+        identity: identity that knows the API keys, if there are any.
+        clock: monotonic seconds.
 
     Raises:
         SettingError: a template of chats cannot be used, or a package is missing.
@@ -56,6 +67,7 @@ def make_bulk_jobs(
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
         settings.bulk_max_lines, Stored(settings.bulk_max_bytes, settings.bulk_max_files), counters.bulk_lines,
+        partial(allowed_models, identity if isinstance(identity, KeyIdentity) else None),
     )  # fmt: skip
 
     def ended(job: BulkJob) -> None:
@@ -64,6 +76,17 @@ def make_bulk_jobs(
 
     feeder = Feeder(f"{settings.name}-{secrets.token_hex(4)}", context, ended)
     return BulkJobs(store, folder, feeder, settings, clock, time.time)
+
+
+def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
+    """Models that a job may ask by its API key as that is now; see `JobContext`. Without a key it may ask what it could at first."""
+    if keys is None or not job.key:
+        return job.models
+    try:
+        principal = keys.principal_of(job.key)
+    except RequestError:
+        return job.models
+    return None if principal is None or principal.tenant != job.tenant else tuple(sorted(principal.models))
 
 
 def make_folder(name: str) -> BulkFolder:

@@ -374,7 +374,7 @@ class _Wiring:
             from headway.app.bulk import build_runner, make_bulk_jobs
 
             runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
-            bulk = make_bulk_jobs(settings, gateway, runner, counters, self.ledger_writer, clock)
+            bulk = make_bulk_jobs(settings, gateway, runner, counters, self.ledger_writer, identity, clock)
             figures.bulk = bulk.feeder
             learners.append(runner)
             self.resources.extend((runner, bulk))

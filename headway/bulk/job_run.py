@@ -1,6 +1,6 @@
 """One job, as the process runs it that holds it.
 
-    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, as its key was revoked
          └──────────▶ failed
 
 Each step can be done again by another holder. What stands in the store goes by the generation of the holder, so that one
@@ -50,6 +50,10 @@ PAUSE = 5.0
 """Seconds after which a disk is asked again that did not do something."""
 
 
+_NOT_VALID = (
+    "the API key that asked for this batch is not valid any more: it was revoked, has expired or was deleted, or its tier is gone; "
+    "what was done until then is in the files, the rest did not run"
+)
 _NO_FILE = JobFault("no_input_file", "the input file is not there any more")
 
 
@@ -71,6 +75,7 @@ class JobContext(NamedTuple):
         most_lines: most lines of a job.
         most: files of a tenant beyond which none of its jobs begins.
         lines: numbers of lines that got a record, `answered` or `failed`.
+        allowed: tells which models a job may ask now, in order; none: all. None: its API key is not valid any more.
     """
 
     store: BulkStore
@@ -86,6 +91,7 @@ class JobContext(NamedTuple):
     most_lines: int
     most: Stored
     lines: defaultdict[str, int]
+    allowed: Callable[[BulkJob], tuple[str, ...] | None]
 
 
 class JobRun:
@@ -122,6 +128,7 @@ class JobRun:
         self._disk = self._store_trouble = self._in_doubt = ""
         self._held_back = False
         self._fault: JobFault | None = None
+        self._barred: JobFault | None = None
 
     async def run(self) -> None:
         """Run the job to its end. Raises Fenced when another process holds it."""
@@ -251,9 +258,9 @@ class JobRun:
             async for page in found:
                 total += len(page)
                 await self._beat()
-                if self.job.cancelling_at is not None:
+                if self._ending() is not None:
                     break
-        if self.job.cancelling_at is not None:
+        if self._ending() is not None:
             await self._reach(JobStatus.IN_PROGRESS)
         elif not total:
             await self._fail(JobFault("empty_file", "the input file has no line"))
@@ -285,6 +292,8 @@ class JobRun:
             return
         ending = JobStatus.COMPLETED if done else self._ending()
         self.job = replace(self.standing(), paused="")
+        if ending is JobStatus.FAILED and self._barred is not None:
+            self.job = replace(self.job, faults=(*self.job.faults, self._barred))
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
 
     async def _name_files(self) -> None:
@@ -440,7 +449,22 @@ class JobRun:
     def _ending(self) -> JobStatus | None:
         if self.job.cancelling_at is not None:
             return JobStatus.CANCELLED
+        self._look_at_key()
+        if self._barred is not None:
+            return JobStatus.FAILED
         return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
+
+    def _look_at_key(self) -> None:
+        """Have the job end that its API key may not go on with: what is done is there, the rest does not run."""
+        models, job = self._of.allowed(self.job), self.job
+        if models is None:
+            self._barred = JobFault("key_not_valid", _NOT_VALID)
+        elif models != job.models:
+            self.job = replace(job, models=models)  # Lines that are read from now on go by these.
+            lost = [one for one in (job.model, *self._models) if one and models and one not in models]
+            if lost:
+                message = f"the API key that asked for this batch may not ask the model {lost[0]} any more"
+                self._barred = JobFault("model_not_allowed", message)
 
     async def _wait(self, seconds: float) -> None:
         """Wait until the next tick, until all lines have ended, or until the log is full and the disk does."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.model import Principal
-from headway.ports import Identity, WatchedIdentity
+from headway.ports import Identity, KeyIdentity, WatchedIdentity
 
 _OWN = b"hw_live_"
 
 
-class CombinedIdentity(WatchedIdentity):
+class CombinedIdentity(WatchedIdentity, KeyIdentity):
     """Identity that asks the one for which a credential is. A JSON Web Token has two dots in it, which no API key has.
 
     Arguments:
@@ -22,6 +22,7 @@ class CombinedIdentity(WatchedIdentity):
         self._keys = keys.identify
         self._watch = keys.watch if isinstance(keys, WatchedIdentity) else None
         self._tokens = tokens.identify
+        self._principal_of = keys.principal_of if isinstance(keys, KeyIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal | None:
         """Principal as the identity says that was asked; raises what that raises."""
@@ -29,6 +30,9 @@ class CombinedIdentity(WatchedIdentity):
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
         return None if self._watch is None or _is_token(authorization) else self._watch(authorization)
+
+    def principal_of(self, key: str) -> Principal | None:
+        return None if self._principal_of is None else self._principal_of(key)
 
 
 def _is_token(authorization: bytes) -> bool:

@@ -109,6 +109,7 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         id: `batch_…`.
         tenant, user: principal that asked for it.
+        key: id of the API key that asked for it; empty: another credential did, or none.
         models: models that it may ask, as its credential may; empty: all.
         endpoint: path of the route whose bodies the lines are, as `/v1/completions`.
         window: time in which it is to be done, as the client wrote it.
@@ -135,6 +136,7 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     input_file: str
     created_at: float
     expires_at: float
+    key: str = ""
     models: tuple[str, ...] = ()
     window: str = "24h"
     metadata: dict[str, str] | None = None

@@ -202,6 +202,7 @@ class Stand:
         self.disk = Disk()
         self.folder = self.make_folder()
         self.ended: list[BulkJob] = []
+        self.allowed: Callable[[BulkJob], tuple[str, ...] | None] = lambda job: job.models
         self._lives = 0
         self.supervisor = Supervisor()
         self.feeder: Feeder
@@ -226,7 +227,7 @@ class Stand:
         await self.folder.open()
         context = JobContext(
             self.store, self.folder, self.runner, self.form, Turns(), lambda model: None, self.clock, self.wall,
-            new_id, 1000, 10_000, Stored(100_000, 100), defaultdict(int),
+            new_id, 1000, 10_000, Stored(100_000, 100), defaultdict(int), lambda job: self.allowed(job),
         )  # fmt: skip
         self.supervisor = Supervisor()
         self.feeder = Feeder(f"life-{self._lives}", context, self.ended.append)

@@ -62,6 +62,40 @@ async def test_each_line_has_its_record(stand: Stand) -> None:
 
 
 @on_stand
+async def test_a_job_ends_with_what_is_done_when_its_key_is_not_valid_any_more(stand: Stand) -> None:
+    job = await stand.submit(["a"] * 1000)
+    await asyncio.sleep(3.0)
+    stand.allowed, at = lambda job: None, stand.clock()
+    found = await stand.until_ended(job)
+    assert stand.clock() - at < 5.0
+    assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, ["key_not_valid"])
+    assert 0 < found.completed < 1000
+    assert len(stand.records(found.output_file)) == found.completed
+    assert [*stand.path.glob("jobs/*")] == []
+
+
+@on_stand
+async def test_a_job_whose_key_is_not_valid_when_it_begins_runs_no_line(stand: Stand) -> None:
+    stand.allowed = lambda job: None
+    found = await stand.until_ended(await stand.submit(["a"] * 10))
+    assert (found.status, found.faults[0].code, found.output_file) == (JobStatus.FAILED, "key_not_valid", "")
+    assert not stand.runner.ran
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@on_stand
+async def test_a_job_goes_by_the_models_that_its_key_may_ask_now(stand: Stand, lost: bool) -> None:
+    job = await stand.submit(["a"] * 1000, models=("default", "other"))
+    await asyncio.sleep(3.0)
+    stand.allowed = lambda job: ("other",) if lost else ("default",)
+    found = await stand.until_ended(job)
+    if lost:
+        assert (found.status, [one.code for one in found.faults]) == (JobStatus.FAILED, ["model_not_allowed"])
+    else:
+        assert (found.status, found.models) == (JobStatus.COMPLETED, ("default",))
+
+
+@on_stand
 async def test_a_job_without_errors_has_no_file_of_errors(stand: Stand) -> None:
     found = await stand.until_ended(await stand.submit(["a"] * 3000))
     assert (found.completed, found.error_file) == (3000, "")

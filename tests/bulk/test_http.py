@@ -41,6 +41,11 @@ def line(number: int, prompt: str | list[Any] = "a", **body: Any) -> str:
     return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": asked})
 
 
+def slow(inputs: list[str]) -> list[str]:
+    time.sleep(0.05)
+    return inputs
+
+
 class Client:
     """Client of one tenant."""
 
@@ -99,10 +104,10 @@ def make(tmp_path: Path) -> Iterator[Make]:
     """Maker of clients of one service with bulk jobs."""
     services: list[BackgroundService] = []
 
-    def made(key: str = "", **known: Any) -> Client:
+    def made(key: str = "", target: str = "upper", **known: Any) -> Client:
         if not services:
             settings = Settings(**{"port": 0, "admin_port": 0, "bulk_dir": str(tmp_path / "bulk"), **known})
-            services.append(BackgroundService(settings, Role.SERVE, f"{__name__}:upper", Listener))
+            services.append(BackgroundService(settings, Role.SERVE, f"{__name__}:{target}", Listener))
         return Client(services[0].url, key)
 
     yield made
@@ -343,3 +348,26 @@ def open_files() -> Iterator[Path]:
     for one in Path("/proc/self/fd").iterdir():
         if one.exists() and one.resolve().is_file():
             yield one
+
+
+@pytest.mark.parametrize("ended", ["revoked", "deleted", "without its model"])
+def test_a_job_ends_when_its_key_does(make: Make, tmp_path: Path, ended: str) -> None:
+    keys, other = tmp_path / "keys.toml", entry("bob")
+    keys.write_text(entry("ada") + other)
+    client = make("ada", "slow", keys=str(keys), max_batch_size=1)
+    batch = client.batch(*(line(number) for number in range(1000)))
+    keys.write_text(
+        {
+            "revoked": entry("ada", more="expires_at = 1"),
+            "deleted": "",
+            "without its model": entry("ada", more='models = ["other"]'),
+        }[ended]
+        + other
+    )
+    found = make("bob").ended(batch)
+    assert found["status"] == "failed"
+    [fault] = found["errors"]["data"]
+    assert fault["code"] == ("model_not_allowed" if ended == "without its model" else "key_not_valid")
+    done = found["request_counts"]
+    assert done["completed"] < done["total"] or not done["total"]
+    assert len(make("bob").records(found["output_file_id"])) == done["completed"]

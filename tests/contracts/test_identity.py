@@ -11,7 +11,7 @@ from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.identity.combined import CombinedIdentity
 from headway.model import ApiKey, Principal
-from headway.ports import Identity
+from headway.ports import Identity, KeyIdentity
 from headway.runtime.counters import Counters
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of, key_of
@@ -69,3 +69,11 @@ def test_always_says_the_same_of_the_same_and_never_raises(maker: str) -> None:
 def test_without_keys_everybody_is_the_same_anonymous_user() -> None:
     assert AnonymousIdentity(2).identify(b"") == Principal(user="anonymous", tenant="default", tier=2)
     assert AnonymousIdentity(2).identify(b"Bearer whatever") == AnonymousIdentity(2).identify(b"")
+
+
+@pytest.mark.parametrize("maker", ["keys", "either"])
+def test_a_key_has_the_same_principal_by_its_id(maker: str) -> None:
+    identity = MAKERS[maker]()
+    assert isinstance(identity, KeyIdentity)
+    assert identity.principal_of(id_of("k1")) == identity.identify(GOOD[0])
+    assert identity.principal_of("unknown") is None

@@ -88,6 +88,7 @@ class _Batches:
             id=f"batch_{self._new_id().replace('-', '')}",
             tenant=principal.tenant,
             user=principal.user,
+            key=principal.key,
             models=tuple(sorted(principal.models)),
             endpoint=asked.endpoint,
             input_file=file.id,

@@ -31,7 +31,7 @@ from headway.identity.api_keys.credential import digest, parse
 from headway.identity.api_keys.table import BUCKETS, KeyTable, Rights, unpack
 from headway.identity.principals import make_principal
 from headway.model import ApiKey, Principal
-from headway.ports import KeyMark, KeyStore, WatchedIdentity
+from headway.ports import KeyIdentity, KeyMark, KeyStore, WatchedIdentity
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
@@ -92,7 +92,7 @@ class _Reading:
         self.newer: set[str] = set()
 
 
-class ApiKeyCache(WatchedIdentity):
+class ApiKeyCache(WatchedIdentity, KeyIdentity):
     """Identity of API keys, and a `lifecycle.Resource`.
 
     Arguments:
@@ -181,6 +181,15 @@ class ApiKeyCache(WatchedIdentity):
                 self._seen.clear()
             self._seen[came] = good
         return good.principal if self._wall() < good.ends else None
+
+    def principal_of(self, key: str) -> Principal | None:
+        if self._damaged:
+            raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
+        kept = self._table.find(key)
+        if kept is None:
+            return None
+        ends, rights = unpack(kept)
+        return self._principal(key, rights) if self._wall() < ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
         """To make the digest of a key takes longer than all else that is asked of a key that came before."""

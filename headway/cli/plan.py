@@ -105,7 +105,7 @@ def _show(found: Plan, arrivals: str) -> None:
     )
     if found.unanswered:
         print_line(f"  unanswered {found.unanswered:.3%} of the requests")
-    print_line(f"  headroom   the targets are met up to {found.meets_up_to:,.0f} requests/s")
+    print_line(f"  headroom   the targets are met up to about {found.meets_up_to:,.0f} requests/s")
     if found.with_room > found.gpus:
         share = found.load * found.gpus / found.with_room
         print_line(f"  with room  {found.with_room} GPUs: the load is {share:.0%} of their capacity")

@@ -28,10 +28,14 @@ SETTLING = 75.0
 """Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
 MEASURED = 50.0
 """Least batch times measured."""
-MEASURED_REQUESTS = 25_000
-"""Least requests measured."""
-RATE_STEPS = 6
-"""Halvings in the search for the highest rate, which is then known to 1/64 of the spare capacity."""
+MEASURED_REQUESTS = 10_000
+"""Least requests measured in each run behind a prediction."""
+RATE_STEPS = 5
+"""Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity."""
+RATE_SEEDS = 2
+"""Runs that must meet the targets at each of these rates."""
+RATE_REQUESTS = 5_000
+"""Least requests measured in each of them: they take most of a plan's time, and their rates are told roughly."""
 EDGE_SHARE, EDGE_MS = 0.03, 2.0
 """Share of a target, and milliseconds: nearer to it than the larger of them, a prediction may be missed in a real run."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -154,7 +158,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
         cost: cost of the GPUs; null without a price.
         bulk: lines of bulk jobs per second that these GPUs answer in empty seats; null where nobody asked.
         seeds: simulations behind the figures.
-        requests: requests measured in all of them.
+        requests: requests measured in those simulations.
     """
 
     capacity: float
@@ -188,9 +192,8 @@ class _Planner:
     def __init__(self, goal: Goal, progress: Callable[[str], None]) -> None:
         self._goal = goal
         self._progress = progress
-        self._known: dict[tuple[int, float, int], Prediction] = {}
-        self._requests = 0
-        self._variation = 0.0
+        self._runs: dict[tuple[int, float, int], _Run] = {}
+        """Runs by GPUs, rate and seed."""
 
     def plan(self) -> Plan:
         goal, rate = self._goal, self._goal.scenario.rate
@@ -201,15 +204,15 @@ class _Planner:
                 self._give_up(gpus, rate, SEEDS)
             gpus += 1
         found = self._prediction(gpus, rate, SEEDS)
-        requests, variation = self._requests, self._variation
+        runs = self._several(gpus, rate, SEEDS)
         capacity = self._with(gpus, rate, 0).capacity
         edge = goal.on_the_edge(found)
         return Plan(
             **msgspec.structs.asdict(found),
             capacity=capacity,
             load=rate / capacity,
-            arrivals_cv=variation,
-            meets_up_to=self._highest_rate(gpus, rate, capacity),
+            arrivals_cv=runs[-1].arrivals_cv,
+            meets_up_to=self._highest_rate(found, capacity),
             one_less=self._prediction(gpus - 1, rate, SEEDS) if gpus > bound else None,
             on_the_edge=edge,
             one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
@@ -217,7 +220,7 @@ class _Planner:
             cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
             bulk=self._bulk(gpus, rate) if goal.bulk else None,
             seeds=SEEDS,
-            requests=requests,
+            requests=sum(run.requests for run in runs),
         )
 
     def _bulk(self, gpus: int, rate: float) -> float:
@@ -282,33 +285,46 @@ class _Planner:
         hint = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
         raise SettingError(setting, shown, reason, hint)
 
-    def _highest_rate(self, gpus: int, rate: float, capacity: float) -> float:
-        low, high = rate, capacity
+    def _highest_rate(self, found: Prediction, capacity: float) -> float:
+        """Highest rate at which the GPUs of a prediction meet the targets."""
+        low, high = found.rate, capacity
         for _ in range(RATE_STEPS):
             middle = (low + high) / 2
-            if self._meets(gpus, middle, 2):
+            if all(self._meets_in_a_run(found, middle, seed) for seed in range(RATE_SEEDS)):
                 low = middle
             else:
                 high = middle
         return low
 
+    def _meets_in_a_run(self, found: Prediction, rate: float, seed: int) -> bool:
+        """Whether one short run at another rate meets the targets, with the doubt of the prediction held against it."""
+        self._tell(found.gpus, rate)
+        run = self._run(self._with(found.gpus, rate, seed, RATE_REQUESTS))
+        return self._goal.met_by(_prediction(found.gpus, rate, [run], found.doubt_ms))
+
     def _meets(self, gpus: int, rate: float, seeds: int) -> bool:
         return self._goal.met_by(self._prediction(gpus, rate, seeds))
 
     def _prediction(self, gpus: int, rate: float, seeds: int) -> Prediction:
-        key = (gpus, rate, seeds)
-        if key not in self._known:
-            self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s")
-            runs = [self._run(self._with(gpus, rate, seed)) for seed in range(seeds)]
-            self._known[key] = _prediction(gpus, rate, runs)
-        return self._known[key]
+        return _prediction(gpus, rate, self._several(gpus, rate, seeds))
 
-    def _with(self, gpus: int, rate: float, seed: int) -> Scenario:
+    def _several(self, gpus: int, rate: float, seeds: int) -> list[_Run]:
+        """Runs with the first of the seeds, each simulated once."""
+        for seed in range(seeds):
+            if (gpus, rate, seed) not in self._runs:
+                self._tell(gpus, rate)
+                self._runs[gpus, rate, seed] = self._run(self._with(gpus, rate, seed))
+        return [self._runs[gpus, rate, seed] for seed in range(seeds)]
+
+    def _tell(self, gpus: int, rate: float) -> None:
+        self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s")
+
+    def _with(self, gpus: int, rate: float, seed: int, requests: int | None = None) -> Scenario:
         """Scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
         least_timeout = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
-        warmup, measured = SETTLING * cycle, max(MEASURED * cycle, MEASURED_REQUESTS / rate)
+        warmup, measured = SETTLING * cycle, max(MEASURED * cycle, (requests or MEASURED_REQUESTS) / rate)
         if given.trace:
             warmup = measured = len(given.trace) / rate
         return replace(
@@ -327,13 +343,12 @@ class _Planner:
         record = simulate(scenario)
         report = make_report(record)
         flow = report.total
-        self._requests += flow.requests
-        self._variation = report.arrivals_cv
         missing = flow.requests - flow.answered
         ascending = [*sorted(record.latency), *[math.inf] * missing]
         p50, p95, p99 = (percentile(ascending, share) * 1000 for share in (0.50, 0.95, 0.99))
         unanswered = missing / flow.requests if flow.requests else 0.0
-        return _Run(p50, p95, p99, unanswered, report.batches.fill, report.utilisation)
+        used = report.batches.fill, report.utilisation
+        return _Run(p50, p95, p99, unanswered, *used, report.arrivals_cv, flow.requests)
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -343,20 +358,27 @@ class _Run(msgspec.Struct, frozen=True):
     unanswered: float
     fill: float
     utilisation: float
+    arrivals_cv: float
+    requests: int
 
 
-def _prediction(gpus: int, rate: float, runs: Sequence[_Run]) -> Prediction:
+def _prediction(gpus: int, rate: float, runs: Sequence[_Run], doubt: ConfidenceInterval | None = None) -> Prediction:
+    """Prediction by the means of some runs. Their spread gives the doubt, unless it is known from other runs."""
     return Prediction(
         gpus=gpus,
         rate=rate,
         p50_ms=statistics.fmean(run.p50 for run in runs),
         p95_ms=statistics.fmean(run.p95 for run in runs),
         p99_ms=statistics.fmean(run.p99 for run in runs),
-        doubt_ms=ConfidenceInterval(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99"))),
+        doubt_ms=doubt or _interval(runs),
         unanswered=statistics.fmean(run.unanswered for run in runs),
         fill=statistics.fmean(run.fill for run in runs),
         utilisation=statistics.fmean(run.utilisation for run in runs),
     )
+
+
+def _interval(runs: Sequence[_Run]) -> ConfidenceInterval:
+    return ConfidenceInterval(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99")))
 
 
 def _doubt(values: Sequence[float]) -> float:

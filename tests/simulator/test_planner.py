@@ -10,18 +10,43 @@ from headway.errors import SettingError
 from headway.simulator import planner
 from headway.simulator.engine import simulate
 from headway.simulator.planner import Goal, make_plan
+from headway.simulator.record import Record
 from headway.simulator.report import make_report
 from headway.simulator.scenario import Scenario
 
 MODEL = Scenario(rate=1_000.0, workers=1, alpha=0.05, max_batch=32)
+SHORT = {
+    "SEEDS": 2,
+    "SETTLING": 10.0,
+    "MEASURED": 10.0,
+    "MEASURED_REQUESTS": 1_000,
+    "RATE_REQUESTS": 1_000,
+    "RATE_STEPS": 2,
+    "RATE_SEEDS": 1,
+}
+USUAL = {name: getattr(planner, name) for name in SHORT}
 
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Enough to test the search; for figures to plan by, runs are longer."""
-    for name, value in (("SEEDS", 2), ("SETTLING", 10.0), ("MEASURED", 10.0), ("MEASURED_REQUESTS", 1_000)):
+    for name, value in SHORT.items():
         monkeypatch.setattr(planner, name, value)
-    monkeypatch.setattr(planner, "RATE_STEPS", 2)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
+    """Scenarios that a plan asks for at their usual length, of which short ones are run."""
+    scenarios: list[Scenario] = []
+
+    def simulate_shortly(scenario: Scenario) -> Record:
+        scenarios.append(scenario)
+        return simulate(replace(scenario, warmup=1.0, duration=2.0))
+
+    monkeypatch.setattr(planner, "simulate", simulate_shortly)
+    for name, value in USUAL.items():
+        monkeypatch.setattr(planner, name, value)
+    return scenarios
 
 
 def test_the_least_number_that_carries_the_load_and_meets_the_target() -> None:
@@ -67,6 +92,14 @@ def test_no_plan_takes_more_gpus_than_are_allowed(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(SettingError, match=r"^--p95 = '200 ms': 3 GPUs give p95 .* and no more are allowed"):
         make_plan(Goal(scenario=MODEL, p95=0.2, max_gpus=3))
+
+
+def test_a_plan_simulates_nothing_twice_and_no_more_than_a_user_waits_for(asked: list[Scenario]) -> None:
+    """The plan of the README. A slow machine simulates 50,000 requests a second."""
+    make_plan(Goal(scenario=replace(MODEL, alpha=0.1, max_batch=100), p95=0.155))
+    runs = [(scenario.workers, scenario.rate, scenario.seed) for scenario in asked]
+    assert len(runs) == len(set(runs))
+    assert sum(scenario.rate * scenario.duration for scenario in asked) < 350_000
 
 
 def test_both_targets_must_be_met() -> None:

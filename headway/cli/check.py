@@ -95,8 +95,8 @@ def check(
     """Load TARGET in a real worker, try it in batches of 1 up to the largest, and say what it costs.
 
     Checked: one output for each input, of the kind that the target is annotated with, in the order of the inputs (the
-    largest batch is sent in three orders), within the GPU deadline. Printed: run times by size, the line ℓ(n) = α + βn through them, and which
-    settings fit.
+    largest batch is sent in three orders), within the GPU deadline. Printed: run times by size, the first inputs beside their answers, the line
+    ℓ(n) = α + βn through the times, and which settings fit.
 
     With --record some 70 batches for each of the --repeats run besides, of which most have few inputs or as many as can be.
 
@@ -305,6 +305,8 @@ def _medians(found: Findings) -> list[tuple[int, float]]:
 
 
 def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]) -> dict[str, Any]:
+    from headway.core import values
+
     return {
         "target": shown_target(target),
         "ok": not found.faults,
@@ -313,6 +315,10 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         "max_batch_size": settings.max_batch_size,
         "warm_up_ms": found.warm_up * 1000,
         "unit": found.unit,
+        "answers": [
+            {"input": msgspec.Raw(values.as_json(value)), "output": msgspec.Raw(values.as_json(output))}
+            for value, output in found.answers
+        ],
         "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
         "alpha_ms": found.model.alpha * 1000,
         "beta_ms": found.model.beta * 1000,
@@ -324,6 +330,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
 
 def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]) -> str:
     from headway.cli.admin import table
+    from headway.cli.trial_inputs import brief
     from headway.runtime.log import escape
 
     medians = _medians(found)
@@ -335,6 +342,8 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:
         lines += ["", table(columns, rows), ""]
+    if found.answers:
+        lines += [table(("INPUT", "ANSWER"), [(brief(value), brief(output)) for value, output in found.answers]), ""]
     if rows and not found.faults:
         alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
         lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms{_misfit(found.model, medians)}")

@@ -25,6 +25,9 @@ from headway.simulator.batch_times import RecordedBatch
 
 log = get_logger(__name__)
 
+MOST_ANSWERS = 5
+"""Most inputs of which the answer is kept."""
+
 
 class Run(msgspec.Struct, frozen=True):
     """A batch of the trial: its size, in rows, and its run time in seconds. An input that has no rows is one."""
@@ -40,6 +43,7 @@ class Findings(msgspec.Struct):
         warm_up: run time of the warm-up batch in seconds.
         runs: batches that came to an end.
         recorded: run times of the batches that were to be recorded, all or none.
+        answers: some of the inputs, no two alike, each with its output in a batch as large as could be.
         model: service model fitted to them.
         weight: mean weight of the inputs by a function of the target; 0 where they are not weighed.
         faults: rules that were broken; empty when the target is fit to serve.
@@ -50,6 +54,7 @@ class Findings(msgspec.Struct):
     warm_up: float = 0.0
     runs: list[Run] = msgspec.field(default_factory=list)
     recorded: list[RecordedBatch] = msgspec.field(default_factory=list)
+    answers: list[tuple[Value, Value]] = msgspec.field(default_factory=list)
     model: ServiceModel = msgspec.field(default_factory=ServiceModel)
     weight: float = 0.0
     faults: list[str] = msgspec.field(default_factory=list)
@@ -154,6 +159,7 @@ class Trial:
                 if last.get(size, outputs) != outputs and _UNSTEADY not in found.notes:
                     found.notes.append(_UNSTEADY)
                 last[size] = outputs
+                found.answers = _first_apart(self._inputs[:size], outputs)
         whole, single = last.get(len(self._inputs)), last[1]
         if whole is not None and single is not None and _UNSTEADY not in found.notes:
             self._check_alone(single[0], whole)
@@ -286,6 +292,15 @@ class Trial:
             self._bad_outputs.add(error)
         else:
             self._found.fault(f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. {_OTHER_INPUTS}")
+
+
+def _first_apart(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[tuple[Value, Value]]:
+    """First inputs that are not alike, each with its output."""
+    answers: dict[Value, Value] = {}
+    for value, output in zip(inputs, outputs, strict=True):
+        if len(answers) < MOST_ANSWERS:
+            answers.setdefault(value, output)
+    return list(answers.items())
 
 
 def _rows(inputs: Sequence[Value]) -> int:

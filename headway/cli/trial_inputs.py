@@ -14,6 +14,8 @@ from headway.core.tensors import rows_of
 from headway.errors import SettingError
 from headway.model import KIND, Signature, Value, ValueKind
 
+_MOST_CHARS, _MOST_MEMBERS = 60, 4
+"""Most characters of a value that is shown, and members of an array in it."""
 _HINTS = {
     ValueKind.JSON: "For example --input '{\"a\": 1}'.",
     ValueKind.BYTES: "Write them in base64, for example --input aGVhZHdheQ==.",
@@ -75,6 +77,21 @@ def read_lines(path: Path | None) -> list[str]:
     if not lines:
         raise SettingError("--inputs", str(path), "has no input", hint)
     return [line.removesuffix("\r") for line in lines]
+
+
+def brief(value: Value) -> str:
+    """Text of a value in a line of its own, cut where it is long. Of a long array the first members are shown, and how many there are."""
+    text = value if isinstance(value, str) else _brief(values.build(value))
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_brief(name)}: {_brief(member)}' for name, member in value.items())}}}"
+    if isinstance(value, list):
+        shown = ", ".join(map(_brief, value[:_MOST_MEMBERS]))
+        return f"[{shown}]" if len(value) <= _MOST_MEMBERS else f"[{shown}, … {len(value):,} in all]"
+    return f"{value:.6g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
 
 
 def _read(text: str, signature: Signature) -> Value:

@@ -50,6 +50,8 @@ def test_a_good_target_is_fit(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].startswith("targets.py:upper: warm-up batch in ")
     assert [line.split()[0] for line in lines[3:7]] == ["1", "2", "4", "8"]
+    assert lines[8].split() == ["INPUT", "ANSWER"]
+    assert lines[9].split() == ["headway", "check", "0", "HEADWAY", "CHECK", "0"]
     assert any(line.startswith("ℓ(n) = α + βn with α = ") for line in lines)
     assert any("--gpu-timeout-ms 30000: fits" in line for line in lines)
     assert lines[-1] == "fit to serve"
@@ -66,6 +68,7 @@ def test_a_target_of_arrays_is_tried_in_rows(tmp_path: Path) -> None:
     done = run(["check", "m.py:f", "--max-batch-size", "8", *given, "--json"], tmp_path, **PATIENT)
     told = json.loads(done.stdout)
     assert (told["unit"], sorted({one["size"] for one in told["runs"]})) == ("row", [3, 4, 8])
+    assert [one["output"] for one in told["answers"]] == [[3.0, 7.0, 11.0], 1.0]
 
 
 def test_a_target_that_breaks_the_rules_is_told_how(tmp_path: Path) -> None:
@@ -87,7 +90,9 @@ def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:
     arguments = ["check", "targets:echo", "--max-batch-size", "2", "--parameters", '{"top": 1}', "--json"]
     done = run([*arguments, "--input", "a", "--input", "b"], tmp_path, **PATIENT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["notes"] == []
+    told = json.loads(done.stdout)
+    assert told["notes"] == []
+    assert told["answers"] == [{"input": "a", "output": "a ['top']"}, {"input": "b", "output": "b ['top']"}]
     wrong = run(["check", "targets:echo", "--parameters", "[1]"], tmp_path)
     assert (wrong.returncode, wrong.stdout) == (3, "")
     assert wrong.stderr.startswith("headway: --parameters = '[1]': is no JSON object")

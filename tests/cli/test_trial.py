@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from headway.cli.recording import batches_to_record, weights_of
-from headway.cli.trial import Findings, Trial, sizes
-from headway.cli.trial_inputs import choose_inputs
+from headway.cli.trial import MOST_ANSWERS, Findings, Trial, sizes
+from headway.cli.trial_inputs import brief, choose_inputs
+from headway.core import tensor_json
 from headway.core.tensors import rows_of
 from headway.errors import BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult, Signature, TensorSpec, Value, ValueKind
+from headway.model import Entry, ItemResult, Octets, Signature, TensorSpec, Value, ValueKind
 from tests import virtual_time
 
 Function = Callable[[list[str]], list[ItemResult]]
@@ -55,6 +56,29 @@ def found(box: Box, inputs: Sequence[Value] | None = None, most: int = 20, timeo
         return await Trial(box, lambda _: texts, b'{"a":1}', timeout, "m", 3, clock, LIMITS).run()
 
     return virtual_time.run(main)
+
+
+def test_the_first_inputs_stand_beside_their_answers_in_the_largest_batch() -> None:
+    answers = found(Box(upper), inputs=["a", "b"] * 8).answers
+    assert answers == [("a", "A"), ("b", "B")]
+    assert len(found(Box(upper)).answers) == MOST_ANSWERS
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("as it is", "as it is"),
+        ("x" * 70, "x" * 60 + "…"),
+        (
+            b'{"a": [1, 2.0, 0.333333333333, null, true], "b": "c"}',
+            '{"a": [1, 2, 0.333333, null, … 5 in all], "b": "c"}',
+        ),
+        (Octets(b"octets"), '"b2N0ZXRz"'),
+        (tensor_json.tensors_of(b"[0.5, 1]", [TensorSpec("x", "FP32", (2,))]), "[0.5, 1]"),
+    ],
+)
+def test_a_value_is_shown_in_a_line(value: Value, text: str) -> None:
+    assert brief(value) == text
 
 
 class TestRecord:

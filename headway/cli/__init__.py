@@ -89,6 +89,12 @@ def program() -> None:
     """
 
 
+@program.command(hidden=True)
+def version() -> None:
+    """Print the version."""
+    click.echo(f"headway {__version__}")
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line on `arguments` (those of the process when None) and exit."""
     try:

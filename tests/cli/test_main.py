@@ -188,7 +188,7 @@ def test_the_help_names_no_file_that_a_wheel_does_not_have() -> None:
         assert "examples/" not in help_of(*command)
 
 
-@pytest.mark.parametrize("flag", ["--version", "-V"])
+@pytest.mark.parametrize("flag", ["--version", "-V", "version"])
 def test_the_version_is_printed(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([flag]) == 0
     assert capsys.readouterr().out == f"headway {headway.__version__}\n"

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.backends import process
 from headway.backends.process.output_lines import Lines, printable
 
 
@@ -66,6 +68,39 @@ def test_last_words_are_kept_whatever_was_dropped() -> None:
     lines = Lines(per_second=1, tail=20)
     lines.feed(b"flood\n" * 1000 + b"out of memory\nbye", 0.0)
     assert lines.last_words(2) == ["out of memory", "bye"]
+
+
+def dumped(*frames: str, before: str = "") -> list[str]:
+    """Last words of a process that wrote what Python does when it dies of a signal, with these frames above Headway's own."""
+    ours = [f'{Path(process.__file__).parent}/child.py", line {n} in main' for n in range(12)]
+    of_thread = "".join(f'  File "{frame}\n' for frame in (*frames, *ours))
+    dump = f"Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  <no Python frame>\n\nCurrent thread 0x2 (most recent call first):\n{of_thread}\nExtension modules: msgspec._core (total: 1)\n"
+    lines = Lines()
+    lines.feed((before + dump).encode(), 0.0)
+    return lines.last_words(5)
+
+
+def test_last_words_of_a_crash_are_the_frames_of_the_target() -> None:
+    assert dumped('model.py", line 3 in deep', 'model.py", line 5 in run') == [
+        "Fatal Python error: Aborted",
+        'File "model.py", line 3 in deep',
+        'File "model.py", line 5 in run',
+    ]
+
+
+def test_last_words_of_a_crash_deep_in_a_library_name_the_target_too() -> None:
+    library = [f'/env/lib/python3.11/site-packages/torch/nn.py", line {n} in forward' for n in range(90)]
+    assert dumped(*library, 'model.py", line 5 in run', before="starting\nterminate called\n  what(): boom\n") == [
+        "terminate called",
+        "  what(): boom",
+        "Fatal Python error: Aborted",
+        'File "/env/lib/python3.11/site-packages/torch/nn.py", line 0 in forward',
+        'File "model.py", line 5 in run',
+    ]
+
+
+def test_last_words_of_a_crash_without_a_frame_of_the_target_are_the_last_lines() -> None:
+    assert dumped()[-1] == "Extension modules: msgspec._core (total: 1)"
 
 
 @given(st.lists(st.binary(max_size=60)), st.integers(1, 30))

@@ -7,7 +7,16 @@ steer a terminal), long lines are cut, and above `per_second` lines are only cou
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
 _END = b"\n"
+_FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'
+"""Beginnings of lines of the dump that Python writes when it dies of a signal."""
+_OURS = f"{_FRAME}{Path(__file__).parent}"
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
 
 def printable(text: bytes) -> str:
@@ -27,7 +36,7 @@ class Lines:
         tail: bytes kept at the end of the stream, for last words.
     """
 
-    def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 1500) -> None:
+    def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
         self._longest, self._per_second, self._keep = longest, per_second, tail
         self._rest = b""
         self._skipping = False
@@ -75,8 +84,9 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """The last `count` lines of the stream, dropped or not."""
-        return [self._cut(line) for line in self._tail.splitlines() if line][-count:]
+        """The last `count` lines of the stream, dropped or not. Of a dump of Python's they are the error and frames of the target."""
+        words = [self._cut(line) for line in self._tail.splitlines() if line]
+        return _of_dump(words, count) or words[-count:]
 
     def _drop(self, chunk: bytes) -> list[str]:
         """Count the lines of a flood without making them."""
@@ -93,3 +103,16 @@ class Lines:
     def _cut(self, line: bytes) -> str:
         text = printable(line[: self._longest])
         return f"{text} … (cut)" if len(line) > self._longest else text
+
+
+def _of_dump(words: Sequence[str], count: int) -> list[str]:
+    """What a dump says of the target: the error with the lines before it, and `count` - 1 frames; nothing where it has no frame."""
+    begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
+    current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
+    stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])
+    frames = [frame for frame in stack if not frame.startswith(_OURS)]
+    if len(frames) >= count:
+        users = [frame for frame in frames[1:] if _LIBRARY.search(frame) is None]
+        frames = [frames[0], *users][: count - 1]  # The innermost one says what failed, the others who called it.
+    # What aborts a process from C++ has said why before.
+    return [*words[max(0, begins - 2) : begins + 1], *map(str.strip, frames)] if frames else []

@@ -144,7 +144,10 @@ def stranger(authorization: bytes) -> Unauthenticated:
     """Error of a request without a known principal, whose `Authorization` had this value."""
     if authorization[7:].strip().startswith(SERVICE):
         return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
-    if authorization:
+    scheme, _, key = authorization.partition(b" ")
+    if scheme and scheme.lower() != b"bearer":
+        return Unauthenticated("the value of Authorization does not begin with Bearer: send Authorization: Bearer KEY")
+    if key:
         return Unauthenticated(
             "the credential is not valid: it is mistyped, revoked or expired, or of another service; send Authorization: Bearer KEY with one that is good here"
         )

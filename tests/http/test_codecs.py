@@ -55,7 +55,12 @@ def test_absent_null_and_empty_parameters_are_read_as_none(parameters: bytes) ->
         (b"{}", "missing required field `input`"),
         (b'{"input": 3}', "Expected `str`, got `int` - at `$.input`"),
         (b'{"input": null}', "Expected `str`, got `null` - at `$.input`"),
-        (b'{"input": ["a"]}', "Expected `str`, got `array` - at `$.input`"),
+        (
+            b'{"input": ["a"]}',
+            "Expected `str`, got `array` - at `$.input`; several inputs go as `inputs` to /v1/inference",
+        ),
+        (b"{'input': 'a'}", "not JSON: object keys must be strings (byte 1); JSON has double quotes"),
+        (b"'{input:", "not JSON: invalid character (byte 0); JSON has double quotes"),
         (b'{"input": "a", "model": 3}', "Expected `str | null`, got `int` - at `$.model`"),
         (b'{"input": "a", "client_id": {}}', "`$.client_id`"),
         (b'{"input": "a", "parameters": []}', "`$.parameters`"),

@@ -26,6 +26,9 @@ _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
+_SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
+_SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
+"""Beginning of a body in Python's own form, or of one in quotes that its shell has left there."""
 _MOST_BYTES = 1 << 16
 """Bytes of the longest body that is looked into."""
 _MOST_SHOWN = 5
@@ -310,16 +313,23 @@ def why_not(exc: Exception, body: bytes) -> str:
         return "the body is empty; expected a JSON object"
     if _LONE_SURROGATE.search(body):
         return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
-    return f"the body is not JSON: {exc}"
+    quotes = (
+        "; JSON has double quotes around names and texts, and no single ones"
+        if _SINGLE_QUOTED.match(body[:100])
+        else ""
+    )
+    return f"the body is not JSON: {exc}{quotes}"
 
 
 def meant(problem: str, body: bytes) -> str:
-    """Words to add to the message about a body; empty where it lacks no member, or nothing can be said.
+    """Words to add to the message about a body that lacks a member, or has several inputs in one; empty where nothing can be said.
 
     Arguments:
         problem: the message.
         body: the body.
     """
+    if _SEVERAL.fullmatch(problem):
+        return f"; {_ELSEWHERE['instances']}"
     if (missing := _MISSING.fullmatch(problem)) is None or len(body) > _MOST_BYTES:
         return ""
     try:

@@ -14,7 +14,7 @@
 #   make triton              Triton's server, which a benchmark measures beside ours
 #   make clients             environments of clients that others made, and the base of images, for the tests that use them
 #   make examples            packages of the models of examples/iris.py and examples/colours.py
-#   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000
+#   make example-embeddings  a real model (all-MiniLM-L6-v2) on http://127.0.0.1:8000; at first some minutes, 400 MB to download
 #   make dist                a wheel and a source archive in dist/, checked: content, metadata, an installation of its own
 #   make lock                new locks after a change of dependencies; UPGRADE=1 takes newer versions too
 #   make protos              the descriptors of the gRPC port, after a change of its .proto files
@@ -37,6 +37,8 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --no-deps --require-hashes
+# Where many megabytes come, a terminal is shown how many have.
+QUIET := $(shell [ -t 2 ] || echo --quiet)
 EDITABLE := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 # Bytecode is kept, wherever that is turned off: else each worker, and each server that it starts, compiles all anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(JOBS) --dist worksteal
@@ -197,11 +199,13 @@ endef
 # Which build of torch fits depends on the machine, so it is pinned in pyproject.toml but not locked by hash. Without a GPU it is
 # the CPU build: where pip is offered one it takes that, else uv, which knows where PyTorch keeps it.
 .venv/.ready-embeddings: .venv/.ready-serve requirements-embeddings.lock
-	@echo "Adding requirements-embeddings.lock and torch …"
-	@$(INSTALL) -r requirements-embeddings.lock
+	@echo "Adding requirements-embeddings.lock, 200 MB to download, some minutes …"
+	@$(PIP) install $(QUIET) --no-deps --require-hashes -r requirements-embeddings.lock
 	@torch=$(or $(TORCH),$$(sed -n 's/^embeddings = .*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)); \
-	if [ -n "$(TORCH)" ] || nvidia-smi -L >/dev/null 2>&1; then $(PIP) install --quiet "$$torch"; \
-	else $(PIP) install --quiet --no-deps "$$torch+cpu" 2>/dev/null \
-		|| $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --torch-backend cpu "$$torch" \
+	if [ -n "$(TORCH)" ] || nvidia-smi -L >/dev/null 2>&1; then \
+		echo "Adding $$torch, 5.7 GB on the disk with what it needs for GPUs, some minutes …"; $(PIP) install $(QUIET) "$$torch"; \
+	else echo "Adding $$torch for the CPU, 200 MB to download, some minutes …"; \
+		$(PIP) install $(QUIET) --no-deps "$$torch+cpu" 2>/dev/null \
+		|| $(BIN)/uv pip install $(QUIET) --python $(BIN)/python --no-deps --torch-backend cpu "$$torch" \
 		|| { echo "There is no GPU, and no CPU build of $$torch was found. The default build (5.7 GB): make example-embeddings TORCH=$$torch" >&2; exit 1; }; fi
 	@touch $@

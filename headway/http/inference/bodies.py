@@ -31,6 +31,7 @@ _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
 """Beginning of a body in Python's own form, or of one in quotes that its shell has left there."""
 _MOST_BYTES = 1 << 16
 """Bytes of the longest body that is looked into."""
+_MALFORMED = "JSON is malformed: "
 _MOST_SHOWN = 5
 _ELSEWHERE = {
     "instances": "several inputs go as `inputs` to /v1/inference",
@@ -318,7 +319,7 @@ def why_not(exc: Exception, body: bytes) -> str:
         if _SINGLE_QUOTED.match(body[:100])
         else ""
     )
-    return f"the body is not JSON: {exc}{quotes}"
+    return f"the body is not JSON: {str(exc).removeprefix(_MALFORMED)}{quotes}"
 
 
 def meant(problem: str, body: bytes) -> str:

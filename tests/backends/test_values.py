@@ -17,7 +17,7 @@ from hypothesis import given
 from headway.backends.process import child, frames
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop
-from headway.backends.process.values import NoOutput, encoder
+from headway.backends.process.values import NoOutput, encoder, json_types
 from headway.model import Octets, Value, ValueKind
 from tests.core.test_values import TREES
 
@@ -44,6 +44,35 @@ def annotated(takes: Any, gives: Any) -> Callable[[Any], Any]:
 
     target.__annotations__ = {**({"inputs": takes} if takes else {}), **({"return": gives} if gives else {})}
     return target
+
+
+@pytest.mark.parametrize(
+    ("annotation", "allowed"),
+    [
+        (list[dict[str, int]], ["object"]),
+        (Sequence[Row], ["object"]),
+        (list[list[float]], ["array"]),
+        (tuple[int, ...], ["number"]),
+        (list[bool], ["bool"]),
+        (list[dict[str, Any] | str | None], ["object", "str", "null"]),
+        (list[list[int] | int | ValueError], ["array", "number"]),
+        (list[Any], []),
+        (list[dict[str, int] | Array], []),
+        (list, []),
+        (None, []),
+    ],
+)
+def test_types_of_json_values_are_those_of_the_annotation(annotation: Any, allowed: list[str]) -> None:
+    assert list(json_types(annotation)) == allowed
+
+
+def test_an_input_of_another_type_than_annotated_never_reaches_the_target() -> None:
+    target = Target(annotated(list[dict[str, int] | None], list), "t", "", UserLoop())
+    inputs: list[Value] = [b'{"a": 1}', "text", b"[1]", b"null", b"7"]
+    readable, refused = target.read(inputs)
+    assert readable == [{"a": 1}, None]
+    told = "this model takes an object or null as an input, and this one is of type "
+    assert refused == {1: f"{told}str", 2: f"{told}array", 4: f"{told}number"}
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from headway.backends.process.values import (
     decoder,
     encoder,
     has_arrays,
+    json_types,
     kind_of,
     kinds_of,
     list_of,
@@ -193,7 +194,7 @@ class Target:
             )
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
-        self._decode = decoder(takes, octets)
+        self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
         """Inputs as user code gets them, and by place the reasons for which others cannot be given to it."""

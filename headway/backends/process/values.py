@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -24,6 +25,15 @@ from headway.model import Octets, Output, Tensors, Value, ValueKind
 Encode = Callable[[object], Value]
 """Function that makes what travels of an output; raises NoOutput."""
 
+_JSON_NAMES = (
+    (str, "str", "a text"),
+    ((dict, Mapping), "object", "an object"),
+    ((list, tuple, Sequence), "array", "an array"),
+    (bool, "bool", "true or false"),
+    ((int, float), "number", "a number"),
+    (type(None), "null", "null"),
+)
+"""Types of Python's, each with the name of the JSON type that stands for it, and in words."""
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
 _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
@@ -136,16 +146,35 @@ def octets_type(annotation: Any) -> type:
     return found[0] if found and found[0] in _OCTETS else bytes
 
 
-def decoder(takes: ValueKind, octets: type = bytes) -> Callable[[Value], object]:
+def json_types(annotation: Any) -> Mapping[str, str]:
+    """Types of JSON values that an annotation of a list allows, by name and in words; empty where it allows any."""
+    allowed: dict[str, str] = {}
+    for element in typing.get_args(annotation):
+        for member in members_of(element) if element is not Ellipsis else ():
+            kind = typing.get_origin(member) or member
+            found = next(
+                ((name, words) for of, name, words in _JSON_NAMES if isinstance(kind, type) and issubclass(kind, of)),
+                None,
+            )
+            if found is None:
+                return {}
+            allowed.update([found])
+    return allowed
+
+
+def decoder(
+    takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Value], object]:
     """Make the function that turns an input into what user code gets; it raises ValueError with the reason.
 
     Arguments:
         takes: kind of the inputs.
         octets: type in which user code gets octets.
+        types: types of the JSON values that it takes, as `json_types` has them.
     """
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
-    return _text_in if takes is ValueKind.TEXT else _json_in
+    return _text_in if takes is ValueKind.TEXT else partial(_json_in, types)
 
 
 def encoder(gives: ValueKind) -> Encode:
@@ -208,7 +237,10 @@ def _text_in(value: Value) -> object:
     raise ValueError(f"this model takes text, and the input is of type {values.name_of(value)}")
 
 
-def _json_in(value: Value) -> object:
+def _json_in(types: Mapping[str, str], value: Value) -> object:
+    if types and isinstance(value, str | bytes) and values.name_of(value) not in types:
+        expected = " or ".join(types.values())
+        raise ValueError(f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}")
     paused = len(value) > _LARGE and gc.isenabled()
     if paused:  # It would look again and again through what is being built; half of the time goes into that.
         gc.disable()

@@ -25,8 +25,10 @@ const look = () => {{
   const page = frame.contentDocument, root = page?.documentElement;
   if (!page?.querySelector("#errors tr")) return setTimeout(look, 20);
   const wide = [...page.querySelectorAll("body *")].filter((one) => one.getBoundingClientRect().right > root.clientWidth + 1);
+  const lines = (one) => {{ const range = page.createRange(); range.selectNodeContents(one); return range.getClientRects().length; }};
+  const torn = [...page.querySelectorAll("td")].filter((one) => /^[A-Za-z]{{1,20}}$/.test(one.textContent) && lines(one) > 1);
   document.querySelector("pre").textContent = JSON.stringify(
-    {{over: root.scrollWidth - root.clientWidth, wide: [...new Set(wide.map((one) => one.tagName + " " + one.textContent.slice(0, 30)))]}});
+    {{over: root.scrollWidth - root.clientWidth, torn: torn.map((one) => one.textContent), wide: [...new Set(wide.map((one) => one.tagName + " " + one.textContent.slice(0, 30)))]}});
 }};
 look();
 </script>"""
@@ -59,8 +61,8 @@ def address() -> Iterator[str]:
 
 @pytest.mark.processes
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
-@pytest.mark.parametrize("width", [320, 400, 1200])
-def test_nothing_on_the_page_is_wider_than_the_window(width: int, address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [320, 400, 700, 1200])
+def test_nothing_on_the_page_is_wider_than_the_window_and_no_word_is_torn(width: int, address: str, tmp_path: Path) -> None:
     assert BROWSER is not None
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1300,900", "--virtual-time-budget=20000", "--dump-dom", f"{address}/frame/{width}"]
@@ -69,6 +71,7 @@ def test_nothing_on_the_page_is_wider_than_the_window(width: int, address: str, 
     assert found, done.stderr
     assert json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")) == {
         "over": 0,
+        "torn": [],
         "wide": [],
     }
 

@@ -188,6 +188,11 @@ async def test_the_page_fits_400_pixels_and_heeds_theme_and_motion(stage: Stage)
     assert await page.run(
         "[...document.querySelectorAll('main button')].every((one) => one.getBoundingClientRect().right <= 400)"
     )
+    for table in ("latency", "queue", "refusals"):
+        await page.run("for (const cell of document.querySelectorAll('#latency td.n')) cell.textContent = '999 ms'")
+        assert await page.run(
+            f"document.querySelector('#{table}').scrollWidth <= document.querySelector('#{table}').parentElement.clientWidth"
+        ), table
     await page.prefer(prefers_color_scheme="dark", prefers_reduced_motion="reduce")
     await page.until("document.documentElement.dataset.theme === 'dark'")
     panel = "getComputedStyle(document.documentElement).getPropertyValue('--panel')"

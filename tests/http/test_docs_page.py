@@ -62,7 +62,9 @@ def address() -> Iterator[str]:
 @pytest.mark.processes
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium")
 @pytest.mark.parametrize("width", [320, 400, 700, 1200])
-def test_nothing_on_the_page_is_wider_than_the_window_and_no_word_is_torn(width: int, address: str, tmp_path: Path) -> None:
+def test_nothing_on_the_page_is_wider_than_the_window_and_no_word_is_torn(
+    width: int, address: str, tmp_path: Path
+) -> None:
     assert BROWSER is not None
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--window-size=1300,900", "--virtual-time-budget=20000", "--dump-dom", f"{address}/frame/{width}"]

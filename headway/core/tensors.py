@@ -50,7 +50,8 @@ _MOST_EMPTY = 1 << 16
 """Most empty arrays that a tensor without elements may stand for, as they take no bytes of a request."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_length = struct.Struct("<I").unpack_from
+_LENGTH = struct.Struct("<I")
+_read_length, _write_length = _LENGTH.unpack_from, _LENGTH.pack
 
 
 _DIGITS = {
@@ -220,7 +221,10 @@ def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[byte
 
 def join_elements(elements: Iterable[bytes]) -> bytes:
     """Data of a tensor of BYTES with these elements."""
-    return b"".join([piece for one in elements for piece in (len(one).to_bytes(LENGTH_BYTES, "little"), one)])
+    found = list(elements)
+    pieces = [b""] * (2 * len(found))
+    pieces[::2], pieces[1::2] = map(_write_length, map(len, found)), found
+    return b"".join(pieces)
 
 
 def specs_of(value: Octets) -> tuple[TensorSpec, ...]:

@@ -38,6 +38,8 @@ Respond = Callable[[bytes, Principal], Awaitable[bytes]]
 _LOOKED_AT = TRACE_FIELDS | {
     b"authorization", b"cache-control", b"idempotency-key", b"x-request-id", b"x-request-tier", b"x-request-timeout-ms",
 }  # fmt: skip
+MOST_PLAIN = 1 << 16
+"""Most bytes of a message that asks for no inference. It is a few names, and nobody waits for a turn to decode it."""
 read_fields = partial(picked, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
 """Reader of the metadata of a call. They have the names and the meaning of the HTTP header fields."""
 
@@ -52,6 +54,8 @@ class PortContext:
         turns: turns in which messages are taken in.
         gateway: the gateway.
         settings: bounds, times, tiers and the default model.
+        largest: most bytes of a message that asks for inference.
+        largest_plain: most bytes of any other.
         longest: seconds that a request may take.
         message_timeout: seconds within which a message has to come.
         reading: deadlines of the messages that are being read.
@@ -62,12 +66,16 @@ class PortContext:
     turns: MessageTurns
     gateway: Gateway = field(init=False)
     settings: Settings = field(init=False)
+    largest: int = field(init=False)
+    largest_plain: int = field(init=False)
     longest: float = field(init=False)
     message_timeout: float = field(init=False)
     reading: ReadDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self.gateway, self.settings = self.entrance.gateway, self.entrance.settings
+        self.largest = self.settings.max_body_bytes
+        self.largest_plain = min(self.largest, MOST_PLAIN)
         self.longest = self.settings.longest_request_s
         self.message_timeout = self.settings.read_timeout_ms / 1000
         self.reading = ReadDeadlines(self.message_timeout)
@@ -184,7 +192,8 @@ class Call:
         """
         port = self.port
         quotas, deadlines = port.quotas, port.reading
-        there = self.stream.length_there(port.settings.max_body_bytes)
+        most = port.largest if self._way else port.largest_plain
+        there = self.stream.length_there(most)
         if there >= 0 and quotas.may_hold(self.owner, there):
             self.kept += there
             return self.stream.take_message(there)
@@ -194,7 +203,7 @@ class Call:
                 await quotas.room_to_read(self.owner)
             size = 0
             try:
-                body = await self.stream.read(port.settings.max_body_bytes)
+                body = await self.stream.read(most)
                 size = 0 if body is None else len(body)
             finally:
                 quotas.has_read(self.owner, size)
@@ -277,7 +286,8 @@ class StreamCall(Call):
         Raises:
             RequestError: the client is to open another connection.
         """
-        return await self.stream.read(self.port.settings.max_body_bytes, leaves=True)
+        port = self.port
+        return await self.stream.read(port.largest if self._way else port.largest_plain, leaves=True)
 
     async def pause(self, seconds: float) -> None:
         """Return after some seconds, or as soon as the client is to open another connection."""

@@ -9,7 +9,7 @@ lie in the message as they do in the binary form; integers are put into it one b
 from __future__ import annotations
 
 import math
-from array import array
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,13 +21,16 @@ from headway.core.excerpt import excerpt
 from headway.core.tensor_json import PAGE
 from headway.core.tensors import (
     BYTES,
+    MOST_AXES,
     MOST_TENSORS,
     SIZES,
+    Tensor,
     TensorHead,
     count_of,
     header_of,
     join_elements,
     opening_of,
+    pack,
     quoted,
     shown_shape,
 )
@@ -35,7 +38,8 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.grpc import messages
+from headway.grpc import message_parts, messages
+from headway.grpc.message_parts import Data
 from headway.http.inference.answer_pieces import PIECE, cut, packed_pieces, released
 from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
@@ -53,25 +57,21 @@ _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
 """Byte before the length of the content of a tensor in an answer."""
-_RAW = _REQUEST.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | 2
-"""Byte before the length of the content of a tensor in a request."""
 _LARGE = 1 << 14
-"""Bytes of a request from which its raw contents are not copied out of it."""
-_MOST_MEMBERS = 4 * MOST_TENSORS
-"""Most members of such a request that are looked for."""
+"""Bytes of a request from which its parts are looked at before it is decoded."""
+_MOST_INTEGERS = 1 << 18
+"""Most integers of a request in `contents`, as each takes some 20 ns. An image of 224 × 224 pixels in three colours has fewer."""
 _LONGEST_FRONT = 1024
 """Most bytes of a message before its data that are remembered. Clients send the same again and again."""
 _MOST_FORMS = 256
+_MOST_TEXT = 1 << 18
+"""Most characters of the texts in the parameters of a request, of which each may take six bytes in JSON."""
 _MOST_AT_ONCE = 1 << 20
 """Most bytes of an answer with tensors that is put together at once."""
 _REGION = "shared_memory_region"
 """Parameter of an input or output that is not in the message."""
 _TENSORS = ValueKind.TENSORS
 
-Data = bytes | memoryview
-"""Data of a tensor in the binary form."""
-
-_CONTENTS = messages.message("inference.InferTensorContents").DESCRIPTOR.fields_by_name
 _FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -113,11 +113,7 @@ def infer_reader(settings: Settings) -> ReadRequest:
                 return TensorsRequest(form.id, value, form.wishes, form.text).exchange(
                     model, options, _TENSORS, None, write
                 )
-        if len(body) < _LARGE:
-            asked = messages.read(_REQUEST, body)
-            raw: Sequence[Data] = asked.raw_input_contents
-        else:
-            asked, raw = _read_large(body)
+        asked, raw = opened(body)
         model = asked.model_name or known.default
         check_version(known, model, asked.model_version or None)
         options, served = with_version(options, asked.model_version), known[model]
@@ -229,11 +225,14 @@ def _form_of(
 ) -> _Form | None:
     """Form of a message that was read; None where it is long, or its data do not end it as they are packed."""
     opening = opening_of(request.value.content)
-    found, [head] = _without_raw(body), header_of(request.value).heads
-    if found is None or not opening or head.datatype == BYTES:
+    [head] = header_of(request.value).heads
+    if not opening or head.datatype == BYTES:
         return None
-    rest, [data] = found
-    front = rest + bytes((_RAW,)) + messages.varint(len(data))
+    try:
+        rest, [data] = message_parts.split(body)
+    except BadRequest:  # It was short enough to be decoded whole.
+        return None
+    front = rest + bytes((message_parts.RAW,)) + messages.varint(len(data))
     if len(front) > _LONGEST_FRONT or len(front) + len(data) != len(body) or body[: len(front)] != front:
         return None
     judged_by = served.inputs, served.outputs, served.settings
@@ -288,51 +287,17 @@ def _with_tensors(answer: Any, found: Sequence[OutputTensor]) -> bytes | Iterato
     return (piece for part in parts for piece in cut(part))
 
 
-def _read_large(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Message of a request, and its raw contents, which the message may be without.
+def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
+    """Return the message of a request, and its raw contents, which that of a large one is without.
 
     Raises:
-        BadRequest: the bytes are no such message.
+        BadRequest: the bytes are no such message, or one that takes long to decode.
     """
-    found = _without_raw(body)
-    if found is None:
+    if len(body) < _LARGE:
         asked = messages.read(_REQUEST, body)
         return asked, asked.raw_input_contents
-    rest, raw = found
+    rest, raw = message_parts.split(body)
     return messages.read(_REQUEST, rest), raw
-
-
-def _without_raw(body: bytes) -> tuple[bytes, list[Data]] | None:
-    """Bytes of a message without its raw contents, and views of these.
-
-    None: what a decoder does with it is not to be told here, as it has very many members or others than a request has.
-    """
-    whole, at, end = memoryview(body), 0, len(body)
-    rest: list[Data] = []
-    raw: list[Data] = []
-    for _ in range(_MOST_MEMBERS):
-        if at == end:
-            return b"".join(rest), raw
-        begin, tag, at = at, body[at], at + 1
-        if tag & 7 != 2 or tag > 0x7F:
-            return None
-        size = shift = 0
-        while True:
-            if at == end or shift > 28:
-                return None
-            byte = body[at]
-            size |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                break
-        if size > end - at:
-            return None
-        if tag == _RAW:
-            raw.append(whole[at : at + size])
-        else:
-            rest.append(whole[begin : at + size])
-        at += size
-    return None
 
 
 def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
@@ -342,7 +307,7 @@ def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ..
     tensor = asked.inputs[0]
     if _REGION in tensor.parameters:
         raise _no_shared_memory()
-    shape = tuple(tensor.shape)
+    shape = _shape_of(tensor)
     count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
     if raw:
         if tensor.HasField("contents"):
@@ -381,10 +346,18 @@ def _tensors_of(
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
     if any(_REGION in one.parameters for one in inputs):
         raise _no_shared_memory()
-    given = [TensorHead(one.name, one.datatype, tuple(one.shape)) for one in inputs]
+    given = [TensorHead(one.name, one.datatype, _shape_of(one)) for one in inputs]
     heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
-    value = value_of(heads, data_of(inputs, raw, heads, most))
+    data = data_of(inputs, raw, heads, most)
+    value = value_of(heads, data) if raw else pack([Tensor(*pair) for pair in zip(heads, data, strict=True)])
     return TensorsRequest(asked.id, value, wishes, text)
+
+
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    """Shape of an input. Raises BadRequest."""
+    if len(tensor.shape) > MOST_AXES:
+        raise BadRequest(f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are taken")
+    return tuple(tensor.shape)
 
 
 def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, ...]:
@@ -419,6 +392,8 @@ def _parameters_of(given: Any, most: int) -> dict[str, Any]:
         if isinstance(value, float) and not math.isfinite(value):
             raise BadRequest(f"the parameter `{excerpt(name)}` is no finite number")
         found[name] = value
+    if (size := sum(len(value) for value in found.values() if isinstance(value, str))) > _MOST_TEXT:
+        raise BadRequest(f"the texts in `parameters` have {size} characters; at most {_MOST_TEXT} are taken")
     return found
 
 
@@ -441,6 +416,11 @@ def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHe
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
     if size > most:
         raise PayloadTooLarge(f"the data of the inputs take {size} bytes; at most {most} are taken (max_body_bytes)")
+    integers = sum(count_of(head.shape) for head in heads if "INT" in head.datatype)
+    if integers > _MOST_INTEGERS:
+        raise BadRequest(
+            f"`contents` have {integers} integers; at most {_MOST_INTEGERS} are taken: send the data in `raw_input_contents`"
+        )
     return [_typed(one, head) for one, head in zip(inputs, heads, strict=True)]
 
 
@@ -477,11 +457,9 @@ def _typed(given: Any, head: TensorHead) -> Data:
     if datatype == BYTES:
         return join_elements(found)
     if datatype in _AS_THEY_ARE and count:
-        packed = contents.SerializeToString()
+        contents.DiscardUnknownFields()  # They may be written first.
         size = SIZES[datatype] * count
-        before = bytes((_CONTENTS[member].number << 3 | 2,)) + messages.varint(size)
-        if packed.startswith(before):  # Members that are not known may come first.
-            return memoryview(packed)[len(before) : len(before) + size]
+        return memoryview(contents.SerializeToString())[-size:]
     return _numbers(found, name, datatype)
 
 
@@ -491,8 +469,8 @@ def _numbers(found: Any, name: str, datatype: str) -> bytes:
     for begin in range(0, len(found), PAGE):
         page = found[begin : begin + PAGE]
         try:
-            pages.append(array(code, page).tobytes())
-        except OverflowError:
+            pages.append(struct.pack(f"<{len(page)}{code}", *page))
+        except struct.error:
             bits = 8 * SIZES[datatype]
             least, most = (0, (1 << bits) - 1) if datatype[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
             place, wrong = next((at, one) for at, one in enumerate(page, begin) if not least <= one <= most)

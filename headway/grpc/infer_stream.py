@@ -18,13 +18,13 @@ from functools import partial
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
+from headway.grpc.infer_messages import opened
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import CallStream
 from headway.http.inference.exchange import ReadRequest
 from headway.oip.parameters import FINAL, FINAL_WISH
 
-_REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
 _INFERRED = messages.message("inference.ModelInferResponse")
 
@@ -224,7 +224,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 def _told_in(body: bytes) -> tuple[str, bool]:
     """Id that the client gave a request, and whether its answer says that it is the last; none of it where it cannot be read."""
     try:
-        asked = messages.read(_REQUEST, body)
+        asked, _ = opened(body)
     except BadRequest:
         return "", False
     return str(asked.id), FINAL_WISH in asked.parameters and asked.parameters[FINAL_WISH].bool_param

@@ -46,9 +46,12 @@ def read(kind: Any, body: bytes) -> Message:
     try:
         return kind.FromString(body)
     except DecodeError:
-        raise BadRequest(
-            f"the message is malformed: {len(body)} bytes that are no {kind.DESCRIPTOR.full_name}"
-        ) from None
+        raise malformed(len(body), kind.DESCRIPTOR.full_name) from None
+
+
+def malformed(size: int, name: str) -> BadRequest:
+    """Error of bytes that are no message of a kind."""
+    return BadRequest(f"the message is malformed: {size} bytes that are no {name}")
 
 
 def varint(number: int) -> bytes:

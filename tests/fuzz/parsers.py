@@ -7,13 +7,14 @@ A parser is a function of bytes that raises AssertionError, or anything at all, 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import bulk, credentials, doors, frames, requests, tensors, wire
+from tests.fuzz import bulk, credentials, dearest_calls, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -28,6 +29,8 @@ class Parser:
         words: pieces that mean something to it.
         codec: codec of its inputs, if they are trees of values.
         weight: how many times as many inputs as others it gets.
+        draw: draws its inputs in place of damage to good ones.
+        slow: most seconds of the processor for one input.
     """
 
     name: str
@@ -36,9 +39,15 @@ class Parser:
     words: Sequence[bytes] = ()
     codec: Codec | None = None
     weight: int = 1
+    draw: Callable[[random.Random], bytes] | None = None
+    slow: float = 1.0
 
     def inputs(self, seed: int) -> Iterator[bytes]:
         """Inputs without end, the same ones from the same seed."""
+        if self.draw is not None:
+            rng = random.Random(f"{seed} {self.name}")
+            while True:
+                yield self.draw(rng)
         mutator = Mutator(self.seeds, self.words, f"{seed} {self.name}", self.codec)
         while True:
             yield mutator.next()
@@ -65,6 +74,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("bodies of OpenAI's", doors.check_openai, doors.OPENAI, doors.OPENAI_WORDS, JSON, weight=4),
         Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
         Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
+        Parser("dear gRPC messages", dearest_calls.check, doors.GRPC, draw=dearest_calls.draw, slow=dearest_calls.SLOW),
         Parser("frames of HTTP/2", frames.check_frames, frames.FRAMES, frames.FRAME_WORDS),
         Parser("answer of a remote API", doors.check_answer, doors.ANSWERS, doors.ANSWER_WORDS, weight=4),
         Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),

@@ -101,8 +101,7 @@ def test_a_broken_promise_is_shown_and_ends_with_an_error(
         if b"!" in data:
             raise KeyError("fragile")
 
-    monkeypatch.setattr(program, "SLOW", math.inf)
-    broken = Parser("fragile", fragile, [b"good"], [b"!"])
+    broken = Parser("fragile", fragile, [b"good"], [b"!"], slow=math.inf)
     assert program.fuzz(broken, 2000, seed=1) == program.SHOWN
     shown = capsys.readouterr().out
     assert "KeyError: 'fragile'" in shown

@@ -1,0 +1,149 @@
+"""Parts of a large ModelInfer message, found before it is decoded.
+
+Protobuf decodes a message in one call, which keeps the event loop for up to 30 ns a byte where the message is nothing but tiny members.
+So the members of a large message are walked first, by their lengths alone: there may be MOST_MEMBERS of them, and only data and
+parameters may be long. Raw contents are left out of what is decoded, and are not copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.core.tensors import MOST_TENSORS
+from headway.errors import BadRequest
+from headway.grpc import messages
+
+_REQUEST = messages.message("inference.ModelInferRequest").DESCRIPTOR
+_TENSOR = _REQUEST.fields_by_name["inputs"].message_type
+_DATA = _TENSOR.fields_by_name["contents"].message_type
+
+
+def _tag(kind: Any, name: str) -> int:
+    """Tag of a member that has a length."""
+    return int(kind.fields_by_name[name].number << 3 | 2)
+
+
+_PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
+_CONTENTS = _tag(_TENSOR, "contents")
+_COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
+"""Typed data that are copied as they are: what they cost hardly grows with their length."""
+_VALUE = 2 << 3 | 2
+"""Tag of the value in an entry of a map."""
+
+_FIXED = {1: 8, 5: 4}
+"""Bytes of the members that have no length, by how they are written."""
+
+MOST_MEMBERS = 1024
+"""Most members of a large message, those of its inputs and parameters among them. Sixty-four inputs and outputs have some six hundred."""
+_MOST_FRONT = 1 << 15
+"""Most bytes of a large message without its data and parameters."""
+MOST_TYPED = 1 << 20
+"""Most bytes of `contents` that hold anything but a few texts or numbers with a fraction."""
+
+Data = bytes | memoryview
+"""Data of a tensor in the binary form."""
+
+
+_Member = tuple[int, int, int, int]
+"""Member of a message: its tag, where it begins, where its content begins, and where it ends."""
+
+
+def split(body: bytes) -> tuple[bytes, list[Data]]:
+    """Return a message without its raw contents, and views of these.
+
+    Raises:
+        BadRequest: it has too many members, too long ones, or is malformed.
+    """
+    walk = _Walk(body)
+    rest: list[Data] = []
+    raw: list[Data] = []
+    typed: list[_Member] = []
+    front = 0
+    for tag, begin, content, end in walk.members(0, len(body)):
+        if tag == RAW:
+            raw.append(memoryview(body)[content:end])
+            continue
+        rest.append(memoryview(body)[begin:end])
+        if tag == _PARAMETERS:
+            for inner, _, value, after in walk.members(content, end):
+                if inner == _VALUE:
+                    walk.members(value, after)
+            continue
+        front += end - begin
+        if tag == _INPUTS:
+            contents = [member for member in walk.members(content, end) if member[0] == _CONTENTS]
+            front -= sum(after - before for _, before, _, after in contents)
+            typed += contents
+    if front > _MOST_FRONT:
+        raise BadRequest(
+            f"names, shapes and parameters of the inputs and outputs take {front} bytes; at most {_MOST_FRONT} are taken"
+        )
+    _check_typed(walk, typed)
+    return b"".join(rest), raw
+
+
+def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
+    """Check that typed data are few or quickly decoded. Raises BadRequest."""
+    size = sum(end - content for _, _, content, end in typed)
+    if size <= MOST_TYPED:
+        return
+    if any(tag not in _COPIED for _, _, content, end in typed for tag, *_ in walk.members(content, end)):
+        raise BadRequest(
+            f"`contents` of integers or booleans take {size} bytes; at most {MOST_TYPED} are taken: send the data in `raw_input_contents`"
+        )
+
+
+class _Walk:
+    """Walk over the members of one message, and of messages in it.
+
+    Arguments:
+        body: bytes of the message.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self._body, self._left = body, MOST_MEMBERS
+
+    def members(self, at: int, end: int) -> list[_Member]:
+        """Return the members between two places. Raises BadRequest."""
+        found: list[_Member] = []
+        body, size = self._body, 0
+        most = self._left
+        while at < end:
+            if len(found) == most:
+                raise BadRequest(
+                    f"the message has more than {MOST_MEMBERS} members, which take long to decode; send at most {MOST_TENSORS} inputs and "
+                    f"outputs, and the elements of large ones in `raw_input_contents`"
+                )
+            tag, content = body[at], at + 1
+            if tag > 0x7F:
+                tag, content = self._varint(at, end)
+            kind = tag & 7
+            if kind == 2:
+                size, content = self._varint(content, end)
+            elif kind in _FIXED:
+                size = _FIXED[kind]
+            elif kind == 0:
+                size = self._varint(content, end)[1] - content
+            else:
+                raise self._malformed()
+            after = content + size
+            if after > end:
+                raise self._malformed()
+            found.append((tag, at, content, after))
+            at = after
+        self._left -= len(found)
+        return found
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        """Return the number at a place, and where it ends."""
+        number = shift = 0
+        while at < end and shift < 64:
+            byte = self._body[at]
+            number |= (byte & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if byte < 0x80:
+                return number, at
+        raise self._malformed()
+
+    def _malformed(self) -> BadRequest:
+        return messages.malformed(len(self._body), _REQUEST.full_name)

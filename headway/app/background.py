@@ -23,6 +23,7 @@ from headway.errors import HeadwayError
 from headway.http.server.listener import Listener
 from headway.model import Role
 from headway.runtime import log
+from headway.runtime.race import end_all
 
 T = TypeVar("T")
 
@@ -157,6 +158,7 @@ class BackgroundService:
             await process.service.drain()
         finally:
             await process.service.stop()
+            await end_all()
 
 
 def _url(settings: Settings, host: str, port: int) -> str:

@@ -30,6 +30,7 @@ from headway.runtime.file_watcher import FileWatcher, python_files
 from headway.runtime.listening import descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
+from headway.runtime.race import end, end_all
 
 log = get_logger(__name__)
 
@@ -64,6 +65,7 @@ async def run(
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []
     watched = {str(target): files for target in targets if (files := _files_of(target)) is not None}
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(end_all)
         progress = Progress(process.pool) if process.pool is not None else None
         if progress is not None:
             progress.begin()
@@ -79,7 +81,7 @@ async def run(
             manager.tell_ready()
             for target, files in watched.items():
                 watcher = asyncio.create_task(_replace_on_change(process.service, target, files))
-                stack.push_async_callback(_end, watcher)
+                stack.push_async_callback(end, watcher)
 
         await until_signalled(process.service, ready, manager.tell_stopping, reopen_log)
     return 0
@@ -102,11 +104,6 @@ def shown(process: Process) -> str:
         own, process.role, process.target, port, process.admin.port, process.devices, pace, signature,
         descriptors=descriptors(),
     )  # fmt: skip
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _files_of(target: Target) -> FileWatcher | None:

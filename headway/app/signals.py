@@ -19,7 +19,7 @@ from typing import Any
 
 from headway.app.lifecycle import Service
 from headway.runtime.logger import get_logger
-from headway.runtime.race import race
+from headway.runtime.race import TIDIES, end, race
 
 log = get_logger(__name__)
 
@@ -127,9 +127,7 @@ class _Hangups:
 
     async def end(self) -> None:
         """Stop the work that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end(self._task)
 
     async def _reread(self) -> None:
         """Read the files again, once for all signals that came before it began."""
@@ -147,7 +145,7 @@ def _say_nothing_is_done(number: signal.Signals) -> None:
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`, but stop it when the signal comes first; True when it was done."""
-    done, _ = await race(work, signalled.wait())
+    done, _ = await race(work, signalled.wait(), tidies=TIDIES)
     if done is not None:
         done.result()
     return done is not None

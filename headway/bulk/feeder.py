@@ -20,6 +20,7 @@ from headway.model import Reply
 from headway.model.bulk import OPEN_STATUSES, BulkJob, BulkLine
 from headway.runtime.availability import Availability
 from headway.runtime.logger import get_logger
+from headway.runtime.race import TIDIES, end
 from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
@@ -84,11 +85,8 @@ class Feeder:
 
     async def close(self) -> None:
         """Let go of all jobs; others may hold them at once."""
-        tasks = [*self._tasks.values(), *self._pumps.values()]
         runs = [*self.runs.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks.values(), *self._pumps.values(), tidies=TIDIES)
         await asyncio.gather(*(run.release() for run in runs), return_exceptions=True)
 
     async def _look(self) -> None:
@@ -107,8 +105,8 @@ class Feeder:
 
     async def _begin(self, job: BulkJob) -> None:
         if (before := self._tasks.get(job.id)) is not None:
-            before.cancel()  # Its lease ran out, and this process took it again: the run that had it is fenced.
-            await asyncio.wait({before})
+            # Its lease ran out, and this process took it again: the run that had it is fenced.
+            await end(before, tidies=TIDIES)
         log.info("a bulk job runs here", job=job.id, tenant=job.tenant, generation=job.generation)
         run = self.runs[job.id] = JobRun(job, self._of)
         task = self._tasks[job.id] = asyncio.create_task(self._hold(run), name=f"bulk job {job.id}")

@@ -31,6 +31,7 @@ from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
 from headway.ports import BulkRunner, BulkStore
 from headway.runtime.logger import get_logger
+from headway.runtime.race import end
 
 log = get_logger(__name__)
 
@@ -282,9 +283,7 @@ class JobRun:
                 await self._tick()
         finally:
             done = self._all_ended
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             self._let_go()
         await self._until_done(self._answers.flush)
         if self._fault is not None:

@@ -33,6 +33,7 @@ from headway.load.record import Record
 from headway.load.report import report_on
 from headway.load.schedule import Alarm, due_times
 from headway.load.spec import LoadSpec
+from headway.runtime.race import end
 
 _TICK = 0.001
 _MOST_AT_ONCE = 256
@@ -290,8 +291,7 @@ def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
         try:
             return await generator.run()
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            await end(telling)
             loop.remove_signal_handler(signal.SIGINT)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -12,12 +12,9 @@ from typing import Any
 
 from headway.core.retry import backoff
 from headway.runtime.logger import get_logger
-from headway.runtime.race import MOST_TRIES, end
+from headway.runtime.race import TIDIES, end
 
 log = get_logger(__name__)
-
-TIDIES = 20.0
-"""Seconds that a cancelled loop has to tidy up; longer than a worker's child needs to be ended and reaped."""
 
 
 class Supervisor:
@@ -38,7 +35,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Cancel all loops and wait until they are gone."""
         self._stopping = True
-        await end(*self._tasks, tidies=TIDIES * (MOST_TRIES + 1))  # Each ends its loop meanwhile.
+        await end(*self._tasks, tidies=TIDIES)
 
     async def _keep(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         failures = 0

@@ -28,7 +28,7 @@ from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerIn
 from headway.ports import Broker, WorkSource
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.race import end, heed_cancellation
+from headway.runtime.race import TIDIES, end, heed_cancellation
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import BY_OPERATOR, Batcher
@@ -210,7 +210,7 @@ class SharedGpus:
     async def stop(self) -> None:
         """Stop all backends, after the loops have been stopped or have ended."""
         self._end()
-        await end(*self._moving)
+        await end(*self._moving, tidies=TIDIES)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
         await self._tell_gone()
 

@@ -20,7 +20,7 @@ from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
 from headway.runtime.logger import get_logger
-from headway.runtime.race import end
+from headway.runtime.race import TIDIES, end
 
 log = get_logger(__name__)
 
@@ -111,7 +111,7 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
     try:
         await asyncio.gather(*tasks)
     except BaseException:
-        await end(*tasks)
+        await end(*tasks, tidies=TIDIES)
         raise
 
 

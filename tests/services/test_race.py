@@ -62,7 +62,7 @@ async def test_what_loses_its_cancellation_is_cancelled_again_and_named(clock: C
     with capture_logs() as logs:
         await end(None, task, tidies=2.0)
     assert task.done() and clock() - began == 2.0 * lost
-    assert [line["tasks"] for line in logs] == [["deaf"]] * lost
+    assert [line["tasks"] for line in logs] == [["deaf: deaf"]] * lost
 
 
 async def test_what_heeds_no_cancellation_is_left_running_and_named(clock: Clock) -> None:
@@ -71,5 +71,5 @@ async def test_what_heeds_no_cancellation_is_left_running_and_named(clock: Clock
     with capture_logs() as logs:
         await end(task)
     assert not task.done()
-    assert (logs[-1]["event"], logs[-1]["tasks"]) == ("task does not end, and is left running", ["deaf"])
+    assert (logs[-1]["event"], logs[-1]["tasks"]) == ("task does not end, and is left running", ["deaf: deaf"])
     await end(task)

@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 from headway.errors import BrokerUnavailable
 from headway.http.readiness import within_answer_time
 from headway.runtime.periodic import Periodic
-from headway.runtime.supervisor import TIDIES, Supervisor
+from headway.runtime.race import TIDIES
+from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import Clock
 
 

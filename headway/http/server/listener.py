@@ -26,6 +26,7 @@ from headway.http.server.connection_context import ConnectionContext
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters
 from headway.runtime.listening import ListeningPort, descriptor_ceiling, open_descriptors
+from headway.runtime.race import end
 from headway.runtime.request_id import NewId
 from headway.runtime.tls_transport import TlsPort
 
@@ -154,10 +155,7 @@ class Listener(ListeningPort):
             context.close()
             for connection in self._connections():
                 connection.shutdown()
-            tasks = list(context.tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*context.tasks)
             await context.emptied()
             context.hangups.close()
 

@@ -19,7 +19,7 @@ import msgspec
 from headway.dialects import json_lists
 from headway.dialects.dialect import Dialect, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import Json, with_metadata, with_usage
-from headway.model import ItemResult, Value
+from headway.model import ItemResult, Signature, Value
 
 MEMBERS = ("outputs", "results", "predictions")
 """Members of an object that may hold the list; the first that is there counts."""
@@ -36,6 +36,11 @@ class TextList(Dialect, frozen=True):
         """Take the URL as it is."""
         return Remote(url, cls())
 
+    @property
+    def signature(self) -> Signature:
+        """Texts in and out, and nothing beside them."""
+        return Signature(takes_parameters=False)
+
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode the inputs as a list."""
         return RemoteCall(msgspec.json.encode(inputs))
@@ -49,6 +54,11 @@ class TextList(Dialect, frozen=True):
 
 class NamedInputs(TextList, frozen=True):
     """Dialect `inputs`: the inputs under that name and, if there are any, their parameters."""
+
+    @property
+    def signature(self) -> Signature:
+        """Texts in and out."""
+        return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode an object with the inputs, and one object of parameters for each if one of them has any."""

@@ -63,6 +63,7 @@ class ServedModel:
             others something else, as while a fleet changes to another target.
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
+        takes_parameters: whether a worker's target gets the parameters of requests; true while that is not known.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
         longest: most seconds of a request in all; infinite where its connection sees to that.
@@ -72,7 +73,7 @@ class ServedModel:
 
     __slots__ = (
         "_line", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
-        "sharing", "takes", "traces", "versions", "weigh",
+        "sharing", "takes", "takes_parameters", "traces", "versions", "weigh",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,7 @@ class ServedModel:
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: tuple[TensorSpec, ...] = ()
         self.example = ""
+        self.takes_parameters = True
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
         self.sharing = settings.cache or settings.collapse
@@ -114,6 +116,7 @@ class ServedModel:
             None if rows and len(named) > 1 else _largest(named)
         )  # Each worker judges, while some take tensors.
         self.gives = _largest(one.gives for one in healthy)
+        self.takes_parameters = any(one.takes_parameters for one in healthy)
         self._set_weigh(rows=rows)
         self.example = next((one.example for one in healthy if one.example), "")
         inputs = next((one.inputs for one in healthy if one.inputs), ())
@@ -132,7 +135,7 @@ class ServedModel:
         """Know what was known of the model while it had other settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
-        self._together = former._together
+        self._together, self.takes_parameters = former._together, former.takes_parameters
         self._set_weigh(rows=former._rows)
         self.versions.roll(former.versions.rollout)
 

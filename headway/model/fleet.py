@@ -197,6 +197,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         load_seconds: seconds that a load of its model is expected to take, or its last one took; 0: not known.
         inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
         together: which rows of its tensors run in one call.
+        takes_parameters: whether its target gets the parameters of requests.
     """
 
     worker_id: str
@@ -232,6 +233,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
+    takes_parameters: bool = True
 
     @property
     def backend(self) -> tuple[int, int]:

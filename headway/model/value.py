@@ -176,6 +176,7 @@ class Signature(msgspec.Struct, frozen=True):
         weight: line by which its weight function follows from the length of an input, as far as known; None without one.
         inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
         together: which rows of its tensors run in one call.
+        takes_parameters: whether it gets the parameters of requests.
     """
 
     takes: ValueKind = ValueKind.TEXT
@@ -185,6 +186,7 @@ class Signature(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
+    takes_parameters: bool = True
 
     @property
     def warm_up_input(self) -> Value | None:

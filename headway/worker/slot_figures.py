@@ -205,6 +205,7 @@ class SlotFigures:
             inputs=signature.inputs if signature is not None else (),
             outputs=signature.outputs if signature is not None else (),
             together=signature.together if signature is not None else RowsTogether.ANY,
+            takes_parameters=signature is None or signature.takes_parameters,
         )
 
 

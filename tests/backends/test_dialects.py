@@ -15,6 +15,7 @@ from headway.core.values import shown
 from headway.dialects import AUTO, NAMES
 from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs
 from headway.dialects.table import DIALECTS, reach
+from headway.dialects.texts import NamedInputs, TextList
 from headway.errors import SettingError
 from headway.model import ItemResult, TokenCount, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded, tensor
@@ -88,6 +89,11 @@ def test_embeddings_are_asked_for_as_numbers() -> None:
     wished = b'{"dimensions": 2, "encoding_format": "base64", "input": "x"}'
     expected = {"model": "m", "input": ["a", "b"], "encoding_format": "float", "dimensions": 2}
     assert said("openai-embeddings", "a", "b", parameters=wished) == expected
+
+
+def test_a_bare_list_has_no_room_for_parameters() -> None:
+    assert not TextList().signature.takes_parameters
+    assert all(one.signature.takes_parameters for one in (NamedInputs(), *map(dialect, OPENAI)))
 
 
 def test_embeddings_are_json_values_as_they_were_written() -> None:

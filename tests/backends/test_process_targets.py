@@ -37,6 +37,12 @@ async def test_a_function_that_takes_parameters_gets_an_object_for_each_input(na
     assert await outputs(kind(name), "a", "b", parameters=[b'{"k":1}', b""]) == answers
 
 
+@pytest.mark.parametrize(("name", "takes"), [("plain", False), ("with_parameters", True)])
+async def test_a_target_tells_whether_it_takes_parameters(name: str, takes: bool) -> None:
+    async with started(kind(name)) as (backend, _):
+        assert backend.signature.takes_parameters is takes
+
+
 async def test_an_async_function_is_served_on_one_event_loop() -> None:
     async with started(kind("coroutine")) as (backend, _):
         first, second = [await backend.run(batch("a"), LONG) for _ in range(2)]

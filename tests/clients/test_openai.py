@@ -26,7 +26,7 @@ ERRORS = {
     "large": ["APIStatusError", 413, "payload_too_large", None, 1],
     "input": ["UnprocessableEntityError", 422, "rejected_by_model", None, 1],
     "rate": ["RateLimitError", 429, "rate_limit_exceeded", None, 1],
-    "output": ["InternalServerError", 502, "backend_error", None, 1],
+    "output": ["BadRequestError", 400, "bad_request", None, 1],
     "fault": ["InternalServerError", 502, "backend_error", None, 1],
     "late": ["InternalServerError", 504, "deadline_exceeded", None, 1],
     "impatient": ["APITimeoutError", 2],
@@ -109,9 +109,24 @@ def test_langchain_works_unchanged(tmp_path: Path) -> None:
                 "chat": ["OpenAIModelNotFoundError", "model_not_found"],
                 "stream": ["OpenAIModelNotFoundError", "model_not_found"],
                 "text": ["UnprocessableEntityError", "rejected_by_model"],
-                "embeddings": ["InternalServerError", "backend_error"],
+                "embeddings": ["BadRequestError", "bad_request"],
             },
             "embeddings": [[3.0, 0.5, -1.0], [4.0, 0.5, -1.0]],
         }
+        server.signal()
+        server.check_end()
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_json_of_a_form_comes_of_a_target_that_sees_what_is_asked_and_is_else_refused(
+    tmp_path: Path, sees: bool
+) -> None:
+    with launched(tmp_path, target="tests.clients.targets:structured" if sees else TARGET) as server:
+        server.ready()
+        seen = run_client("openai", "structured_program.py", f"http://127.0.0.1:{server.port}", "any key")
+        assert len(seen) == 6
+        for way, found in seen.items():
+            param = "text" if "True" in way or way == "responses" else "response_format"
+            assert found == (["Ann", 3] if sees else [400, "bad_request", param]), way
         server.signal()
         server.check_end()

@@ -20,7 +20,7 @@ from headway.errors import (
     SERVICE_OVERLOADED,
     SHED,
 )
-from headway.model import Failure
+from headway.model import Failure, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
@@ -66,7 +66,7 @@ async def test_a_prompt_is_completed(stand: Stand) -> None:
     choice = {"index": 0, "text": "HELLO", "logprobs": None, "finish_reason": "stop"}
     assert body == {"id": f"cmpl-{id}", "object": "text_completion", "model": "default", "choices": [choice]}
     (entry,) = stand.gateway.asked
-    assert json.loads(entry.parameters) == {"max_tokens": 5, "stop": ["x"]}
+    assert json.loads(entry.parameters) == {"max_tokens": 5, "stop": ["x"], "user": "me"}
 
 
 @on_stand()
@@ -167,9 +167,18 @@ async def test_embeddings_come_as_numbers_or_in_base64(stand: Stand, output: Any
     assert json.loads(stand.gateway.asked[0].parameters) == {"dimensions": 3}
 
 
-@pytest.mark.parametrize("output", ["no", "[]", "[1, null]", "[true]", '["1"]', "[1e999]", "{}", "3", "[" * 5000])
+@pytest.mark.parametrize("output", ["no", "3", "", "a [1]"])
 @on_stand()
-async def test_an_output_that_is_no_embedding_fails_and_says_so(stand: Stand, output: str) -> None:
+async def test_a_model_of_texts_gives_no_embeddings(stand: Stand, output: str) -> None:
+    stand.gateway.output = output
+    answer = await stand.ask(asked(EMBEDDINGS))
+    assert failure(answer) == (400, "invalid_request_error", "bad_request", None)
+    assert "the model gives texts and no embeddings" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("output", ["[]", "[1, null]", "[true]", '["1"]', "[1e999]", "{}", b"3", "[" * 5000])
+@on_stand()
+async def test_an_output_that_is_no_embedding_fails_and_says_so(stand: Stand, output: Any) -> None:
     stand.gateway.output = output
     answer = await stand.ask(asked(EMBEDDINGS))
     assert failure(answer) == (502, "server_error", "backend_error", None)
@@ -202,6 +211,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"stream_options": {"include_usage": True}}, "stream_options", "set stream"),
     (COMPLETIONS, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options", "include_usage"),
     (COMPLETIONS, {"logprobs": 3}, "logprobs", "leave it out"),
+    (COMPLETIONS, {"logprobs": 0}, "logprobs", "leave it out"),
     (COMPLETIONS, {"echo": True}, "echo", "leave it out"),
     (COMPLETIONS, {"best_of": 3}, "best_of", "ask for n choices"),
     (COMPLETIONS, {"deep": json.loads("[" * 40 + "]" * 40)}, "", "deeper than 32"),
@@ -218,7 +228,12 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     (CHAT, {"top_logprobs": 2}, "top_logprobs", "leave it out"),
     (CHAT, {"tools": [{"type": "function"}]}, "tools", "leave them out"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions", "leave them out"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice", "leave them out"),
+    (CHAT, {"function_call": {"name": "f"}}, "function_call", "leave them out"),
     (CHAT, {"audio": {"voice": "x"}}, "audio", "leave it out"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities", "audio is not served"),
+    (CHAT, {"response_format": "json"}, "response_format", "Expected `object | null`, got `str`"),
+    (CHAT, {"response_format": {}}, "response_format", "missing required field `type`"),
     (EMBEDDINGS, {"input": [[1, 2]]}, "input", "token arrays"),
     (EMBEDDINGS, {"encoding_format": "hex"}, "encoding_format", "`float` or `base64`"),
     (EMBEDDINGS, {"dimensions": 2}, "dimensions", "the model gives 3 numbers"),
@@ -253,8 +268,51 @@ async def test_what_asks_for_nothing_is_no_error_and_no_parameter(stand: Stand) 
     stand.gateway.asked.clear()
     nothing = {"logprobs": None, "echo": False, "best_of": None, "n": None, "stream": None, "stream_options": None}
     assert (await stand.ask(asked(COMPLETIONS, **nothing))).status == 200
-    assert (await stand.ask(asked(CHAT, tools=[], logprobs=False, top_logprobs=0, n=1.0))).status == 200
+    chat: dict[str, Any] = {
+        "tools": [],
+        "tool_choice": "auto",
+        "logprobs": False,
+        "top_logprobs": 0,
+        "n": 1.0,
+        "modalities": ["text"],
+    }
+    assert (await stand.ask(asked(CHAT, **chat))).status == 200
     assert [set(json.loads(one.parameters or b"{}")) for one in stand.gateway.asked] == [set(), {"messages"}]
+
+
+def takes(stand: Stand, *, parameters: bool) -> None:
+    """Have the model's target take parameters, or none."""
+    worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes_parameters=parameters)
+    stand.gateway.served.learn([worker])
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+@on_stand()
+async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand, kind: str) -> None:
+    format = {"type": kind, "json_schema": {"name": "x", "schema": {}}}
+    takes(stand, parameters=True)
+    assert (await stand.ask(asked(CHAT, response_format=format))).status == 200
+    assert json.loads(stand.gateway.asked.pop().parameters) == {"messages": HELLO, "response_format": format}
+    takes(stand, parameters=False)
+    for text in ({"type": "text"}, None):
+        assert (await stand.ask(asked(CHAT, response_format=text))).status == 200
+    stand.gateway.asked.clear()
+    answer = await stand.ask(asked(CHAT, response_format=format))
+    assert failure(answer) == (400, "invalid_request_error", "bad_request", "response_format")
+    assert f"cannot answer in the format '{kind}', as its target takes no parameters" in answer.json["error"]["message"]
+    assert not stand.gateway.asked
+
+
+@pytest.mark.parametrize("path", GOOD)
+@on_stand()
+async def test_the_user_reaches_a_target_that_takes_parameters(stand: Stand, path: str) -> None:
+    stand.gateway.output = "[1]"
+    for parameters in (True, False):
+        takes(stand, parameters=parameters)
+        assert (await stand.ask(asked(path, user="ann"))).status == 200
+        found = json.loads(stand.gateway.asked.pop().parameters or "{}")
+        assert found.pop("user", None) == ("ann" if parameters else None)
+        assert set(found) <= {"messages"}
 
 
 @on_stand(max_queue=100)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.http.stand import Answer, Stand, on_stand, post
+from tests.http.test_openai import takes
 
 PATH = "/v1/responses"
 
@@ -17,10 +18,12 @@ def asked(**members: Any) -> bytes:
 
 
 def events(answer: Answer) -> list[tuple[str, Any]]:
-    """Names and data of a stream's events."""
+    """Names and data of a stream's events, without the last, which says that it is complete."""
     assert answer.header["content-type"] == "text/event-stream; charset=utf-8"
     found = []
-    for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
+    *bodies, done, rest = answer.body.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    for event in bodies:
         name, data = event.split("\n")
         found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
     return found
@@ -60,6 +63,7 @@ async def test_instructions_and_input_are_one_conversation_and_the_target_finds_
         "max_output_tokens": 5,
         "temperature": 0.5,
         "text": {"format": {"type": "text"}, "verbosity": "low"},
+        "user": "me",
     }
     assert entry.input == text
 
@@ -112,8 +116,10 @@ CALL = [{"type": "function_call_output", "call_id": "c", "output": "o"}]
         ({"background": True}, "background", "ask /v1/inference for a task"),
         ({"prompt": {"id": "p"}}, "prompt", "stored prompts are not served"),
         ({"include": ["reasoning.encrypted_content"]}, "include", "nothing is there but text"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text", "'json_schema' is not served, only text"),
-        ({"text": 3}, "text", "expected an object"),
+        ({"text": {"format": {"name": "x"}}}, "text", "missing required field `type` - at `$.text.format`"),
+        ({"text": 3}, "text", "Expected `object | null`, got `int`"),
+        ({"tool_choice": "required"}, "tool_choice", "tools are not served"),
+        ({"modalities": ["audio"]}, "modalities", "the model gives text only"),
         ({"metadata": {"a": 1}}, "metadata", "Expected `str`"),
         ({"stream": "yes"}, "stream", "Expected `bool | null`"),
     ],
@@ -126,4 +132,53 @@ async def test_what_is_not_served_is_refused_and_says_what_to_do(
     error = answer.json["error"]
     assert (answer.status, error["type"], error["param"]) == (400, "invalid_request_error", param), error
     assert says in error["message"]
+    assert not stand.gateway.asked
+
+
+REQUIRED = {
+    "background", "completed_at", "created_at", "error", "frequency_penalty", "id", "incomplete_details", "instructions",
+    "max_output_tokens", "max_tool_calls", "metadata", "model", "object", "output", "parallel_tool_calls", "presence_penalty",
+    "previous_response_id", "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "status", "store", "temperature",
+    "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "usage",
+}  # fmt: skip
+"""Members that a response has by the Open Responses specification, 2026-04-24."""
+NUMBERS = ("frequency_penalty", "presence_penalty", "temperature", "top_logprobs", "top_p")
+
+
+@on_stand()
+async def test_a_response_has_all_members_that_open_responses_requires(stand: Stand) -> None:
+    whole = (await stand.ask(asked(temperature=None, text={"verbosity": "low"}))).json
+    streamed = [data["response"] for _, data in events(await stand.ask(asked(stream=True))) if "response" in data]
+    for body in (whole, *streamed):
+        assert body.keys() >= REQUIRED
+        assert all(isinstance(body[name], int | float) for name in NUMBERS)
+    assert whole["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    told = {
+        "temperature": 0.5,
+        "top_p": 0,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "user": "u",
+        "presence_penalty": 2,
+    }
+    body = (await stand.ask(asked(**told))).json
+    assert {name: body[name] for name in told} == told
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+@on_stand()
+async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand, kind: str) -> None:
+    text = {"format": {"type": kind, "name": "x", "schema": {}}}
+    takes(stand, parameters=True)
+    answer = await stand.ask(asked(text=text))
+    assert (answer.status, answer.json["text"]) == (200, text)
+    assert json.loads(stand.gateway.asked.pop().parameters)["text"] == text
+    takes(stand, parameters=False)
+    for plain in ({"format": {"type": "text"}}, {"format": None}, None):
+        assert (await stand.ask(asked(text=plain, user="me"))).status == 200
+        assert "user" not in json.loads(stand.gateway.asked.pop().parameters)
+    answer = await stand.ask(asked(text=text))
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, "text")
+    assert f"cannot answer in the format '{kind}', as its target takes no parameters" in error["message"]
     assert not stand.gateway.asked

@@ -130,7 +130,6 @@ class ProcessBackend:
         self._log, self._guard, self._rng = log, guard, rng
         self._weights = weights
         self._child: Child | None = None
-        self._takes_parameters = False
         self._source = ""
         self._signature = Signature()
         self._number = 0
@@ -207,7 +206,7 @@ class ProcessBackend:
             raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
         if self._busy:
             raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
-        parameters = [entry.parameters for entry in entries] if self._takes_parameters else None
+        parameters = [entry.parameters for entry in entries] if self._signature.takes_parameters else None
         arena, content = child.arena, b""
         self._busy = True
         try:
@@ -289,7 +288,7 @@ class ProcessBackend:
                     raise TargetError(word.message, word.trace)
                 if not isinstance(word, Ready):
                     raise ChildProcessError("spoke before it was ready")
-                self._takes_parameters, self._source = word.takes_parameters, word.source
+                self._source = word.source
                 self._signature = _signature(word)
                 value = self._signature.warm_up_input
                 while value is not None and (size := next_size(runs, max(self._max_batch, 1))) is not None:
@@ -510,5 +509,11 @@ def _signature(ready: Ready) -> Signature:
     if ready.example is not None:
         example = Tensors(ready.example) if ready.takes is ValueKind.TENSORS else values.of_json(ready.example)
     return Signature(
-        ready.takes, ready.gives, example, inputs=ready.inputs, outputs=ready.outputs, together=ready.together
+        ready.takes,
+        ready.gives,
+        example,
+        inputs=ready.inputs,
+        outputs=ready.outputs,
+        together=ready.together,
+        takes_parameters=ready.takes_parameters,
     )

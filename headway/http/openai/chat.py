@@ -16,7 +16,10 @@ from headway.http.inference.exchange import Exchange, ReadRequest
 from headway.http.openai.chat_template import Message, Render, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
+    Format,
     Members,
+    check_format,
+    drop_user,
     member,
     openai_codec,
     parameters_reader,
@@ -27,12 +30,16 @@ from headway.http.openai.members import (
 from headway.model import RequestOptions
 
 _TOOLS = "tools are not served, as the model gives text only; describe them in a message, and leave them out"
+_AUDIO = "audio is not served, as the model gives text only; leave it out"
 _UNSERVED = {
     "logprobs": "log probabilities are not served, as the model gives text only; leave it out",
     "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
     "tools": _TOOLS,
     "functions": _TOOLS,
-    "audio": "audio is not served, as the model gives text only; leave it out",
+    "tool_choice": _TOOLS,
+    "function_call": _TOOLS,
+    "audio": _AUDIO,
+    "modalities": _AUDIO,
 }
 
 
@@ -50,6 +57,7 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 _take_messages = member(list[_Sent])
+_take_format = member(Format)
 
 
 def chat(settings: Settings) -> Codec:
@@ -74,13 +82,18 @@ def chat_reader(settings: Settings) -> ReadRequest:
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
+        name = model or known.default
         raw = members.get("messages")
-        text = check(render_for(model or known.default)(_messages(members)))
+        text = check(render_for(name)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, most)
-        write = writer(members, model or known.default, True, count)
-        members.pop("user", None)
+        write = writer(members, name, True, count)
+        if (format := members.get("response_format")) is not None:
+            check_format(_take_format(members, "response_format"), known[name], "$.response_format")
+            members["response_format"] = format
+        if "user" in members:
+            drop_user(members, known[name])
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
         return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)

@@ -14,6 +14,7 @@ from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
     Members,
+    drop_user,
     member,
     openai_codec,
     parameters_reader,
@@ -65,7 +66,7 @@ def completions_reader(settings: Settings) -> ReadRequest:
         count = choices(members, most // len(prompts))
         _drop_best_of(members, count)
         write = writer(members, model, False, count)
-        members.pop("user", None)
+        drop_user(members, known[model])
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
         if len(prompts) == count == 1:

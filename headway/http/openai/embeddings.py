@@ -21,6 +21,7 @@ from headway.http.inference.exchange import JSON, Exchange, Outcome, ReadRequest
 from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
+    drop_user,
     openai_codec,
     parameters_reader,
     read_members,
@@ -69,6 +70,7 @@ def embeddings_reader(settings: Settings) -> ReadRequest:
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
+        name = model or known.default
         inputs = take_inputs(members, "input", most, check)
         encoding = take_text(members, "encoding_format") or FLOAT
         if encoding not in (FLOAT, BASE64):
@@ -77,8 +79,9 @@ def embeddings_reader(settings: Settings) -> ReadRequest:
         dimensions = take_number(members, "dimensions")
         if asked is not None and dimensions is not None:
             members["dimensions"] = asked  # A model that can shorten its embeddings may heed it.
-        members.pop("user", None)
-        write = _Writer(model or known.default, encoding == BASE64, dimensions)
+        if "user" in members:
+            drop_user(members, known[name])
+        write = _Writer(name, encoding == BASE64, dimensions)
         if len(inputs) == 1:
             return Exchange(model, inputs[0], parameters(members), options, write)
         return Exchange(model, [*inputs], parameters(members), options, write)
@@ -144,8 +147,12 @@ class _Writer(msgspec.Struct, frozen=True):
 
 
 def _read(output: Value) -> tuple[list[float], int]:
-    """Numbers of one output, and the tokens of its input where the target says so."""
+    """Numbers of one output, and the tokens of its input where the target says so. Raises RequestError."""
     text = octets(output)
+    if isinstance(output, str) and text.lstrip()[:1] not in (b"[", b"{"):
+        raise BadRequest(
+            "the model gives texts and no embeddings, which are lists of numbers; ask for a completion of it"
+        )
     try:
         if text.lstrip()[:1] == b"{":
             told = _told(text)

@@ -10,6 +10,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
+from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import checked_parameters, why_not
 from headway.http.inference.codecs import Codec
@@ -27,8 +28,8 @@ Members = dict[str, msgspec.Raw]
 
 _read = msgspec.json.Decoder(Members).decode
 _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
-_NOTHING = frozenset((b"null", b"false", b"0", b"[]", b"{}"))
-"""Values of a member that ask for nothing."""
+_NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'))
+"""Values of a member that ask for nothing. `logprobs` of 0 asks for those of the text's own tokens."""
 
 Unserved = Mapping[str, str]
 """Members that would change the answer's form and are not served, each with what to do instead."""
@@ -115,8 +116,30 @@ def take_inputs(members: Members, name: str, most: int, check: Callable[[str], s
 def refuse(members: Members, unserved: Unserved) -> None:
     """Refuse what is not served, and drop members that ask for nothing of it. Raises BadRequest."""
     for name in members.keys() & unserved.keys():
-        if bytes(members.pop(name)) not in _NOTHING:
+        value = bytes(members.pop(name)).translate(None, b" \t\r\n")
+        if value not in _NOTHING and (name, value) != ("top_logprobs", b"0"):
             raise BadRequest(f"{unserved[name]} - at `$.{name}`")
+
+
+class Format(msgspec.Struct, gc=False):
+    """Form of an answer that a request asks for."""
+
+    type: str
+
+
+def check_format(format: Format | None, model: ServedModel, place: str) -> None:
+    """Refuse any form of the answer but text where the model's target would never see it. Raises BadRequest."""
+    if format is not None and format.type != "text" and not model.takes_parameters:
+        raise BadRequest(
+            f"the model cannot answer in the format {format.type[:40]!r}, as its target takes no parameters and so never sees it; ask for "
+            f"JSON in a message, and leave it out - at `{place}`"
+        )
+
+
+def drop_user(members: Members, model: ServedModel) -> None:
+    """Drop `user` where the target would not see it, so that the same request of several users is the same request."""
+    if not model.takes_parameters:
+        members.pop("user", None)
 
 
 def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:

@@ -14,6 +14,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.errors import BadRequest
+from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
 from headway.http.inference.bodies import input_checker
@@ -23,7 +24,10 @@ from headway.http.openai.answers import EVENTS, RichText, told_of
 from headway.http.openai.chat import Part, templates, text_of
 from headway.http.openai.chat_template import Message
 from headway.http.openai.members import (
+    Format,
     Members,
+    check_format,
+    drop_user,
     member,
     openai_codec,
     parameters_reader,
@@ -35,20 +39,34 @@ from headway.http.openai.members import (
 from headway.model import RequestOptions
 
 _STORED = "responses are not stored; send the whole conversation as `input`, and leave it out"
+_TOOLS = "tools are not served, as the model gives text only; describe them in `instructions`, and leave them out"
 _UNSERVED = {
-    "tools": "tools are not served, as the model gives text only; describe them in `instructions`, and leave them out",
+    "tools": _TOOLS,
+    "tool_choice": _TOOLS,
     "previous_response_id": _STORED,
     "conversation": _STORED,
     "background": "responses in the background are not served; ask /v1/inference for a task, or leave it out",
     "prompt": "stored prompts are not served; send their text as `input`, and leave it out",
     "include": "nothing is there but text and usage; leave it out",
+    "modalities": "the model gives text only; leave it out",
     "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
 }
-_DROPPED = ("user", "store", "stream_options", "tool_choice", "parallel_tool_calls", "max_tool_calls", "truncation")
+_DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
 """Members that change nothing here."""
 
 _HOLE = HOLE.encode()
-_ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p")
+_UNSET: dict[str, Any] = {
+    "frequency_penalty": 0.0,
+    "instructions": None,
+    "max_output_tokens": None,
+    "presence_penalty": 0.0,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "user": None,
+}
+"""Members of an answer that say what was asked for, with what they say where nothing was: some clients take no null for a number."""
 _TEXTS = ("input_text", "output_text", "text")
 """Types of parts that are text."""
 
@@ -56,16 +74,20 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 """Reasons for which an answer has ended early, by the target's `finish_reason`."""
 
 SETTLED: dict[str, Any] = {
+    "background": False,
     "error": None,
+    "max_tool_calls": None,
     "parallel_tool_calls": True,
     "previous_response_id": None,
     "reasoning": None,
+    "service_tier": "default",
     "store": False,
     "tool_choice": "auto",
     "tools": [],
+    "top_logprobs": 0,
     "truncation": "disabled",
     "text": {"format": {"type": "text"}},
-    **dict.fromkeys(_ECHOED),
+    **_UNSET,
 }
 """Members of an answer that the model has no part in, where the request says nothing of them."""
 
@@ -76,17 +98,14 @@ class _Item(msgspec.Struct, gc=False):
     content: str | list[Part] | None = None
 
 
-class _Format(msgspec.Struct, gc=False):
-    type: str = "text"
-
-
 class _TextOptions(msgspec.Struct, gc=False):
-    format: _Format | None = None
+    format: Format | None = None
 
 
 _take_input = member(str | list[_Item])
 _take_metadata = member(dict[str, str])
-_read_text_options = msgspec.json.Decoder(_TextOptions | None)
+_take_text_options = member(_TextOptions)
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -102,11 +121,14 @@ def responses(settings: Settings) -> Codec:
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model") or known.default
-        echoed: dict[str, Any] = {name: members[name] for name in _ECHOED if name in members}
+        served = known[model]
+        echoed = {name: members[name] for name in _UNSET if bytes(members.get(name, b"null")) != b"null"}
         messages = _messages(members)
         text = check(render_for(model)(messages))
         stream, metadata = bool(take_flag(members, "stream")), _take_metadata(members, "metadata")
-        _check_format(members)
+        if "text" in members:
+            echoed["text"] = _text_options(members, served)
+        drop_user(members, served)
         refuse(members, _UNSERVED)
         for name in _DROPPED:
             members.pop(name, None)
@@ -139,18 +161,15 @@ def _message(place: int, item: _Item) -> Message:
     return {"role": item.role, "content": text_of(item.content, where, _TEXTS)}
 
 
-def _check_format(members: Members) -> None:
-    """Refuse any form of the answer but text. The rest of `text`, such as `verbosity`, reaches the target."""
-    raw = members.get("text")
-    if raw is None:
-        return
-    try:
-        asked = _read_text_options.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as exc:
-        raise BadRequest(f"{exc}; expected an object - at `$.text`") from None
-    if asked is not None and asked.format is not None and asked.format.type != "text":
-        kind = asked.format.type[:40]
-        raise BadRequest(f"an answer of format {kind!r} is not served, only text; leave it out - at `$.text.format`")
+def _text_options(members: Members, model: ServedModel) -> Any:
+    """Options of the text as the answer tells them. They reach the target as they were sent. Raises BadRequest."""
+    raw = members["text"]
+    asked = _take_text_options(members, "text")
+    members["text"] = raw
+    if asked is None:
+        return SETTLED["text"]
+    check_format(asked.format, model, "$.text.format")
+    return raw if asked.format is not None else {**_read_members(raw), **SETTLED["text"]}
 
 
 class _Writer(msgspec.Struct, frozen=True):
@@ -196,7 +215,8 @@ class _Writer(msgspec.Struct, frozen=True):
 
 def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any], text: str) -> Iterator[bytes]:
     """Server-sent events of one response, in pieces: five of them hold its text, or a hole for it."""
-    begun = {**head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    open_members = dict.fromkeys(("completed_at", "incomplete_details", "usage"))
+    begun = {**head, "status": "in_progress", **open_members, "output": []}
     (part,) = message["content"]
     item = {"output_index": 0, "item": {**message, "status": "in_progress", "content": []}}
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
@@ -216,6 +236,7 @@ def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any]
         yield b"event: response.%b\ndata: " % kind.encode()
         yield from value_within(data, text) if _HOLE in data else (data,)
         yield b"\n\n"
+    yield b"data: [DONE]\n\n"
 
 
 def _usage(told: RichText) -> dict[str, Any] | None:

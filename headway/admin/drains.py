@@ -65,7 +65,7 @@ class _Routes:
         name = _named(request)
         drains, workers, members = await self._look()
         try:
-            found = ended(name, drains)
+            found = ended(name, drains, workers, members)
         except UnknownName as exc:
             raise NotFound(str(exc)) from None
         except NoDrain as exc:

@@ -45,19 +45,22 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
     raise UnknownName(f"no worker, process or host {name!r} is in the fleet{_near(name, names)}")
 
 
-def ended(name: str, drains: Sequence[Drain]) -> list[Drain]:
+def ended(
+    name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
+) -> list[Drain]:
     """Drains that end when a name is undrained: of that worker, or of all workers of that process or host.
 
     Raises:
         UnknownName: nothing of the name is drained; lists near ones.
-        NoDrain: it is a worker whose whole process is drained.
+        NoDrain: it is a worker whose whole process is drained, with or without a drain of its own.
     """
+    home = _home(name, members) if any(one.worker_id == name for one in workers) else None
+    process = name.partition("/")[0] if home is None else home.id
+    if name != process and any(one.name == one.process == process for one in drains):
+        raise NoDrain(f"worker {name!r} is drained with its whole process; undrain {process!r}")
     found = [one for one in drains if name in (one.name, one.process, one.host)]
     if found:
         return found
-    for one in drains:
-        if one.name == one.process and name.startswith(f"{one.process}/"):
-            raise NoDrain(f"worker {name!r} is drained with its whole process; undrain {one.process!r}")
     names = {name for one in drains for name in (one.name, one.process, one.host)}
     raise UnknownName(f"nothing named {name!r} is drained{_near(name, names)}")
 

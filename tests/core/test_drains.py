@@ -57,13 +57,27 @@ def test_an_unknown_name_is_refused_with_near_ones(name: str, said: str) -> None
 
 def test_a_drain_ends_by_any_of_its_names() -> None:
     for name, found in {"w1/gpu-0": [ONE], "w1": [ONE], "w2": [WHOLE], "node-a": [ONE, WHOLE]}.items():
-        assert ended(name, [ONE, WHOLE]) == found
-    with pytest.raises(NoDrain, match="worker 'w2/gpu-0' is drained with its whole process; undrain 'w2'"):
-        ended("w2/gpu-0", [ONE, WHOLE])
+        assert ended(name, [ONE, WHOLE], WORKERS, MEMBERS) == found
     with pytest.raises(UnknownName, match="nothing named 'node-b' is drained; near are node-a"):
-        ended("node-b", [ONE, WHOLE])
+        ended("node-b", [ONE, WHOLE], WORKERS, MEMBERS)
     with pytest.raises(UnknownName, match=r"nothing named 'w1' is drained$"):
-        ended("w1", [])
+        ended("w1", [], WORKERS, MEMBERS)
+
+
+@pytest.mark.parametrize("own", [[], [Drain(name="w2/gpu-0", process="w2", host="node-a")]])
+def test_a_worker_whose_whole_process_is_drained_is_not_undrained_alone(own: list[Drain]) -> None:
+    for workers in (WORKERS, []):  # A worker that is drained may be gone.
+        with pytest.raises(NoDrain, match="worker 'w2/gpu-0' is drained with its whole process; undrain 'w2'"):
+            ended("w2/gpu-0", [*own, WHOLE], workers, MEMBERS)
+    assert ended("w2", [*own, WHOLE], WORKERS, MEMBERS) == [*own, WHOLE]
+
+
+def test_without_a_fleet_around_it_a_worker_is_of_the_process_there_is() -> None:
+    alone = [ProcessInfo(id="here-1", role=Role.SERVE, host="here", pid=1)]
+    whole = Drain(name="here-1", process="here-1", host="here")
+    with pytest.raises(NoDrain, match="worker 'gpu-0' is drained with its whole process; undrain 'here-1'"):
+        ended("gpu-0", [whole], [worker("gpu-0")], alone)
+    assert ended("here", [whole], [worker("gpu-0")], alone) == [whole]
 
 
 def test_a_model_or_version_is_bare_without_a_healthy_worker_where_it_had_one() -> None:

@@ -110,16 +110,23 @@ def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | Non
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Act on every dead letter, also after one failed. An error that concerns none of them ends it."""
-    failed = 0
+    """Act on every dead letter, also after one failed. An error that concerns none of them ends it.
+
+    Each reason is told with the first id that failed for it, and how often it came in the end.
+    """
+    failed = dict[str, list[str]]()
     for id, tenant in chosen:
         try:
             act(id, tenant)
         except AdminError as exc:
             if exc.status in (0, 401, 403):
                 raise
-            failed += 1
-            click.echo(f"{id} failed: {exc}", err=True)
+            failed.setdefault(str(exc), []).append(id)
+            if failed[str(exc)] == [id]:
+                click.echo(f"{id} failed: {exc}", err=True)
+    for first, *more in failed.values():
+        if more:
+            click.echo(f"{len(more)} more failed for the reason that {first} did", err=True)
     if failed:
         raise click.exceptions.Exit(1)
 

@@ -43,6 +43,20 @@ def test_it_says_where_grpc_is() -> None:
     assert "grpc" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
 
 
+def test_it_says_where_the_ledger_is_whatever_folder_it_runs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledgers = {
+        "sqlite:///tmp/a.db": f"{tmp_path}/tmp/a.db",
+        "sqlite:////tmp/a.db": "/tmp/a.db",
+        "postgresql://u:canary@db/headway": "postgresql://…@db/headway",
+    }
+    for url, shown in ledgers.items():
+        assert f"  ledger   {shown}\n" in banner(Settings(ledger=url), Role.SERVE, LOCAL, 8000, 9000)
+    assert "ledger" not in banner(Settings(), Role.SERVE, LOCAL, 8000, 9000)
+
+
 def test_it_says_where_bulk_jobs_are() -> None:
     given = Settings(bulk_dir="/var/bulk")
     for role in (Role.SERVE, Role.GATEWAY):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES, Parts
-from headway.config import CHARS, Settings, fallbacks_of
+from headway.config import CHARS, Settings, fallbacks_of, shown_url
 from headway.config.checks import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
@@ -144,6 +145,8 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
     )
     if settings.input_policy:
         yield f"  inputs   go through the policy in {settings.input_policy}"
+    if settings.ledger:
+        yield f"  ledger   {_ledger(settings.ledger)}"
     if settings.bulk_dir:
         yield f"  bulk     jobs and their files in {settings.bulk_dir}"
     yield f"  tiers    {' > '.join(settings.tier_names)}; {_who(settings)}"
@@ -151,6 +154,12 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
         yield f"  rates    {_rates(settings)}"
     if settings.broker:
         yield from (f"  fallback {line}" for line in _fallbacks(settings))
+
+
+def _ledger(url: str) -> str:
+    """Place of the ledger: the absolute path of a file, whatever folder its URL begins in."""
+    sqlite, path = url.split("///", 1) if url.startswith("sqlite:") else ("", "")
+    return str(Path(path).absolute()) if sqlite else shown_url(url)
 
 
 def _headline(parts: Parts, settings: Settings, target: Target | None, models: Sequence[Model]) -> str:

@@ -65,7 +65,7 @@ def own() -> Iterator[PostgresServer]:
     ("url", "reason"),
     [
         ("sqlite:///text", "not a database"),
-        ("sqlite:///missing/ledger.db", "No such file or directory"),
+        ("sqlite:///missing/ledger.db", "{here}/missing/ledger.db: No such file or directory"),
         ("sqlite:///folder", "Is a directory"),
         ("sqlite:////dev/null", "is no regular file"),
         ("sqlite:///pipe", "is no regular file"),
@@ -87,7 +87,7 @@ def test_what_will_never_do_is_a_wrong_setting(
     with pytest.raises(SettingError) as caught:
         asyncio.run(opened(url))
     assert caught.value.setting == "ledger"
-    assert reason in caught.value.reason
+    assert reason.format(here=tmp_path) in caught.value.reason
     assert "canary" not in str(caught.value)
 
 
@@ -100,11 +100,13 @@ def test_a_port_that_no_server_can_have_is_a_wrong_setting(port: int, capsys: py
 
 
 @pytest.mark.parametrize("action", [("list",), ("revoke", "a" * 12), ("rotate", "a" * 12)])
-def test_who_only_looks_for_keys_makes_no_file(
-    action: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_who_only_looks_for_keys_makes_no_file_and_reads_where_it_should_be(
+    action: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert code_of(["keys", *action, "--ledger", f"sqlite:///{tmp_path}/typo.db"]) == EXIT_SETTING
-    assert f"--ledger = 'sqlite:///{tmp_path}/typo.db': no such file" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    for path in (f"{tmp_path}/typo.db", "typo.db"):
+        assert code_of(["keys", *action, "--ledger", f"sqlite:///{path}"]) == EXIT_SETTING
+        assert f"--ledger = 'sqlite:///{path}': no such file: {tmp_path}/typo.db" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

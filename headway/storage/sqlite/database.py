@@ -34,7 +34,8 @@ _UNFIT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM)
 """Codes of errors that do not pass by themselves."""
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 """Numbers of errors that pass by themselves."""
-_MEND = "Name a file, new or made by Headway, in a folder that is there and may be written to."
+_SLASHES = f"an absolute path takes four slashes, {_SCHEME}/PATH"
+_MEND = f"Name a file, new or made by Headway, in a folder that is there and may be written to; {_SLASHES}."
 
 
 def existing(url: str) -> str:
@@ -43,13 +44,14 @@ def existing(url: str) -> str:
     Raises:
         SettingError: the file is not there.
     """
+    path = url.removeprefix(_SCHEME)
     try:
-        there = Path(url.removeprefix(_SCHEME)).exists()
+        there = Path(path).exists()
     except OSError:  # Which is told when it is opened.
         there = True
     if not there:
-        hint = "Name the ledger's file; headway serve and headway keys create make one."
-        raise SettingError("ledger", shown_url(url), "no such file", hint)
+        hint = f"Name the ledger's file, which headway serve or headway keys create makes; {_SLASHES}."
+        raise SettingError("ledger", shown_url(url), f"no such file: {Path(path).absolute()}", hint)
     return url
 
 
@@ -153,7 +155,7 @@ class SqliteDatabase:
     def _make(self) -> None:
         """Make the file, readable by its owner only, as it tells the requests of all."""
         if self._path.startswith((":memory:", "file:")):
-            raise self._unfit("is no path")
+            raise self._unfit("it is no path")
         try:
             make(self._path)
         except (OSError, ValueError) as exc:
@@ -172,7 +174,7 @@ class SqliteDatabase:
             raise
 
     def _unfit(self, why: str, hint: str = _MEND) -> SettingError:
-        return SettingError("ledger", self.shown, f"cannot be opened: {why}", hint)
+        return SettingError("ledger", self.shown, f"cannot open {Path(self._path).absolute()}: {why}", hint)
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

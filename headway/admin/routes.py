@@ -34,7 +34,11 @@ from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
 
-_IS_ADMIN = "; this is the admin port: ask the public one, whose port is --port, 8000 unless set"
+_HINTS = {
+    ("/health",): "; /healthz and /internal/health are",
+    ("/v1/", "/v2", "/api/", "/docs", "/openapi.json"): "; this is the admin port: ask the public one, whose port is "
+    "--port, 8000 unless set",
+}
 
 
 def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> Guard:
@@ -65,8 +69,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
             Route("/internal/events", EventStream(Hub(process, snapshots), sessions.valid).answer),
             *files.routes(),
         ],
-        _IS_ADMIN,
-        "/v1/",
+        _HINTS,
     )
     return Guard(
         router, tokens, filter(None, settings.admin_names.split(",")), sessions, Tries(process.clock), process.starting

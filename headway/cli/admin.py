@@ -186,7 +186,7 @@ class Admin:
         said = answer.get("message") if isinstance(answer, dict) else None
         hint = ". Set HEADWAY_ADMIN_TOKEN to it" if status == 401 else ""
         if status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
-            hint = f". This is no admin port, perhaps the public one: {_WHERE}"
+            said, hint = str(said or "").partition(";")[0], f". This is no admin port, perhaps the public one: {_WHERE}"
         plain = said and not hint and status in (400, 404)  # The words say all that the number does.
         return AdminError(
             f"{self.url}: {escape(said or reason)}{hint}{'' if plain else f' ({status})'}", status, answer

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from headway.bulk.jobs import BulkJobs
 
 
+_ADMIN = "the admin port, --admin-port, 9000 unless set"
+_HINTS = {
+    ("/health",): f"; /healthz is, and /internal/health at {_ADMIN}",
+    ("/metrics", "/dashboard", "/internal/"): f"; ask {_ADMIN}",
+    ("/",): "; /docs lists what is",
+}
+
+
 def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) -> Router:
     """Build the routes of the public port.
 
@@ -55,7 +63,7 @@ def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) ->
             *(Route(path, _never, ("POST",)) for path in inference_routes.ROUTES),
             *oip_models.routes(ShownModels(gateway, entrance.anonymous, glance.serving), known),
         ],
-        "; /docs lists what is",
+        _HINTS,
     )
 
 

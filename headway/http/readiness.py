@@ -36,6 +36,7 @@ AGE = 0.5
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
+_AT_ZERO = "none, as nobody asks for one"
 _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
 """Words on the workers for clients, by the word of readiness."""
 
@@ -180,7 +181,7 @@ class Readiness:
 
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
-        shown = "none, as nobody asks for one" if not counted and self.at_zero() else _healthy(counted)
+        shown = _AT_ZERO if not counted and self.at_zero() else _healthy(counted)
         checks: dict[str, Any] = {"workers": shown, "draining": self.leaving()}
         if self.expected:
             checks["expected_workers"] = self.expected
@@ -252,7 +253,8 @@ def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
     """Checks without numbers and names."""
     told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
     if "workers" in checks:
-        told["workers"] = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
+        known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
+        told["workers"] = _AT_ZERO if checks["workers"] == _AT_ZERO else known
     if "failed" in checks:
         told["failed"] = "some models did not load"
     return told

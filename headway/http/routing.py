@@ -65,13 +65,12 @@ class Router:
 
     Arguments:
         routes: the routes.
-        hint: what the message about a path where nothing is served says further.
-        under: beginning of the paths that get the hint.
+        hints: what the message about a path where nothing is served says further, by what such paths begin with; the first
+            that fits.
     """
 
-    def __init__(self, routes: Iterable[Route], hint: str = "", under: str = "/") -> None:
-        self._routes = tuple(routes)
-        self._hint, self._under = hint, under
+    def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
+        self._routes, self._hints = tuple(routes), hints or {}
 
     async def __call__(self, request: Request) -> RouteAnswer:
         """Answer a request. Raises what nobody foresaw."""
@@ -111,8 +110,8 @@ class Router:
         message = f"nothing is served at {excerpt(path)}"
         if (bare := path.rstrip("/")) != path and any(route.match(bare) is not None for route in self._routes):
             message += f"; leave out the slash at its end: {excerpt(bare)}"
-        elif path.startswith(self._under):
-            message += self._hint
+        else:
+            message += next((hint for begins, hint in self._hints.items() if path.startswith(begins)), "")
         return refuse(request, Failure(NOT_FOUND, message))
 
 

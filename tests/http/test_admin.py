@@ -451,8 +451,10 @@ async def test_unknown_routes_and_methods_are_problem_documents(stand: Stand, po
     assert missing.json["message"] == "nothing is served at /internal/nothing"
     for method, path in (("GET", "/internal/none/" + "x" * 4000), ("PUT", "/internal/dlq/" + "x" * 4000)):
         assert len((await port.ask(method, path)).json["message"]) < 400
-    inference = await port.ask("POST", "/v1/inference")
-    assert inference.status == 404 and "this is the admin port: ask the public one" in inference.json["message"]
+    for path in ("/v1/inference", "/v2/models/m/infer", "/api/inference", "/openapi.json"):
+        public = await port.ask("POST", path)
+        assert public.status == 404 and "this is the admin port: ask the public one" in public.json["message"]
+    assert (await port.get("/health")).json["message"].endswith("; /healthz and /internal/health are")
     wrong = await port.ask("PUT", "/internal/dlq/x")
     assert (wrong.status, wrong.json["error"]) == (405, "METHOD_NOT_ALLOWED")
     assert set(wrong.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE", "OPTIONS"}

@@ -31,6 +31,16 @@ async def test_health_routes_answer_ok_and_list_their_checks(stand: Stand, path:
     assert verbose.json["checks"]
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/dashboard", "/internal/health", "/nothing"])
+@on_stand()
+async def test_what_the_admin_port_has_is_told_to_be_there(stand: Stand, path: str) -> None:
+    answer = await stand.ask(get(path))
+    assert answer.status == 404
+    there = "/docs lists what is" if path == "/nothing" else "the admin port, --admin-port, 9000 unless set"
+    assert answer.json["message"].startswith(f"nothing is served at {path}; ")
+    assert answer.json["message"].endswith(there)
+
+
 @on_stand()
 async def test_ready_means_a_warm_worker_and_not_draining(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "AGE", -1.0)

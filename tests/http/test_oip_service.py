@@ -183,12 +183,28 @@ async def test_a_tenant_is_told_the_statistics_of_its_own_requests_from_its_firs
     assert (await counts("neighbour"))[0] == (await counts("good"))[0] == 2
 
 
-@pytest.mark.parametrize("what", ["load", "unload"])
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v2/repository/models/default/load", "start a worker for a model"),
+        ("/v2/repository/models/default/unload", "start a worker for a model"),
+        ("/v2/trace/setting", "trace settings are not offered"),
+        (f"{MODEL}/trace/setting", "trace settings are not offered"),
+        (f"{MODEL}/versions/1/trace/setting", "trace settings are not offered"),
+        ("/v2/logging", "log settings are not offered"),
+        ("/v2/systemsharedmemory/status", "shared memory is not offered; send the data of the inputs in the body"),
+        ("/v2/systemsharedmemory/region/r/register", "shared memory is not offered"),
+        ("/v2/cudasharedmemory/region/r/unregister", "shared memory is not offered"),
+        (f"{MODEL}/generate", "generate is not offered"),
+        (f"{MODEL}/generate_stream", "generate is not offered"),
+    ],
+)
 @on_stand()
-async def test_models_are_not_loaded_over_http(stand: Stand, what: str) -> None:
-    answer = await stand.ask(post("{}", f"/v2/repository/models/default/{what}"))
-    assert (answer.status, list(answer.json)) == (501, ["error"])
-    assert "start a worker for a model" in answer.json["error"]
+async def test_what_other_servers_have_is_not_offered(stand: Stand, path: str, says: str) -> None:
+    for request in (get(path), post("{}", path)):
+        answer = await stand.ask(request)
+        assert (answer.status, list(answer.json)) == (501, ["error"])
+        assert says in answer.json["error"]
 
 
 @pytest.mark.parametrize(

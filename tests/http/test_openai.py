@@ -337,6 +337,7 @@ async def test_too_many_inputs_are_told(stand: Stand) -> None:
         (post("{}", "/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/chat/completions", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (post("{}", "/embeddings", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
+        (get("/v1/models/", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (get("/models", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (get("/models/other", KEY), (404, "invalid_request_error", "unknown_url", None), "false"),
         (get("/v1/models"), (401, "authentication_error", "invalid_api_key", None), "false"),

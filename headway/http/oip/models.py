@@ -18,7 +18,7 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.oip.infer import check_version
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import JSON, Handler, Request, RouteAnswer
 from headway.http.routing import Route, WrongMethod
 from headway.model import Principal, ValueKind
 from headway.oip.metadata import (
@@ -129,6 +129,7 @@ def routes(models: ShownModels, known: Authentication) -> list[Route]:
     version = f"{model}/versions/{{version}}"
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
     return [
+        *(Route(path, known(_not_offered(why)), ("GET", "POST")) for path, why in _NOT_OFFERED.items()),
         *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Clients join a base URL and nothing so.
         Route("/v2/health/live", on.live),
         Route("/v2/health/ready", on.ready),
@@ -137,11 +138,32 @@ def routes(models: ShownModels, known: Authentication) -> list[Route]:
         Route(version, known(on.metadata)),
         Route(model, known(on.metadata)),
         Route("/v2/repository/index", known(on.index), ("POST",)),
-        *(
-            Route(f"/v2/repository/models/{{model:path}}/{what}", known(on.never), ("POST",))
-            for what in ("load", "unload")
-        ),
     ]
+
+
+_LOADING = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
+_TRACING = "trace settings are not offered to clients; send `traceparent` with a request that is to be traced"
+_MEMORY = "shared memory is not offered; send the data of the inputs in the body"
+_GENERATE = "generate is not offered; send the text to /v2/models/MODEL/infer, or to /v1/completions"
+_NOT_OFFERED = {
+    "/v2/repository/models/{model:path}/load": _LOADING,
+    "/v2/repository/models/{model:path}/unload": _LOADING,
+    "/v2/trace/setting": _TRACING,
+    "/v2/models/{model:path}/trace/setting": _TRACING,
+    "/v2/logging": "log settings are not offered to clients",
+    "/v2/systemsharedmemory/{rest:path}": _MEMORY,
+    "/v2/cudasharedmemory/{rest:path}": _MEMORY,
+    "/v2/models/{model:path}/generate": _GENERATE,
+    "/v2/models/{model:path}/generate_stream": _GENERATE,
+}
+"""Paths of other servers' extensions of the protocol, with what their clients are told. They would else read of a model of that name."""
+
+
+def _not_offered(why: str) -> Handler:
+    async def answer(request: Request) -> RouteAnswer:
+        raise RequestError(why, code=NOT_IMPLEMENTED)
+
+    return answer
 
 
 MOST_INDEX = 4096
@@ -201,10 +223,6 @@ class _Service:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(f"the body is no repository index request: {exc}") from None
         return _answer(await self._models.index(request.principal, only_ready=only_ready))
-
-    async def never(self, request: Request) -> RouteAnswer:
-        message = "models are not loaded and unloaded over HTTP; start a worker for a model, and it is served"
-        raise RequestError(message, code=NOT_IMPLEMENTED)
 
     def _asked(self, request: Request) -> str:
         """Model that the path names. Raises RequestError when it is none that the principal may ask."""

@@ -11,7 +11,7 @@ from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.openai.errors import encode_error
 from headway.http.requests import JSON, Request, RouteAnswer, refusal
-from headway.http.routing import Route
+from headway.http.routing import NoRoute, Route
 from headway.model import Principal
 
 PATH = "/v1/models"
@@ -34,6 +34,8 @@ class _Routes:
 
     async def one(self, request: Request) -> RouteAnswer:
         id, names = request.params["id"], self._names(request.principal)
+        if not id:
+            raise NoRoute
         if id in names:
             return self._answer(self._told(id))
         failure = self._gateway.served.absence(id, request.principal.models)

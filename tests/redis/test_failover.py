@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 from headway.brokers.redis import failover
 from headway.brokers.redis.clients import nodes
 from headway.errors import FailoverAborted, SettingError
-from tests.e2e.client import wait_until
+from tests.e2e.client import PATIENCE, wait_until
+from tests.e2e.server import ROOT
 from tests.redis.stand import real
 from tests.servers.cluster import ClusterSetup
 from tests.servers.ports import LOOPBACK
 from tests.servers.redis import KINDS, RedisServer
 from tests.servers.sentinel import SERVICE, SentinelSetup
+from tests.virtual_time import Clock
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 """The two part ways in replication, in clusters and in Sentinels."""
@@ -32,9 +39,15 @@ def pair(tmp_path: Path, kind: str) -> Iterator[tuple[RedisServer, RedisServer]]
     primary = RedisServer(kind, tmp_path / "primary", *lines)
     replica = RedisServer(kind, tmp_path / "replica", *lines, f"replicaof {LOOPBACK} {primary.port}")
     with primary, replica:
-        wait_until(lambda: replica.command("INFO", "replication")["master_link_status"] == "up")
-        wait_until(lambda: "online" in str(primary.command("INFO", "replication").get("slave0")))
+        wait_until(lambda: in_step(primary, replica))
         yield primary, replica
+
+
+def in_step(primary: RedisServer, replica: RedisServer) -> bool:
+    """Whether a replica has all that its primary has."""
+    told, seen = primary.command("INFO", "replication"), replica.command("INFO", "replication")
+    online = "online" in str(told.get("slave0")) and seen.get("master_link_status") == "up"
+    return online and seen["slave_repl_offset"] >= told["master_repl_offset"]
 
 
 async def refused(url: str, within: float = 5.0, **how: str) -> tuple[str, list[str]]:
@@ -212,6 +225,111 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
         assert said[-1].endswith("is its replica, and takes no writes")
         assert setup.primary is replica
         assert primary.command("ROLE")[0] == b"slave"
+
+
+ENDED = """
+import asyncio, os, sys
+from headway.brokers.redis import failover
+from headway.brokers.redis.clients import nodes
+
+url, before, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
+failover.PAUSE, failover.RENEW_EVERY, ask = 0.3, 0.05, failover._Servers.ask_beside
+
+async def ask_beside(self, address, *command, **how):
+    global before
+    if before and " ".join(map(str, command)).startswith(before):
+        before = ""
+        os.kill(os.getpid(), number)
+    return await ask(self, address, *command, **how)
+
+failover._Servers.ask_beside = ask_beside
+asyncio.run(failover.fail_over(nodes(url, 2.0), 5.0, print))
+"""
+"""Failover that sends itself a signal before an order."""
+
+
+def end_before(order: str, url: str, number: signal.Signals) -> None:
+    """Have a failover ended by a signal just before it gives an order."""
+    command = [sys.executable, "-c", ENDED, url, order, str(int(number))]
+    done = subprocess.run(command, timeout=PATIENCE, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode == -number) == (number == signal.SIGKILL), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_writes_go_on_whatever_step_of_one_server_a_signal_ends(
+    pair: tuple[RedisServer, RedisServer], kind: str, number: signal.Signals
+) -> None:
+    primary, replica = pair
+    for order in ("INFO", "CLIENT PAUSE", "REPLICAOF NO", f"REPLICAOF {LOOPBACK}", "CLIENT UNPAUSE"):
+        end_before(order, primary.url, number)
+        if primary.command("ROLE")[0] == b"slave":
+            primary, replica = replica, primary
+        primary.command("SET", "order", order)
+        if replica.command("ROLE")[0] == b"master":  # It was killed between the two orders.
+            replica.command("REPLICAOF", LOOPBACK, primary.port)
+        wait_until(lambda: in_step(primary, replica))  # noqa: B023 - it is waited for within the loop
+        assert replica.command("GET", "order") == order.encode()
+
+
+@pytest.mark.parametrize("order", ["SENTINEL FAILOVER", "REPLICAOF"])
+def test_writes_go_on_whatever_step_under_sentinels_a_kill_ends(tmp_path: Path, kind: str, order: str) -> None:
+    with SentinelSetup(kind, tmp_path) as setup:
+        end_before(order, setup.url, signal.SIGKILL)
+        wait_until(setup.in_step)  # Sentinels tell a primary that is none any more.
+        setup.primary.command("SET", "k", "v")
+
+
+@real
+@pytest.mark.parametrize("stands_still", ["primary", "replica"])
+@pytest.mark.parametrize("before", ["CLIENT PAUSE", "REPLICAOF NO", "REPLICAOF"])
+async def test_writes_go_on_whichever_server_stands_still_at_any_step(
+    pair: tuple[RedisServer, RedisServer], kind: str, before: str, stands_still: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    primary, replica = pair
+    victim = primary if stands_still == "primary" else replica
+    ask = failover._Servers.ask_beside
+
+    async def ask_beside(servers: Any, address: Any, *command: Any, **how: Any) -> Any:
+        if " ".join(map(str, command)).startswith(before) and not victim.paused:
+            victim.pause()
+        return await ask(servers, address, *command, **how)
+
+    monkeypatch.setattr(failover._Servers, "ask_beside", ask_beside)
+    monkeypatch.setattr(failover, "PAUSE", 0.3)
+    try:
+        with suppress(FailoverAborted):
+            await failover.fail_over(nodes(primary.url, 0.2), 0.5, lambda text: None)
+    finally:
+        victim.resume()
+    for server in pair:
+        with suppress(redis.ReadOnlyError):
+            server.command("SET", "k", "v")
+            break
+    else:
+        raise AssertionError("no server takes writes")
+
+
+async def test_a_pause_is_renewed_until_its_last_instant_and_never_beyond(
+    kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+
+    async def ask_beside(address: object, *command: Any) -> None:
+        assert command[:2] == ("CLIENT", "PAUSE")
+        asked.append((clock(), clock() + command[2] / 1000))
+
+    monkeypatch.setattr(failover, "monotonic", clock)
+    servers: Any = SimpleNamespace(ask_beside=ask_beside)
+    until = clock() + 10.0
+    with pytest.raises(AssertionError):  # It is lifted.
+        async with failover._paused(servers, ("h", 1), until):
+            await asyncio.sleep(100.0)
+    ends = [end for _, end in asked]
+    assert max(ends) == until and ends == sorted(ends)
+    assert all(end - begun <= failover.PAUSE for begun, end in asked)
+    assert all(begun < end - 1.0 for (begun, _), end in zip(asked[1:], ends[:-5], strict=False)), (
+        "none runs out meanwhile"
+    )
 
 
 @real

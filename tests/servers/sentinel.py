@@ -154,7 +154,9 @@ class SentinelSetup:
 _REPLICATION = ("repl-diskless-sync-delay 0", "repl-ping-replica-period 1", "min-replicas-to-write 0")
 _IMPATIENT = (
     # A replica is only chosen when it was heard of five ping periods ago at most, which must be more than a second.
-    *("INFO-PERIOD", 100, "PING-PERIOD", 250, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 100),
+    *("INFO-PERIOD", 100, "PING-PERIOD", 250, "ASK-PERIOD", 100),
+    # Who has not been told of a promotion within four of these takes it back. The Sentinel that leads sees it after a second.
+    *("PUBLISH-PERIOD", 500),
     *("ELECTION-TIMEOUT", 2000, "MIN-LINK-RECONNECT-PERIOD", 100),
     # Who stood still for so long trusts nothing that it has seen, but usually does so for half a minute.
     *("TILT-TRIGGER", 900, "TILT-PERIOD", 1000),

@@ -1,16 +1,14 @@
-"""Choice of the backend by the kind of the target, and the digest that tells targets apart: the only place that knows which backends there are."""
+"""Choice of the backend by the kind of the target: the only place that knows which backends there are."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from headway.app.devices import CPU, NO_DEVICES, Devices, allot, allot_to_models, find_gpus
+from headway.app.target_code import target_digest
 from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
@@ -275,34 +273,4 @@ def make_backend(target: Target, plan: SlotPlan) -> Backend:
 
 def make_report(settings: Settings, target: Target) -> ModelReport:
     """Make the report of workers on their model."""
-    return ModelReport(settings.model_version, target_digest(target), terms_of(settings))
-
-
-def target_digest(target: Target) -> str:
-    """First 12 hexadecimal digits of SHA-256 over what a target is named, and over its file where that can be read.
-
-    What the file imports is not looked at.
-    """
-    match target:
-        case FileTarget():
-            parts = target.attribute, target.arguments, _content(target.path)
-        case ModuleTarget():
-            place = Path(target.folder, *target.module.split("."))
-            source = _content(place.with_suffix(".py")) or _content(place / "__init__.py")
-            parts = f"{target.module}:{target.attribute}", target.arguments, source
-        case RemoteTarget():
-            parts = target.url, "", b""
-        case _:  # Of one that is only observed nothing is known here.
-            return ""
-    hashed = hashlib.sha256()
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        hashed.update(len(data).to_bytes(8, "big"))
-        hashed.update(data)
-    return hashed.hexdigest()[:12]
-
-
-def _content(path: Path) -> bytes:
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
-    return b""
+    return ModelReport(settings.model_version, target_digest(target, stamps=settings.reload), terms_of(settings))

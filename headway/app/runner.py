@@ -20,10 +20,11 @@ from headway.app.model_plans import Given
 from headway.app.progress import Progress
 from headway.app.service_manager import ServiceManager
 from headway.app.signals import until_signalled
+from headway.app.target_code import source_folder
 from headway.app.wiring import Process, build
 from headway.backends.process.host_memory import HostMemory
 from headway.config import Settings
-from headway.config.target import FileTarget, ModuleTarget, Target
+from headway.config.target import ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
@@ -108,20 +109,14 @@ def shown(process: Process) -> str:
 
 def _files_of(target: Target) -> FileWatcher | None:
     """Watcher of the Python files of a target: those in the folder of its file or package, and below."""
-    match target:
-        case FileTarget():
-            folder = target.path.parent
-        case ModuleTarget():
-            package = Path(target.folder, target.module.partition(".")[0])
-            folder = package if package.is_dir() else package.parent
-            if not (package.is_dir() or package.with_suffix(".py").is_file()):
-                hint = "Start where its module lies, or name it as path/file.py:attr."
-                log.warning("reload has nothing to watch", target=str(target), hint=hint)
-                return None
-        case _:
-            log.warning("reload has nothing to watch", target=str(target), hint="A remote API has no files here.")
-            return None
-    return FileWatcher(partial(python_files, folder))
+    folder = source_folder(target)
+    if folder is not None:
+        return FileWatcher(partial(python_files, folder))
+    hint = "A remote API has no files here."
+    if isinstance(target, ModuleTarget):
+        hint = "Start where its module lies, or name it as path/file.py:attr."
+    log.warning("reload has nothing to watch", target=str(target), hint=hint)
+    return None
 
 
 async def _replace_on_change(service: Service, target: str, files: FileWatcher) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +26,7 @@ from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.backends.process.nvml import NvmlGpus
 from headway.config import Settings
-from headway.config.target import Target
+from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
@@ -129,7 +130,7 @@ def make_batchers(
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
     limits = Limits(settings.gpu_timeout_ms / 1000, request_timeout, queue_timeout, len(settings.tier_names))
     memory, failure_log = HostMemory(clock), FailureLog(settings.gpu_timeout_ms / 1000)
-    report = make_report(settings, target)
+    report, reads = make_report(settings, target), isinstance(target, FileTarget | ModuleTarget)
     version = settings.model_version if versioned else ""
     traces = BatchTraces(recorder) if recorder is not None else None
 
@@ -149,6 +150,7 @@ def make_batchers(
             failure_log=failure_log,
             started=started,
             traces=traces,
+            read_report=partial(asyncio.to_thread, make_report, settings, target) if reads else None,
         )
 
     return make

@@ -30,6 +30,10 @@ MOST_TENANTS = 1000
 """Most tenants with known inputs."""
 ALL_GENERATIONS = -1
 """Generation of an input that is known whatever workers come."""
+GENERATION_STEP = 1e-6
+"""Least seconds between two generations, which are numbered by the instants at which they began."""
+SAME_INSTANT = 1e-3
+"""Seconds by which a batch may seem to have left before a generation that it belongs to."""
 ERROR_BYTES = 400
 """Bytes of its first error that are kept of a known input."""
 PRIOR = 32.0
@@ -71,8 +75,10 @@ class _Caller(msgspec.Struct):
     bad: float = 0.0
 
 
-_Known = tuple[float, int, str]
-_UNKNOWN: _Known = (-math.inf, 0, "")
+_Known = tuple[float, float, str]
+_UNKNOWN: _Known = (-math.inf, 0.0, "")
+_PAST = -2
+"""Generation that is over."""
 
 
 class Culprits:
@@ -89,13 +95,18 @@ class Culprits:
         """Callers with the instant of their last culprit, the longest ago first."""
         self._known: dict[str, dict[bytes, _Known]] = {}
         """Known inputs by tenant: until when each is known, in which generation, and its error; the oldest first."""
-        self._generation = 0
+        self._generation = 0.0
         self.active = False
 
-    def found(self, entry: Entry, now: float, killed: bool = False, error: str = "") -> None:
-        """Note an input that failed alone, with the error that its sender read.
+    def found(self, entry: Entry, now: float, killed: bool = False, error: str = "", left_at: float = math.inf) -> None:
+        """Note an input that failed alone.
 
-        `killed`: it took its worker with it, so it did so in several runs.
+        Arguments:
+            entry: entry with the input.
+            now: the instant.
+            killed: whether it took its worker with it, and so did in several runs.
+            error: error that its sender read.
+            left_at: instant at which its last run began. The workers may have changed since.
         """
         key = caller_of(entry)
         caller = self._callers.pop(key, None)
@@ -109,8 +120,10 @@ class Culprits:
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
+        # What raised before the workers changed says nothing of those that are here now.
+        generation = self._generation if left_at >= self._generation - SAME_INSTANT else _PAST
         kept = error.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
-        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else self._generation, kept
+        inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else generation, kept
         self._known[entry.tenant] = inputs
         if len(inputs) > MOST_KNOWN:
             del inputs[next(iter(inputs))]
@@ -155,12 +168,12 @@ class Culprits:
             return None
         return error if generation in (self._generation, ALL_GENERATIONS) else None
 
-    def renew(self) -> None:
-        """Note that another worker serves, or one of them with another backend.
+    def renew(self, now: float = 0.0) -> None:
+        """Begin a generation: a worker has come or gone, or one serves with another backend or other code.
 
-        It forgets inputs that only raised: their worker, or old code, may have been at fault.
+        Inputs that only raised are forgotten: their worker, or old code, may have been at fault.
         """
-        self._generation += 1
+        self._generation = max(now, self._generation + GENERATION_STEP)
 
     def _tidy(self, tenant: str, inputs: dict[bytes, _Known], now: float) -> None:
         for asked in [asked for asked, (until, *_) in inputs.items() if until <= now]:

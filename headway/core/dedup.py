@@ -10,6 +10,10 @@ The original of a flight may itself follow another: the first entry under an ide
 request. So outcomes run along chains. An original that nobody waits for any more runs on while it has followers. Under an
 idempotency key it runs on in any case, as its client may ask again.
 
+Identical requests are told apart by the code that answers, too: a flight of theirs belongs to the newest code of its queue
+at that time, and only outputs of that code are kept. So what older code has answered, or still runs, is nothing to those
+who ask once a worker with other code is there.
+
 When an original is too late, its followers, who came later, are not: they are offered anew, and so are those that follow
 them, in the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the
 task's failure.
@@ -21,6 +25,7 @@ import hashlib
 import heapq
 import itertools
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -29,10 +34,10 @@ from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
 from headway.core.retention import KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import DedupKey, DedupKind, Entry, Failure, Reply, Value
+from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
 FlightKey = tuple[str, DedupKind, str]
-"""Tenant, kind and key, with the model in front where the key is good for one."""
+"""Tenant, kind and key, with the model in front where the key is good for one, and the code behind that of identical requests."""
 
 STALE = 64
 """Former followers that may be remembered before they are swept."""
@@ -120,6 +125,7 @@ class _Flight(msgspec.Struct, eq=False):
     key: FlightKey
     original: QueuedEntry | None
     version: str
+    code: str
     followers: dict[QueuedEntry, None] = msgspec.field(default_factory=dict)
     reply: Reply | None = None
     until: float = 0.0
@@ -151,6 +157,8 @@ class Dedup:
         self._begun: dict[QueuedEntry, list[_Flight]] = {}
         self._followed: dict[QueuedEntry, _Flight] = {}
         self._unwanted: set[QueuedEntry] = set()
+        self._codes: dict[QueueName, list[str]] = {}
+        """Codes of the workers of each queue, the newest first."""
         self.limits = limits
         self._kept: Retention[_Flight] = Retention(limits)
         self._due: list[tuple[float, int, QueuedEntry]] = []
@@ -161,6 +169,15 @@ class Dedup:
     def active(self) -> bool:
         """Whether any entry is an original or a follower."""
         return bool(self._begun)
+
+    def serve(self, queue: QueueName, codes: Iterable[str]) -> None:
+        """Note the codes of the healthy workers of a queue. One that was not there before is the newest.
+
+        While there is no worker, the last codes stay.
+        """
+        there, known = set(codes), self._codes.get(queue, [])
+        if there and there != set(known):
+            self._codes[queue] = [*sorted(there.difference(known)), *(code for code in known if code in there)]
 
     def follows(self, queued: QueuedEntry) -> bool:
         """Whether an entry waits for the outcome of another."""
@@ -217,7 +234,7 @@ class Dedup:
         """
         own = version in (None, queued.entry.version)
         begun = [
-            _Flight(dedup_key, _key(queued, dedup_key), queued, queued.entry.version)
+            _Flight(dedup_key, self._key(queued, dedup_key), queued, queued.entry.version, self._code(queued))
             for dedup_key in queued.entry.dedup_keys
             if self._flight(queued, dedup_key, now) is None
             and (own or dedup_key.kind is not DedupKind.SAME)
@@ -311,11 +328,25 @@ class Dedup:
         return consequences
 
     def _flight(self, queued: QueuedEntry, dedup_key: DedupKey, now: float) -> _Flight | None:
-        flight = self._flights.get(_key(queued, dedup_key))
-        if flight is not None and flight.reply is not None and flight.until <= now:
+        flight = self._flights.get(self._key(queued, dedup_key))
+        if flight is not None and flight.reply is not None and (flight.until <= now or dedup_key.renews):
             self._discard(flight)
             return None
         return flight
+
+    def _key(self, queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
+        """Name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
+        entry, kind, key = queued.entry, dedup_key.kind, dedup_key.key
+        if kind is DedupKind.KEY:
+            key = f"{entry.model}\0{key}"
+        elif kind is DedupKind.SAME:
+            key = f"{key}#{self._code(queued)}"
+        return entry.tenant, kind, key
+
+    def _code(self, queued: QueuedEntry) -> str:
+        """Newest code that answers an entry; empty while none is known."""
+        codes = self._codes.get(queued.entry.queue)
+        return codes[0] if codes else ""
 
     def _unfollow(self, queued: QueuedEntry) -> _Flight | None:
         flight = self._followed.pop(queued, None)
@@ -369,7 +400,7 @@ class Dedup:
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
         dedup_key = flight.dedup_key
-        useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply)
+        useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply) and _is_of_code(flight, reply)
         if useful and not self._kept.limits.keeps(reply):
             useful = dedup_key.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
             failure = failures.too_large(weight(reply.output))
@@ -402,7 +433,6 @@ def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
     return dedup_key.key == queued.entry.id
 
 
-def _key(queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
-    """Name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
-    entry, key = queued.entry, dedup_key.key
-    return entry.tenant, dedup_key.kind, f"{entry.model}\0{key}" if dedup_key.kind is DedupKind.KEY else key
+def _is_of_code(flight: _Flight, reply: Reply) -> bool:
+    """Whether the code of a flight of identical requests has answered, and not that of an older worker."""
+    return flight.dedup_key.kind is not DedupKind.SAME or flight.code == ("" if reply.ran is None else reply.ran.target)

@@ -134,10 +134,17 @@ class ModelQueue:
             oldest[member.entry.tier] = min(oldest[member.entry.tier], member.arrived)
         return [(count, now - since) for count, since in zip(counts, oldest, strict=True)]
 
-    def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf) -> None:
-        """Set the live GPUs, the ids of their workers, who alone are learnt of, and the whole GPUs that they come to."""
-        if slots > self.slots:
-            self.culprits.renew()
+    def set_slots(self, slots: int, workers: Collection[str] = (), whole: float = math.inf, now: float = 0.0) -> None:
+        """Set the live GPUs.
+
+        Arguments:
+            slots: number of them.
+            workers: ids of their workers, who alone are learnt of.
+            whole: whole GPUs that they come to.
+            now: the instant.
+        """
+        if slots != self.slots:
+            self.culprits.renew(now)
         self.slots = slots
         self.factors.keep(slots, workers, self._departures)
         self.whole_slots = min(slots, whole) or self.whole_slots
@@ -618,7 +625,7 @@ class ModelQueue:
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
             if cause in BLAMED:
-                self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error)
+                self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
         after.again = len(members)

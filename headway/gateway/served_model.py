@@ -282,9 +282,13 @@ def dedup_keys_of(
         dedup_keys.append(DedupKey(DedupKind.TASK, id, asked, settings.result_ttl_s))
     if options.key:
         dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
-    if (settings.cache or settings.collapse) and not options.fresh:
+    shares = settings.cache or settings.collapse
+    if options.fresh:
+        shares = settings.cache and not options.unkept  # Later requests may get its answer.
+    if shares:
         keep = settings.cache_ttl_s if settings.cache else 0.0
-        dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, settings.collapse))
+        joins = settings.collapse and not options.fresh
+        dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, joins, options.fresh))
     return tuple(dedup_keys)
 
 

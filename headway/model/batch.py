@@ -114,6 +114,7 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
         seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
         version: version of the model that the worker ran; empty where it told none.
+        target: digest of the target that it ran, where that matters; see ModelReport.
     """
 
     worker: str
@@ -121,6 +122,7 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
     seconds: float
     claimed_at: float
     version: str = ""
+    target: str = ""
 
     @property
     def batch_id(self) -> str:

@@ -25,7 +25,7 @@ class DedupKind(enum.Enum):
     Outputs are kept, and the verdict that the model rejects the input.
     """
     SAME = "same"
-    """Identical request to the same model. Only outputs are kept."""
+    """Identical request to the same model. Only outputs are kept, and those of the newest code of its workers."""
 
 
 class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -41,6 +41,7 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
             and for an entry that only waits.
         keep: seconds for which an outcome is kept; 0: not at all.
         joins: whether the entry joins an original that has no outcome yet; if not, it runs beside that.
+        renews: whether an outcome that is kept is forgotten, so that the entry runs and its own is kept instead.
     """
 
     kind: DedupKind
@@ -48,6 +49,7 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     digest: bytes = b""
     keep: float = 0.0
     joins: bool = True
+    renews: bool = False
 
 
 Submission = tuple[str, str, int]

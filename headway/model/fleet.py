@@ -51,7 +51,7 @@ class ModelReport(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         version: version of the model; empty where the worker tells none.
-        target: digest of the target; two workers with the same digest run the same code. Empty where that is not known.
+        target: digest of the target's code; two workers with the same digest run the same. Empty where that is not known.
         terms: settings of the model that matter to whoever asks it: names and values.
     """
 
@@ -236,9 +236,9 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     takes_parameters: bool = True
 
     @property
-    def backend(self) -> tuple[int, int]:
-        """Mark of its backend: the process, and the number of times that this was replaced."""
-        return self.pid, self.restarts
+    def backend(self) -> tuple[int, int, str]:
+        """Mark of its backend: the process, the number of times that this was replaced, and its code."""
+        return self.pid, self.restarts, self.runs.target
 
     @property
     def queue(self) -> QueueName:

@@ -17,7 +17,8 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
         tier: index of the highest tier that the client asks for; its principal may be held to a lower one.
         key: idempotency key; a request under a known key is not run again, but answered as before. Empty for none.
         task: whether the outcome is kept, to be fetched by the request's id.
-        fresh: whether the answer to an identical request will not do.
+        fresh: whether the answer to an identical request will not do. Its own output is kept for later ones, unless `unkept`.
+        unkept: whether its own output will not do for them, either.
         chosen: whether the client chose the request's id; if a task of this id is kept, the answer is that task's.
         origin: name that stands for the user when culprits are counted; None: the principal's user; empty: the request
             runs even if its input is known to fail.
@@ -43,6 +44,7 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     way: str = ""
     trace: TraceContext | None = None
     replays: TraceContext | None = None
+    unkept: bool = False
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):

@@ -52,6 +52,7 @@ from headway.model import (
     Cause,
     ItemResult,
     Lease,
+    ModelReport,
     NoWork,
     Signature,
     Slot,
@@ -112,6 +113,7 @@ class Batcher:
         failure_log: log of failed batches, which the slots of a process share.
         started: hears of each start of a backend: its seconds, or the text of the error with which it failed.
         traces: recorder of the spans of batches; None where none are recorded.
+        read_report: reads the report on the model anew before each start of a backend; None where it stays that of the slot.
 
     Attributes:
         starting: state of the starts of its backend.
@@ -138,8 +140,10 @@ class Batcher:
         failure_log: FailureLog | None = None,
         started: Callable[[float | str], None] = lambda told: None,
         traces: BatchTraces | None = None,
+        read_report: Callable[[], Awaitable[ModelReport]] | None = None,
     ) -> None:
         self.slot = slot
+        self._read_report, self._report = read_report, slot.runs
         self._max_weight = slot.max_weight
         self._started = started
         self.starting = StartState()
@@ -186,6 +190,8 @@ class Batcher:
         fresh, self._fresh = self._fresh, None
         self._backend = fresh or await self._started_backend(fresh=self._restarts < 0)
         self.slot = self.claims.slot = self._bounded(self._backend.signature)
+        if fresh is None:
+            self.figures.runs = self._report
         self._restarts += 1
         self._counters.worker_restarts[self.slot.worker] = self._restarts
         self.figures.pace.warmed(self._backend.warm_up)
@@ -227,6 +233,12 @@ class Batcher:
         self._fresh = fresh
         self._retire = True
         self._interrupt()
+
+    async def tell_report(self) -> None:
+        """Tell the fleet what the slot runs since its backend was replaced: no batch begins on another one from now on."""
+        if self.figures.runs != self._report:
+            self.figures.runs = self._report
+            await self._heartbeat()
 
     async def stop(self) -> None:
         """Stop the backend. The fleet is told once that the slot is gone, or as soon as it can be told while the loops run."""
@@ -476,7 +488,10 @@ class Batcher:
     async def _started_backend(self, *, fresh: bool) -> Backend:
         backend, starting = self._make_backend(), self.starting
         starting.since = since = self._clock()
+        report = self._report
         try:
+            if self._read_report is not None:
+                report = await self._read_report()
             await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
         except BaseException as exc:
             await backend.stop()
@@ -489,7 +504,7 @@ class Batcher:
             raise
         else:
             starting.took = seconds = self._clock() - since
-            starting.trouble = ""
+            starting.trouble, self._report = "", report
             self._counters.model_loads[self.slot.model, self.slot.worker] += 1
             self._counters.load_seconds[self.slot.model].observe(seconds)
             self._started(seconds)
@@ -498,9 +513,9 @@ class Batcher:
         return backend
 
     def _bounded(self, signature: Signature) -> Slot:
-        """Slot as its target's batches are bounded: by their rows where it takes tensors, unless by weight anyway."""
+        """Slot of the backend as it is now. Batches are bounded by their rows where it takes tensors, unless by weight anyway."""
         rows = self.slot.max_batch if signature.takes is ValueKind.TENSORS else 0
-        return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows)
+        return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows, runs=self._report)
 
     async def _swap(self) -> None:
         """Stop the present backend. A fresh one takes its place if one is ready."""
@@ -510,6 +525,8 @@ class Batcher:
                 self._counters.departures.killed(self.slot.worker, ended)
             self.starting.cause = ended or self.starting.cause
             await self._become(WorkerStatus.STARTING)
+        else:
+            self.slot = self.claims.slot = self._bounded(self._backend.signature)
         if old is not None:
             await old.stop()
 

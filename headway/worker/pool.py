@@ -9,7 +9,7 @@ A slot that leaves loses nothing: what it runs is answered, and what it has not 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.model import Signature
 from headway.runtime.logger import get_logger
@@ -68,6 +68,20 @@ class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
             await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
         await batcher.stop()
         self.pop(batcher, None)
+
+
+async def replace_all(batchers: Sequence[Batcher]) -> None:
+    """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on.
+
+    The fleet is told of their code once all have it. Until then answers are shared as those of the old code, and nobody
+    who asks afterwards joins a batch that began on it.
+    """
+    try:
+        for batcher in batchers:
+            await batcher.replace()
+    finally:
+        for batcher in batchers:
+            await batcher.tell_report()
 
 
 class WorkerPool:
@@ -188,9 +202,8 @@ class WorkerPool:
                 self._serving[batcher] = batcher.run(self._supervisor)
 
     async def replace(self) -> None:
-        """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""
-        for batcher in tuple(self.batchers):
-            await batcher.replace()
+        """Swap every backend for a fresh one; see `replace_all`."""
+        await replace_all(tuple(self.batchers))
 
     async def wind_down(self) -> None:
         """Begin no other batch; returns when those that run are done and all slots are offline."""

@@ -33,7 +33,7 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 from headway.worker.batcher import BY_OPERATOR, Batcher
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
-from headway.worker.pool import ServingBatchers
+from headway.worker.pool import ServingBatchers, replace_all
 from headway.worker.starting import start_all
 
 log = get_logger(__name__)
@@ -195,9 +195,8 @@ class SharedGpus:
         supervisor.start("look at what is to be loaded", self._look_on)
 
     async def replace(self) -> None:
-        """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on."""
-        for batcher in self.batchers:
-            await batcher.replace()
+        """Swap every backend for a fresh one; see `replace_all`."""
+        await replace_all(self.batchers)
 
     async def wind_down(self) -> None:
         """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""

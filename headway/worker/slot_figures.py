@@ -47,6 +47,7 @@ class SlotFigures:
         memory: share of the memory in use when that was last read, 0 to 1.
         gpu_figures: figures of the GPU then; None where there are none.
         failed: share of the last inputs whose runs failed, 0 to 1.
+        runs: report on the model that it runs.
     """
 
     def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
@@ -59,7 +60,7 @@ class SlotFigures:
         self._xids: dict[int, int] = {}
         self._erred = False
         self._entries = self._sizes = 0.0
-        self._slot = slot
+        self._slot, self.runs = slot, slot.runs
         self._memory, self._gpu = memory, gpu
         self._busy = 0.0
         self._noted_at: float | None = None
@@ -192,7 +193,7 @@ class SlotFigures:
             gives=signature.gives.value if signature is not None else "",
             example=_shown(signature.example) if signature is not None else "",
             weight=signature.weight if signature is not None else None,
-            runs=self._slot.runs,
+            runs=self.runs,
             version=self._slot.version,
             loading=loading,
             load_seconds=load_seconds,

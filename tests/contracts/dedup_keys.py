@@ -28,6 +28,10 @@ def same(key: str = "s", keep: float = TTL, joins: bool = True) -> DedupKey:
     return DedupKey(DedupKind.SAME, key, b"", keep, joins)
 
 
+def renewing(key: str = "s", keep: float = TTL) -> DedupKey:
+    return DedupKey(DedupKind.SAME, key, b"", keep, False, True)
+
+
 def sharing(id: str, *dedup_keys: DedupKey, input: str = "asked", **how: object) -> Entry:
     return ask(input, id=id, dedup_keys=dedup_keys, **how)  # type: ignore[arg-type]
 

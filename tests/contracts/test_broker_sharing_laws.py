@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,13 +26,16 @@ from headway.model import (
     ItemResult,
     Lease,
     Limit,
+    ModelReport,
     Reply,
+    Slot,
     WorkerInfo,
     WorkerStatus,
 )
-from tests.contracts.brokers import AT_ONCE, HARNESSES, Harness, ask, failed, output, queue, slot
+from tests.contracts.brokers import AT_ONCE, HARNESSES, MAX_BATCH, Harness, ask, failed, output, slot
+from tests.contracts.brokers import queue as queue_name
 from tests.contracts.culprits import Culprits
-from tests.contracts.dedup_keys import key, poll, same, task
+from tests.contracts.dedup_keys import key, poll, renewing, same, task
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
@@ -48,15 +52,20 @@ EXPLORE_ALIKE = settings(EXPLORE, max_examples=6)
 ASKED = st.tuples(
     st.sampled_from("ttttttu"),
     st.sampled_from("aaaaab"),
-    st.sampled_from(["s", "ks", "k", "tks", "tk", "t"]),
+    st.sampled_from(["s", "s", "ks", "k", "tks", "tk", "t", "r", "tr"]),
     st.sampled_from(GATEWAYS),
     st.sampled_from([1.0, 30.0, 200.0]),
     st.sampled_from([False, False, True]),
     st.sampled_from(["ann", ""]),
     st.sampled_from(["", "", "3"]),
 )
-"""Tenant, text, kinds of shares, gateway, time, whether it counts towards the limit, caller, version."""
+"""Tenant, text, kinds of shares (`r`: as `s`, and it renews), gateway, time, whether it counts towards the limit, caller, version."""
 QUEUES = ("m", "m@3")
+
+
+def said(lease: Lease) -> list[ItemResult]:
+    """The right outputs, each with the code that gave it."""
+    return [ItemResult(f"{output(rider.input)!s}|{lease.slot.runs.target}") for rider in lease.entries]
 
 
 def _key_of(entry: Entry) -> Key | None:
@@ -85,6 +94,10 @@ class SharingLaws(RuleBasedStateMachine):
         self.outcomes: dict[Key, Reply] = {}
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.leases: list[Lease] = []
+        self.codes: dict[str, list[str]] = {queue: [""] for queue in QUEUES}
+        """Codes of the worker of each queue, one after the other; its last one answers."""
+        self.since: dict[Key, int] = {}
+        """Number of codes that its queue had had when each came."""
         self.culprits = Culprits()
         self.numbers = itertools.count()
         self.tokens, self.filled_at = LIMIT.burst, self.harness.now()
@@ -94,7 +107,7 @@ class SharingLaws(RuleBasedStateMachine):
 
     async def _hear_of_the_version(self) -> None:
         """As gateways do from the heartbeats of its workers."""
-        name = queue(QUEUES[1])
+        name = queue_name(QUEUES[1])
         await self.broker.heartbeat(
             WorkerInfo(worker_id="old", model=name.model, status=WorkerStatus.STARTING, version=name.version)
         )
@@ -111,7 +124,10 @@ class SharingLaws(RuleBasedStateMachine):
         entries = []
         for tenant, text, kinds, gateway, timeout, limited, caller, version in several:
             id = f"id-{next(self.numbers)}"
-            dedup_keys = {"t": task(id), "k": key("k", text.encode(), 5.0), "s": same(f"{text}@{version}", 5.0)}
+            dedup_keys = {
+                "t": task(id), "k": key("k", text.encode(), 5.0), "s": same(f"{text}@{version}", 5.0),
+                "r": renewing(f"{text}@{version}", 5.0),
+            }  # fmt: skip
             entries.append(
                 ask(
                     text, id=id, tenant=tenant, gateway=gateway, timeout=timeout, queue_timeout=timeout, caller=caller,
@@ -150,8 +166,27 @@ class SharingLaws(RuleBasedStateMachine):
                 self.gone.add(known)
             self.do(self.broker.withdraw([(*known, 0)], "g1"))
 
+    @rule(queue=st.sampled_from(QUEUES), changes=st.booleans())
+    def beat(self, queue: str, changes: bool) -> None:
+        """The only worker of a queue says that it is there, perhaps with code that nobody has had before."""
+        if changes:
+            self.codes[queue].append(f"code {next(self.numbers)}")
+        runs = ModelReport("", self.codes[queue][-1])
+        name = queue_name(queue)
+        told = WorkerInfo(
+            worker_id=f"of {queue}", model=name.model, status=WorkerStatus.HEALTHY, runs=runs, version=name.version
+        )
+        self.do(self.broker.heartbeat(told))
+        self.culprits.workers_changed()
+
+    def slot(self, worker: str, queue: str, limit: int = MAX_BATCH, old: int = 0) -> Slot:
+        """Slot that runs the last code of a queue, or an older one, as that of a worker which has not heard yet."""
+        codes = self.codes[queue]
+        return msgspec.structs.replace(slot(worker, queue, limit), runs=ModelReport("", codes[-1 - old % len(codes)]))
+
     def admit(self, asked: Entry, text: str) -> None:
         self.let_in[asked.tenant, asked.id] = asked
+        self.since[asked.tenant, asked.id] = len(self.codes[str(asked.queue)])
         self.texts[asked.tenant, asked.id] = text
 
     @precondition(lambda self: self.let_in)
@@ -174,10 +209,12 @@ class SharingLaws(RuleBasedStateMachine):
         if known not in self.gone and known not in self.outcomes:
             assert self.do(self.harness.peer().enqueue([self.let_in[known]])) == [None]
 
-    @rule(limit=st.integers(1, 4), times=st.integers(1, 2), queue=st.sampled_from(QUEUES))
-    def claim(self, limit: int, times: int, queue: str) -> None:
+    @rule(
+        limit=st.integers(1, 4), times=st.integers(1, 2), queue=st.sampled_from(QUEUES), old=st.sampled_from([0, 0, 1])
+    )
+    def claim(self, limit: int, times: int, queue: str, old: int) -> None:
         for number in range(times):
-            claimed = self.do(self.broker.claim(slot(f"gpu-{number}", queue, limit), AT_ONCE))
+            claimed = self.do(self.broker.claim(self.slot(f"gpu-{number}", queue, limit, old), AT_ONCE))
             if isinstance(claimed, Lease):
                 assert all(not rider.id.startswith("poll") for rider in claimed.entries)
                 self.runs_once(claimed)
@@ -196,8 +233,9 @@ class SharingLaws(RuleBasedStateMachine):
     @rule(data=st.data(), wrong=st.booleans())
     def complete(self, data: st.DataObject, wrong: bool) -> None:
         lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
-        items = [ItemResult(None, "cannot") if wrong else ItemResult(output(rider.input)) for rider in lease.entries]
-        self.do(self.broker.complete(lease, items))
+        self.do(
+            self.broker.complete(lease, [ItemResult(None, "cannot")] * len(lease.entries) if wrong else said(lease))
+        )
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), cause=st.sampled_from([None, Cause.RAISED, Cause.REMOTE]))
@@ -252,7 +290,8 @@ class SharingLaws(RuleBasedStateMachine):
         entry = self.let_in[chosen]
         if self.do(self.broker.state(*chosen)) is not None:
             nonce = 1 if gateway == entry.gateway else entry.nonce
-            other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, nonce=nonce)
+            how = {"digest": b"another", "nonce": nonce}  # Without a digest nobody has chosen the id.
+            other = ask("another text", id=entry.id, tenant=entry.tenant, gateway=gateway, **how)  # type: ignore[arg-type]
             [verdict] = self.do(self.harness.peer().enqueue([other]))
             assert verdict is not None
             assert verdict.code == errors.IDEMPOTENCY_CONFLICT
@@ -276,10 +315,18 @@ class SharingLaws(RuleBasedStateMachine):
             assert self.let_in[known].gateway == gateway
             assert (reply.output is None) != (reply.failure is None)
             if reply.output is not None:
-                assert reply.output == output(self.texts[known])
+                told, _, code = str(reply.output).partition("|")
+                assert told == output(self.texts[known])
+                self.is_of_present_code(reply, code)
             assert not reply.kept or reply.shared is not None
             assert reply.shared is None or reply.shared in _kinds(self.let_in[known])
             assert self.do(self.broker.state(*known)) is None
+
+    def is_of_present_code(self, reply: Reply, code: str) -> None:
+        """What is kept for identical requests was answered by code that was the last one when they asked, or since."""
+        if reply.shared is DedupKind.SAME and reply.kept:
+            known = reply.tenant, reply.id
+            assert code in self.codes[str(self.let_in[known].queue)][self.since[known] - 1 :]
 
     async def _read(self, gateway: str) -> list[Reply]:
         reader = asyncio.ensure_future(self.broker.replies(gateway, self.cursors[gateway]))
@@ -305,10 +352,10 @@ class SharingLaws(RuleBasedStateMachine):
         """Run what is left: everybody has one outcome but for who left; then nothing waits or runs."""
         for _ in range(60):
             self.advance(0.6)
-            claims = [self.do(self.broker.claim(slot("last", queue), AT_ONCE)) for queue in QUEUES]
+            claims = [self.do(self.broker.claim(self.slot("last", queue), AT_ONCE)) for queue in QUEUES]
             leases = [claimed for claimed in claims if isinstance(claimed, Lease)]
             for lease in leases:
-                self.do(self.harness.answer(lease))
+                self.do(self.broker.complete(lease, said(lease)))
             if leases:
                 continue
             if not self.anything_waits():

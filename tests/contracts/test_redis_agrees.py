@@ -216,7 +216,7 @@ class Pair:
         every = self.rng.choice((HEARTBEAT_EVERY, REST_EVERY))
         await self.there.heartbeat(WorkerInfo(worker_id=worker, model="m", status=status, every=every), renewed)
         if renewed:
-            self.queue.culprits.renew()
+            self.queue.culprits.renew(self.now())
         look = await self.there.look()
         before = set(self.healthy)
         self.healthy.pop(worker, None)
@@ -225,7 +225,7 @@ class Pair:
         self.healthy = {name: at for name, at in self.healthy.items() if at > self.now() - DEGRADED_AFTER}
         assert look.load.slots == len(self.healthy)
         if set(self.healthy) != before:
-            self.queue.set_slots(len(self.healthy), set(self.healthy))
+            self.queue.set_slots(len(self.healthy), set(self.healthy), now=self.now())
 
     def note(self, members: list[QueuedEntry]) -> None:
         """Note entries that have had their outcome, or will find none any more."""

@@ -358,7 +358,9 @@ class TestShares:
         settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
         same = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, collapse),) if cache or collapse else ()
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0), "1") == same
-        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True), "1") == ()
+        renewing = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, False, True),) if cache else ()
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True), "1") == renewing
+        assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, fresh=True, unkept=True), "1") == ()
 
 
 class TestTasks:

@@ -101,7 +101,8 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         new.replace(target)
 
     write("return [text.upper() for text in inputs]")
-    with serving(tmp_path, "--reload", "--workers", "2", target="model.py:answer") as server:
+    flags = "--reload", "--workers", "2", "--cache", "--collapse"
+    with serving(tmp_path, *flags, target="model.py:answer") as server:
         server.expected = {
             "the changed target does not load; the last good one serves on",
             "the target raised while it started",
@@ -112,6 +113,7 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         server.answer_to = str.title
         write("return [text.title() for text in inputs]")
         server.logged("target reloaded")
+        assert server.ask("one", on=line).output() == "One", "what the old code said is not kept"
         assert server.ask("two", on=line).output() == "Two"
         write("return no such thing")
         assert "SyntaxError" in server.logged("the changed target does not load; the last good one serves on")["error"]

@@ -15,8 +15,8 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS
 
 FIGURES = {"q", "qs"}
-HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp"}
-"""Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots and their factors."""
+HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hn"}
+"""Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots, their factors and their codes."""
 LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
 
 
@@ -66,7 +66,7 @@ async def test_when_all_is_answered_and_read_only_figures_are_left(harness: Stan
     assert harness.keys() <= FIGURES | HOUSEKEEPING | {"r:g"}
     assert harness.server.command("XLEN", harness.key("r:g")) == 0
     await rest(harness, 130.0)
-    assert harness.keys() <= FIGURES | {"m", "f", "c"}
+    assert harness.keys() <= FIGURES | {"m", "f", "c", "hn"}
 
 
 @story

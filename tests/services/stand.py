@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from headway.admin import routes
 from headway.admin.process import ProcessView
@@ -176,7 +176,7 @@ class Stand:
     async def _now(self) -> float:
         return self._clock()
 
-    async def __aenter__(self) -> Stand:
+    async def __aenter__(self) -> Self:
         await self.service.start()
         return self
 

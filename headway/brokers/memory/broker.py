@@ -443,7 +443,7 @@ class MemoryBroker(Broker, NearQueue):
         self._queues.count_rows(rows.counted(self._workers.values()))
         if self._queues.has(worker.queue):
             if before is not None and before.backend != worker.backend:
-                self._queues[worker.queue].culprits.renew()
+                self._queues[worker.queue].culprits.renew(now)
             self._queues[worker.queue].service.warm_up(worker.warm_up)
             self._count_slots(worker.queue, now)
 
@@ -677,11 +677,13 @@ class MemoryBroker(Broker, NearQueue):
             wakeups.arm(again, now, lambda: self._wake_idle(name, self._clock()))
 
     def _count_slots(self, name: QueueName, now: float) -> None:
-        own = (believed(worker, now) for worker in self._workers.values() if worker.queue == name)
-        healthy = {worker.worker_id: worker.share for worker in own if worker.status is WorkerStatus.HEALTHY}
+        own = [believed(worker, now) for worker in self._workers.values() if worker.queue == name]
+        own = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
+        healthy = {worker.worker_id: worker.share for worker in own}
         queue, whole = self._queues[name], math.fsum(healthy.values())
+        self._dedup.serve(name, [worker.runs.target for worker in own])
         if healthy.keys() != queue.factors.workers or (healthy and whole != queue.whole_slots):
-            queue.set_slots(len(healthy), healthy, whole)
+            queue.set_slots(len(healthy), healthy, whole, now)
             self._wake_idle(name, now)
 
 

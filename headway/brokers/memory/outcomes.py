@@ -89,8 +89,8 @@ def letter_of(member: QueuedEntry, error: str, cause: str, ran: BatchRun) -> Dea
 
 def run_of(lease: Lease, departure: Departure, worker: str, now: float) -> BatchRun:
     """Run of a batch that ended at instant `now` on `worker`."""
-    left_at = departure.left_at
-    return BatchRun(worker, len(departure.members), now - left_at, left_at, lease.slot.runs.version)
+    left_at, runs = departure.left_at, lease.slot.runs
+    return BatchRun(worker, len(departure.members), now - left_at, left_at, runs.version, runs.target)
 
 
 def forget_read(entries: dict[tuple[str, str], QueuedEntry], gateway: str, read: Iterable[Reply]) -> None:

@@ -74,11 +74,12 @@ class PackedDedupKey(NamedTuple):
 
     Attributes:
         kind: value of its DedupKind.
-        flight: name of what is known under it.
+        flight: name of what is known under it. That of identical requests ends with a `#`, behind which the functions write the newest code.
         digest: digest of what is asked, in hexadecimal digits.
         keep: seconds for which an outcome is kept.
         joins: whether the entry joins an original that has no outcome yet.
         waits: whether the entry only waits for another's outcome.
+        renews: whether an outcome that is kept is forgotten.
     """
 
     kind: str
@@ -87,6 +88,7 @@ class PackedDedupKey(NamedTuple):
     keep: float
     joins: bool
     waits: bool
+    renews: bool
 
 
 class QueueSettings(NamedTuple):

@@ -150,7 +150,7 @@ class LeaseCompletions:
         keeps = not outcomes.shared or not self._connection.memory_pressure
         apart = [(position, name[1:]) for position, name in outcomes.apart.items()]
         arguments += (len(outcomes.shared), int(keeps), outcomes.head, wire.encode(apart) if apart else b"")
-        arguments.append(outcomes.version)
+        arguments.append(outcomes.ran)
         for one in outcomes.shared:
             arguments += one
         for position, failure in outcomes.bad:
@@ -201,7 +201,7 @@ class Outcomes(msgspec.Struct, frozen=True):
         head: what precedes the reply of a single entry where that is kept or told to others.
         shared: for each entry with dedup keys: its position, the worth and the bytes of its outcome, the number of its
             gateway among `runs`, from 1, and where its reply begins and ends there, as Lua counts.
-        version: version of the model that ran them.
+        ran: version of the model and code that ran them, where any is shared; empty elsewhere.
         bad: positions of items that failed, and the packed failures.
         apart: kind and token of each output that is stored apart, by position.
     """
@@ -210,7 +210,7 @@ class Outcomes(msgspec.Struct, frozen=True):
     runs: dict[str, bytes]
     head: bytes
     shared: Sequence[tuple[int, int, int, int, int, int]]
-    version: str
+    ran: str
     bad: Sequence[tuple[int, bytes]]
     apart: Mapping[int, str]
 
@@ -256,14 +256,15 @@ def pack(
             gateway: wire.encode(wire.WireRun(wire.SCHEMA, worker, version, replies))
             for gateway, replies in runs.items()
         }
-        return Outcomes(positions, packed, b"", (), version, bad, apart)
+        return Outcomes(positions, packed, b"", (), "", bad, apart)
     packed, shared = {}, []
     for number, (gateway, replies) in enumerate(runs.items(), 1):
         packed[gateway], spans = wire.pack_run(worker, version, replies)
         for reply, (begin, end) in zip(replies, spans, strict=True):
             if reply.position in worths:
                 shared.append((reply.position, *worths[reply.position], number, begin + 1, end))
-    return Outcomes(positions, packed, wire.head_of_one(worker, version), shared, version, bad, apart)
+    ran = f"{version}#{lease.slot.runs.target}"
+    return Outcomes(positions, packed, wire.head_of_one(worker, version), shared, ran, bad, apart)
 
 
 def parts(items: Sequence[ItemResult], large: Collection[int] = (), most: int = PART_BYTES) -> Sequence[Sequence[int]]:

@@ -239,11 +239,13 @@ def _pack_dedup_keys(entry: Entry) -> list[PackedDedupKey]:
     return [
         PackedDedupKey(
             dedup_key.kind.value,
-            f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}",
+            f"{dedup_key.kind.value}\0{key_of(entry.tenant, dedup_key.key).decode()}"
+            f"{'#' if dedup_key.kind is DedupKind.SAME else ''}",
             dedup_key.digest.hex(),
             dedup_key.keep,
             dedup_key.joins,
             dedup_key.kind is DedupKind.TASK and dedup_key.key != entry.id,
+            dedup_key.renews,
         )
         for dedup_key in entry.dedup_keys
     ]

@@ -58,7 +58,7 @@ TIER: Mapping[str, float] = {
 
 RELATIVE = (
     "oldest", "last_departure", "schedule", "newest", "busy_at", "rule_at", "coming_until", "armed", "reaper_until",
-    "swept_at", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
+    "swept_at", "generation", "mixed_at", "bulk_left", "bulk_ended", "bulk_excused",
 )  # fmt: skip
 """Instants that are of use only beside others. They move when the server's clock is put back."""
 

@@ -39,7 +39,7 @@ from headway.model import BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
-LAYOUT = "headway13"
+LAYOUT = "headway14"
 """Version of what is stored in the server. It changes when releases on either side of a change could not share that."""
 
 RULE_AGE = 0.1
@@ -68,7 +68,7 @@ _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE LEAST_SHARE MIN_WAIT",
     budget: "GREED",
     bulk: "STRETCH WITHIN QUIET SPACING LOOK BATCHES_WAITING MOST_PAGES APART_AHEAD",
-    culprits: "APART_SECONDS MOST_APART KNOWN_SECONDS ALL_GENERATIONS ERROR_BYTES PRIOR MEMORY",
+    culprits: "APART_SECONDS MOST_APART KNOWN_SECONDS ALL_GENERATIONS GENERATION_STEP SAME_INSTANT ERROR_BYTES PRIOR MEMORY",
     departure: "LEEWAY HELPED_FROM LONE_FROM LONE_ARRIVALS LONE_FACTOR OVER_UNLIKE MEASURE_AFTER",
     departure_board: "RECENT_BYTES RECENT_SECONDS HISTORY_SECONDS WATCH_SECONDS RECORD_SECONDS",
     fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT LOOK_AHEAD MEAN_WEIGHT",

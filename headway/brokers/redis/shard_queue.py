@@ -345,7 +345,7 @@ class Queue:
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
         """Note whether a slot that is at home here is healthy, with another backend (`renewed`), and what its start took."""
         healthy = int(worker.status is WorkerStatus.HEALTHY)
-        slot = worker.worker_id, healthy, worker.share, int(renewed), grace(worker.every)
+        slot = worker.worker_id, healthy, worker.share, int(renewed), grace(worker.every), worker.runs.target
         self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:

@@ -59,7 +59,7 @@ class ShardRouter:
         self._looking: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
         self._homes: dict[tuple[QueueName, str], Queue] = {}
-        self._backends: dict[str, tuple[int, int]] = {}
+        self._backends: dict[str, tuple[int, int, str]] = {}
         self._turn = int(rng() * 1_000_003)
         self._placed: dict[_Key, Queue] = {}
 

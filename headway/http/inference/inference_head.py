@@ -162,7 +162,9 @@ def read_options(
         BadRequest: a field is wrong.
     """
     key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
-    fresh = b"cache-control" in single and _fresh(single[b"cache-control"])
+    fresh = unkept = False
+    if b"cache-control" in single:
+        fresh, unkept = _freshness(single[b"cache-control"])
     timeout = longest
     if b"x-request-timeout-ms" in single:
         timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
@@ -170,7 +172,7 @@ def read_options(
     trace = None
     if settings.trace and b"traceparent" in single:
         trace = read_trace_context(single[b"traceparent"], single.get(b"tracestate", b""))
-    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace)
+    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace, unkept=unkept)
 
 
 def _key(value: bytes) -> str:
@@ -183,9 +185,11 @@ def _key(value: bytes) -> str:
     return key.decode("ascii")
 
 
-def _fresh(value: bytes) -> bool:
+def _freshness(value: bytes) -> tuple[bool, bool]:
+    """Whether a request asks for an answer of its own, and whether this is not to be kept."""
     asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
-    return not asked.isdisjoint((b"no-cache", b"no-store"))
+    unkept = b"no-store" in asked
+    return unkept or b"no-cache" in asked, unkept
 
 
 def _seconds(value: bytes) -> float:

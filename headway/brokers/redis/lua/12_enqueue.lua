@@ -89,6 +89,7 @@ local function admit(s, intake, entry, payload, shares)
     end
   end
   if shares then
+    codes.date(s, shares)
     why, flight, share, free = find_flight(s, shares)
     if why then
       return why, 0

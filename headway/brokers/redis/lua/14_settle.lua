@@ -17,12 +17,12 @@ end
 
 -- Give entries of a lease their outcomes. Arguments from a position on: replies as `send_replies` has them; how many entries have
 -- dedup keys, whether outcomes may be kept, what makes packed replies of a single one, the packed positions and tokens of outputs
--- that are stored apart, or nothing, the version that ran them; for each such entry its position, what its outcome is worth, what
+-- that are stored apart, or nothing, the version and the code that ran them; for each such entry its position, what its outcome is worth, what
 -- it weighs, the number of its gateway, and where in that one's packed replies its own begins and ends; then for each item that
 -- failed by itself: its position and why.
 local function give(s, lease, entries, args, first)
   local at = first + 1 + 2 * tonumber(args[first])
-  local count, head, version = tonumber(args[at]), args[at + 2], args[at + 4]
+  local count, head, ran = tonumber(args[at]), args[at + 2], args[at + 4]
   local present, there, tokens, unwanted = {}, {}, {}, {}
   for _, entry in ipairs(entries) do
     present[entry.gateway], there[entry.position - 1] = true, entry
@@ -47,7 +47,7 @@ local function give(s, lease, entries, args, first)
     local position, replies = tonumber(args[i]), args[first + 2 * tonumber(args[i + 3])]
     local reply = head .. string.sub(replies, tonumber(args[i + 4]), tonumber(args[i + 5]))
     alone[position] = {
-      worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), version = version, token = tokens[position],
+      worth = tonumber(args[i + 1]), weight = tonumber(args[i + 2]), ran = ran, token = tokens[position],
       fields = {'k', 'ran', 'd', reply, 't', left_at, 'e', exact(s.now), 'n', #lease.members, 'a', lease.attempts, 'x', ''},
     }
   end
@@ -209,7 +209,7 @@ function fail(s, lease, failure, dice)
   if #entries > 0 and is_over(cause, #entries, lease.attempts, alone) then
     dead, entries = entries, {}
     if not BLAMELESS[cause] then
-      culprits.found(s, dead[1], not SEARCHED[cause], failed[4] ~= '' and failed[4] or failed[2])
+      culprits.found(s, dead[1], not SEARCHED[cause], failed[4] ~= '' and failed[4] or failed[2], lease.left_at)
     end
   elseif not SEARCHED[cause] then
     entries, spent = budgets.pay(s, entries)

@@ -30,23 +30,24 @@ local function recount(s)
 end
 
 -- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
--- GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, then size and seconds
--- of each batch that its start has run, which are learnt as long as nothing else is known.
+-- GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, its code, then size and
+-- seconds of each batch that its start has run, which are learnt as long as nothing else is known.
 step('beat', function(s, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
     redis.call('ZADD', s.prefix .. 'h', s.now + tonumber(args[HEAD + 5]), worker)
     begin_factor(s, worker, tonumber(args[HEAD + 3]))
     lasting(s, 'h', 'hf')
-    if args[HEAD + 4] == '1' then  -- Inputs on which the model only raised are known no more.
-      s.q.generation, s.touched[FLEET] = s.q.generation + 1, true
+    codes.serve(s, worker, args[HEAD + 6])
+    if args[HEAD + 4] == '1' then
+      codes.renew(s)
     end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
-    for i = HEAD + 6, #args, 2 do
+    for i = HEAD + 7, #args, 2 do
       observe_batch(s, tonumber(args[i]), tonumber(args[i + 1]))
     end
     s.q.gate_at = -INF

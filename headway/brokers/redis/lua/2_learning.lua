@@ -116,9 +116,7 @@ local function count_slots(s)
     return false
   end
   s.touched[FLEET] = true
-  if healthy > q.slots then
-    q.generation = q.generation + 1
-  end
+  codes.renew(s)
   q.slots = healthy
   q.gate_at = -INF
   return true

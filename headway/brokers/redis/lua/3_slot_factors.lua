@@ -1,12 +1,15 @@
--- How fast slots are beside each other: as `core.slot_factors`. Of each healthy slot at home here a hash knows its measured
--- factor, its batches, the position of its factor, and how many batches had left when its last one came back.
-local SLOT = '<dddd'
+-- How fast slots are beside each other: as `core.slot_factors`.
+
 -- Multiple of a rank that sets it above every instant, in the order of idle slots.
 local LONGER_THAN_IDLE = 1e10
 
 local begin_factor, forget_factor, standing_of, rank_of, observe_run
 
 do
+
+-- Of each healthy slot at home here a hash knows its measured factor, its batches, the position of its factor, and how many
+-- batches had left when its last one came back.
+local SLOT = '<dddd'
 
 local function count(s, position, change)
   local q = s.q
@@ -62,6 +65,7 @@ end
 
 function forget_factor(s, worker)
   set_share(s, worker, 1)
+  codes.leave(s, worker)
   local _, _, position = known_of(s, worker)
   count(s, position, -1)
   redis.call('HDEL', s.prefix .. 'hf', worker)

@@ -160,8 +160,9 @@ local function know(s, key, generation, error)
   redis.call('SET', key, known, 'PX', math.ceil(KNOWN_SECONDS * 1000))
 end
 
--- An input failed alone, with this error. `killed`: it took its worker with it, so it did so with several.
-function culprits.found(s, entry, killed, error)
+-- An input failed alone, with this error, in a run that began at `left_at`. `killed`: it took its worker with it, so it did so with
+-- several.
+function culprits.found(s, entry, killed, error, left_at)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
   if not records(s)[caller] and q.apart >= MOST_APART then
@@ -173,7 +174,9 @@ function culprits.found(s, entry, killed, error)
   if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS
     know(s, s.prefix .. 'kc:' .. tenant_of(key), ALL_GENERATIONS, '')
-    know(s, known_key(s, tenant_of(key), entry, asked), killed and ALL_GENERATIONS or q.generation, error)
+    if killed or left_at >= q.generation - SAME_INSTANT then
+      know(s, known_key(s, tenant_of(key), entry, asked), killed and ALL_GENERATIONS or q.generation, error)
+    end
   end
 end
 

@@ -2,7 +2,7 @@
 -- its followers, or the outcome that is kept.
 --
 -- A dedup key, here a share, is a list: KIND, FLIGHT, DIGEST, seconds to KEEP, whether it JOINS an original, whether it WAITS for
--- one only. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
+-- one only, whether it RENEWS what is kept. The record of an entry has its shares, the positions of those whose flights it began, the flight that it follows, or
 -- '', and once
 -- nobody waits for the entry itself, the gateway that did. An outcome has the fields that a stream has of it, and its
 -- worth: ANSWER, VERDICT, or WORTHLESS to those who ask later. One with an output has its weight, and the version that ran it. One
@@ -72,6 +72,10 @@ local function flight_of(s, share)
   local original, digest = original_of(s, share[FLIGHT])
   if original and ((s.entered and s.entered[original]) or live(s, original)) then
     return {original = original, digest = digest}
+  end
+  if share[RENEWS] then
+    forget_outcome(s, share[FLIGHT])
+    return nil
   end
   local found = kept_under(s, share[FLIGHT])
   return found and {digest = found.digest, kept = found}
@@ -176,16 +180,10 @@ local function unfollow(s, key, flight)
   redis.call('ZREM', s.prefix .. 'vd', key)
 end
 
--- Whether an outcome is of a version that identical requests ask for: the end of what is known of them names it, or several.
-local function is_of_version(flight, version)
-  local asked = string.match(flight, '@([^@%z]*)$') or ''
-  return version == '' or string.find(',' .. asked .. ',', ',' .. version .. ',', 1, true) ~= nil
-end
-
 local function keep(s, share, outcome, one)
   local kind = share[KIND]
   local useful = kind == TASK or outcome.worth == ANSWER or (outcome.worth == VERDICT and kind == BY_KEY)
-  if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not is_of_version(share[FLIGHT], outcome.version or ''))) then
+  if not useful or share[KEEP] <= 0 or (kind == SAME and (s.scarce or not codes.of_flight(share[FLIGHT], outcome.ran or '#'))) then
     return
   end
   if outcome.worth == ANSWER and outcome.weight > tonumber(string.match(s.kept, '(%d+)$')) then
@@ -331,6 +329,7 @@ offer_anew = function(s, one)
   local outcome, free = left <= 0 and late_outcome(s, entry, 1), {}
   if not outcome then
     local flight, share
+    codes.date(s, record.shares)
     why, flight, share, free = find_flight(s, record.shares)
     entry.queue_due, entry.tenant = s.now + queue_timeout, tenant_of(entry.key)
     if flight then

@@ -256,7 +256,7 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
         value = getattr(settings, name)
         advice.append(
             f"{flag(name)} {value:g}: {'fits' if value >= needed else f'tight, better {needed}'}; "
-            f"{_DEADLINES[name].format(f'{full:.0f} ms')}"
+            f"{_DEADLINES[name].format(f'{full:.0f} ms' if full >= 10 else f'{full:.2g} ms')}"
         )
     return advice
 
@@ -293,7 +293,7 @@ def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
     told = model.seconds(size) * 1000
     if abs(told - ms) <= _FAR * max(ms, _TINY_MS):
         return ""
-    return f"; it does not fit: {_ms(told)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set --repeats higher"
+    return f"  the line does not fit: {_ms(told)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set --repeats higher"
 
 
 def _medians(found: Findings) -> list[tuple[int, float]]:
@@ -346,7 +346,8 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
         lines += [table(("INPUT", "ANSWER"), [(brief(value), brief(output)) for value, output in found.answers]), ""]
     if rows and not found.faults:
         alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
-        lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms{_misfit(found.model, medians)}")
+        lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms")
+        lines += filter(None, [_misfit(found.model, medians)])
     lines += [f"  {line}" for line in advice]
     if found.recorded:
         lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")

@@ -122,7 +122,7 @@ max_batch_size = 32       # largest batch that the model takes; `headway check m
 
 NEXT = """\
 Next:
-{enter}  python3 test_model.py                # tries the model in batches; so does pytest, after: pip install pytest
+{enter}{install}  python3 test_model.py                # tries the model in batches; so does pytest, after: pip install pytest
   headway check model.py:Model         # loads it, and says what a batch costs
   headway serve model.py:Model         # serves it, and prints a line to try"""
 
@@ -156,7 +156,8 @@ def init(name: str, numpy: bool) -> None:
     _write(folder, files)
     click.echo(f"Made in {name}: {', '.join(files)}")
     enter = "" if folder.resolve() == Path.cwd() else f"  cd {name}\n"
-    click.echo(NEXT.format(enter=enter))
+    install = "  pip install numpy                    # which the model and its test need\n" if numpy else ""
+    click.echo(NEXT.format(enter=enter, install=install))
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:

@@ -112,7 +112,7 @@ def create(settings: Settings, service: bool, **given: Any) -> None:
         raise SettingError("--tier", rights.tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
     text, key = _fresh(_new_key(rights))
     _with(settings, _changing(lambda store: store.add(key)), create=True)
-    _hand_out(text, f"Kept in {_place(settings)}.")
+    _hand_out(text, f"Kept in {_place(settings)}. Running gateways know it in a second or two.")
 
 
 def _new_key(rights: _Rights) -> ApiKey:

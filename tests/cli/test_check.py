@@ -54,6 +54,7 @@ def test_a_good_target_is_fit(tmp_path: Path) -> None:
     assert lines[9].split() == ["headway", "check", "0", "HEADWAY", "CHECK", "0"]
     assert any(line.startswith("ℓ(n) = α + βn with α = ") for line in lines)
     assert any("--gpu-timeout-ms 30000: fits" in line for line in lines)
+    assert "takes 0 ms" not in done.stdout
     assert lines[-1] == "fit to serve"
 
 

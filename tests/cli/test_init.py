@@ -26,7 +26,8 @@ def test_what_is_printed_works(tmp_path: Path, flags: list[str]) -> None:
     folder = tmp_path / "shop"
     assert {path.name for path in folder.iterdir()} == FILES
     lines = [line.split("#")[0].split() for line in made.stdout.splitlines() if line.startswith("  ")]
-    enter, test, check, serve = lines
+    enter, *install, test, check, serve = lines
+    assert install == ([["pip", "install", "numpy"]] if flags else [])
     assert enter == ["cd", "shop"]
     tested = subprocess.run(
         [sys.executable, *test[1:]],

@@ -63,7 +63,7 @@ class ServedModel:
             others something else, as while a fleet changes to another target.
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
-        takes_parameters: whether a worker's target gets the parameters of requests; true while that is not known.
+        takes_parameters: whether all workers' targets get the parameters of requests; true while that is not known.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
         longest: most seconds of a request in all; infinite where its connection sees to that.
@@ -116,7 +116,7 @@ class ServedModel:
             None if rows and len(named) > 1 else _largest(named)
         )  # Each worker judges, while some take tensors.
         self.gives = _largest(one.gives for one in healthy)
-        self.takes_parameters = any(one.takes_parameters for one in healthy)
+        self.takes_parameters = all(one.takes_parameters for one in healthy)
         self._set_weigh(rows=rows)
         self.example = next((one.example for one in healthy if one.example), "")
         inputs = next((one.inputs for one in healthy if one.inputs), ())

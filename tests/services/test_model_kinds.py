@@ -50,14 +50,14 @@ def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes
     assert (kinds["m"].takes, kinds["m"].gives) == (takes, gives)
 
 
-def test_parameters_are_for_a_model_one_of_whose_workers_takes_them_or_of_which_nothing_is_known() -> None:
+def test_parameters_are_for_a_model_all_of_whose_workers_take_them_or_of_which_nothing_is_known() -> None:
     blind = msgspec.structs.replace(worker("text"), takes_parameters=False)
     kinds = ServedModels(["m"])
     known = [kinds["m"].takes_parameters]
-    for workers in ([blind], [worker("", status=STARTING)], [blind, worker("text", id="gpu-1")]):
+    for workers in ([blind], [worker("", status=STARTING)], [blind, worker("text", id="gpu-1")], [worker("text")]):
         kinds.learn(workers)
         known.append(kinds["m"].takes_parameters)
-    assert known == [True, False, False, True]
+    assert known == [True, False, False, False, True]
 
 
 def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:

@@ -66,7 +66,7 @@ def test_dead_letters_and_the_ledger_tell_shapes_and_a_replay_runs_the_same_numb
         status = server.admin(f"/internal/requests/{bad.json['request_id']}").json
         assert status["status"] == "failed"
         nan = ask(server, [99, 0, 0, 0])
-        assert (nan.status, nan.json["error"]) == (400, "BAD_REQUEST")
+        assert (nan.status, nan.json["error"]) == (502, "BACKEND_ERROR")
         assert "NaN" in nan.json["message"]
         assert "8191" not in server.log_text()
     with sqlite3.connect(tmp_path / "ledger.db") as database:

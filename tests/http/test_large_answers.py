@@ -210,7 +210,7 @@ def _responses(answer: Answer) -> str:
 
 
 def _response_events(answer: Answer) -> str:
-    told = [json.loads(one.partition(b"data: ")[2]) for one in answer.body.split(b"\n\n")[:-1]]
+    told = [json.loads(one.partition(b"data: ")[2]) for one in answer.body.split(b"\n\n")[:-2]]
     [delta] = [one["delta"] for one in told if one["type"] == "response.output_text.delta"]
     assert told[-1]["response"]["output"] == [told[-2]["item"]]
     assert {told[-2]["item"]["content"][0]["text"], told[-3]["part"]["text"], told[-4]["text"]} == {delta}

@@ -76,6 +76,10 @@ _DRIBBLE = 1024
 BURDEN = 10_000
 """Frames that bring no message, beyond those that answers explain, after which a client is cut off. RELIEF more may come with each sweep."""
 RELIEF = 500
+_DRIBBLE_BURDEN = 10
+"""Frames for which a beginning of a message counts that has fewer than _DRIBBLE bytes, as its client has room for no more."""
+_PATIENCE = 1000
+"""Frames from which on such a beginning waits for more room, or for the next sweep: each costs as much as one of 16 KiB."""
 _RESET_BURDEN = 4
 """Frames for which a call counts that its client cancels, and for which a frame of an answer makes up."""
 
@@ -114,6 +118,7 @@ class CallConnection(asyncio.Protocol):
         "_quiet",
         "_settled",
         "_strikes",
+        "_sweeping",
         "_taken",
         "_transport",
         "_unflushed",
@@ -139,7 +144,7 @@ class CallConnection(asyncio.Protocol):
         self.streams: dict[int, CallStream] = {}
         self.stuck: dict[CallStream, None] = {}
         self._made = self._quiet = port.clock()
-        self._begun = self._answered = self._flushing = self._pumping = self._settled = False
+        self._begun = self._answered = self._flushing = self._pumping = self._settled = self._sweeping = False
         self._closed_at: float | None = None
         self._heard = True
         self._backlog = b""
@@ -231,6 +236,10 @@ class CallConnection(asyncio.Protocol):
             return 0
         partly = size < len(data)
         if partly:
+            if size < _DRIBBLE:
+                if self._burden > _PATIENCE and not self._sweeping:
+                    return 0
+                self._burden += _DRIBBLE_BURDEN
             data = data[:size]
         http2.data(stream.number, data)
         self._unflushed += len(data)
@@ -339,6 +348,9 @@ class CallConnection(asyncio.Protocol):
         if since and now - since > port.unread_timeout:
             self.shutdown()
             return
+        self._sweeping = True
+        self._pump()
+        self._sweeping = False
         heard, self._heard = self._heard or bool(self.streams and self.leaving is not None), False
         if heard:
             self._quiet, self._pinged = now, None
@@ -562,8 +574,9 @@ class CallConnection(asyncio.Protocol):
     def _pump(self) -> None:
         """Send what the client takes now of the messages that wait for it."""
         self._pumping = False
+        http2 = self._http2
         for stream in list(self.stuck):
-            if self._blocked or self._unflushed >= _FLUSH:
+            if self._blocked or self._unflushed >= _FLUSH or http2 is None or not http2.has_room:
                 return
             del self.stuck[stream]
             if not stream.pump():

@@ -193,6 +193,11 @@ class Http2:
             _write_head(len(trailers) >> 8, len(trailers) & 0xFF, HEADERS, _END_HEADERS | _END_STREAM, number), trailers,
         )  # fmt: skip
 
+    @property
+    def has_room(self) -> bool:
+        """Whether anything may be sent on all streams together."""
+        return self._window > 0
+
     def room(self, number: int) -> int:
         """Bytes that may be sent on a stream in one frame now."""
         beyond = self.windows.get(number)

@@ -16,13 +16,14 @@ from bench.load import http2
 from headway.grpc import connection, messages
 from headway.grpc.calls import Call
 from headway.grpc.connection import LAST, LEAVING, CallConnection
+from headway.grpc.connections import PortConnections
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.http2 import PREFACE, Broken, Http2
 from headway.grpc.message_turns import SHARE
 from headway.grpc.stream import CallStream
 from tests.grpc.stand import PREDICT, Port, on_port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
-from tests.grpc.wire import ACK, GOAWAY, PING, greeted
+from tests.grpc.wire import ACK, GOAWAY, PING, Answer, greeted
 
 CHECK, WATCH = f"/{messages.HEALTH}/Check", f"/{messages.HEALTH}/Watch"
 REFLECT = f"/{messages.REFLECTION}/ServerReflectionInfo"
@@ -187,6 +188,36 @@ async def test_an_answer_that_is_taken_byte_by_byte_explains_no_frames(
     for _ in range(120):
         client.send(window(http2.stream_of(1), 1))
     assert (await client.next(GOAWAY)).endswith(b"too_many_frames")
+    client.writer.close()
+
+
+@on_port()
+async def test_room_for_a_few_bytes_at_a_time_is_used_together_or_by_the_next_sweep(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each frame of one byte costs as much as one of 16 KiB, and 8 connections of 100 calls had thousands of them in a second."""
+    monkeypatch.setattr(connection, "_PATIENCE", 5)
+    monkeypatch.setattr(PortConnections, "sweep", lambda *_: None)  # It would come by the clock.
+    client, connections = await greeted(port)
+    (it,) = connections.open
+    client.send(initial(0) + http2.headers(1, PREDICT) + http2.message(1, predict("a" * 5000)))
+    stream = http2.stream_of(1)
+    answer = client.answers.setdefault(1, Answer())
+
+    async def data_after(*amounts: int) -> int:
+        client.send(*(window(stream, amount) for amount in amounts))
+        await client.settled()
+        return len(answer.data)
+
+    while not it.stuck:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    assert await data_after(*[1] * 20) == 1
+    it.inspect(connections.clock(), False)
+    assert await data_after() == 20
+    assert await data_after(1000) == 20
+    assert await data_after(24) == 20 + 1024
+    assert await data_after(10, 10_000) > 5000
+    assert (await client.ended(1)).status == "0"
     client.writer.close()
 
 

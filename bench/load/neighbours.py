@@ -2,6 +2,7 @@
 
     python bench/load/neighbours.py                                  what lists, large bodies and answers, and floods do: ten minutes
     python bench/load/neighbours.py --only queue bodies --where one  some loads, in one process alone
+    python bench/load/neighbours.py --only cheap                     what costs one request's price and much of the loop: two minutes
     python bench/load/neighbours.py --only all                       these and all others: half an hour
 
 Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker
@@ -28,7 +29,8 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -38,7 +40,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from bench.load import http2
-from bench.load.worst import KEY, NEIGHBOURS, STREAM, WORST, Worst
+from bench.load.worst import CHEAP, FILE_ID, KEY, NEIGHBOURS, STREAM, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet, fleet, lone_service
@@ -57,7 +59,7 @@ KEPT = 5
 MOST_CONNECTIONS = 2000
 WHERE = ("one", "two")
 SHOWN = (
-    "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "its requests/s", "of them", "kept, lost",
+    "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "cpu calm %", "cpu %", "its requests/s", "of them", "kept, lost",
     "new client, max ms", "memory +MB",
 )  # fmt: skip
 """Columns of the table; the file has all."""
@@ -119,7 +121,9 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
         expect = ("--key", calm_key, "--expect", "upper")
         open_loop(server, worst.rate, WARM_UP, *expect)
         kept = _Kept(server, calm_key)
+        used = [_busy(server)]
         calm = open_loop(server, worst.rate, seconds, *expect)
+        used.append(_busy(server))
         before, held = _sizes(server, Path(folder)), server.descriptors()
         with contextlib.ExitStack() as attacks:
             acts = [
@@ -129,7 +133,9 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
             ]
             newcomers = attacks.enter_context(_Newcomers(server, calm_key)) if worst.newcomers else None
             time.sleep(HEAD_START)
+            used.append(_busy(server))
             hostile = open_loop(server, worst.rate, seconds, *expect)
+            used.append(_busy(server))
             after, most = _sizes(server, Path(folder)), server.descriptors()
         done = Counter[str]()
         for act in acts:
@@ -140,7 +146,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
     calm_p95, p95 = (one.report.total.latency_ms.p95 for one in (calm, hostile))
     return {
         "load": name, "where": where, "errors": hostile.failures, "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
-        "at most": worst.bound, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
+        "at most": worst.bound, "cpu calm %": 100 * (used[1] - used[0]) / seconds, "cpu %": 100 * (used[3] - used[2]) / seconds, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
         "of them": ", ".join(f"{times} × {what}" for what, times in done.most_common(3)), "kept, lost": lost,
         "new client, max ms": None if newcomers is None else 1000 * newcomers.longest, "descriptors": most - held, "and left": left,
         **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before}, "and kept MB": kept_memory / MEGABYTE,
@@ -285,7 +291,9 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
     target, environment = f"default={stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
     batch = ("--max-batch-size", str(MAX_BATCH))
     gpus = ("--workers", str(GPUS))
-    doors = ("--keys", str(folder / "keys.toml"), "--max-connections", str(MOST_CONNECTIONS))
+    doors: tuple[str, ...] = ("--keys", str(folder / "keys.toml"), "--max-connections", str(MOST_CONNECTIONS))
+    if worst.file:
+        doors += ("--bulk-dir", str(folder / "bulk"))
     if where == "one":
         ledger = ("--ledger", f"sqlite:///{folder / 'ledger.db'}")
         flags = (*batch, *gpus, *doors, *ledger, *worst.gateway_flags, *worst.worker_flags, *worst.controller_flags)
@@ -303,6 +311,11 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
 
 def _answers(server: Server, key: str) -> bool:
     return "output" in _call(server, key, "POST", "/v1/inference", b'{"input":"first"}')
+
+
+def _busy(server: Server) -> float:
+    """Seconds of the processor that a process has used without those that run functions."""
+    return sum(seconds for role, seconds in server.usage().items() if role != "gpu")
 
 
 def _memory(server: Server) -> int:
@@ -363,9 +376,11 @@ async def _do_worst(name: str, url: str, key: str) -> int:
     os.nice(NICE)
     worst, numbers, answers = WORST[name], count(), Counter[str]()
     addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, url.split(","))]
+    if worst.file:
+        worst = replace(worst, request=_fetching(worst, _send_file(url.split(",")[0], key, worst.file)))
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(15, stop.set)
-    act = _streams if worst.streams else _frames if worst.grpc else _client
+    act = _streams if worst.streams else _calls if worst.unary else _frames if worst.grpc else _client
     clients = [
         asyncio.create_task(_in_turn(act, number, worst, addresses[number % len(addresses)], key, numbers, answers))
         for number in range(worst.connections)
@@ -377,6 +392,28 @@ async def _do_worst(name: str, url: str, key: str) -> int:
         client.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
     return 0
+
+
+def _send_file(url: str, key: str, size: int) -> bytes:
+    """Send a file for bulk jobs of about so many bytes. Returns its id."""
+    line = {
+        "custom_id": "1",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"model": "default", "prompt": "f" * 900},
+    }
+    lines = (json.dumps(line).encode() + b"\n") * (size // 1000)
+    head = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n'
+    fields = {"Authorization": f"Bearer {key}", "Content-Type": "multipart/form-data; boundary=b"}
+    request = urllib.request.Request(f"{url}/v1/files", head + lines + b"\r\n--b--\r\n", fields)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return str(json.loads(answer.read())["id"]).encode()
+
+
+def _fetching(worst: Worst, file: bytes) -> Callable[[int], bytes]:
+    """Maker of its requests with the id of its file."""
+    return lambda number: worst.request(number).replace(FILE_ID, file)
 
 
 async def _in_turn(act: Any, number: int, worst: Worst, *how: Any) -> None:
@@ -399,17 +436,22 @@ async def _client(
             continue
         try:
             while True:
-                writer.write(worst.request(next(numbers)).replace(KEY, key.encode(), 1))
-                if worst.leaves:
+                number = next(numbers)
+                writer.write(worst.request(number).replace(KEY, key.encode(), 1))
+                if worst.leaves and number % worst.leaves == 0:
                     await writer.drain()
                     answers["left"] += 1
                     raise EOFError
                 if not worst.waits:
                     answers["sent"] += 1
+                    if worst.file:
+                        await asyncio.Event().wait()
                     await reader.read()
                     raise EOFError
                 answers[await _status(reader)] += 1
                 await asyncio.sleep(worst.every)
+                if worst.fresh:
+                    break
         except (OSError, EOFError, ValueError):
             answers["cut"] += 1
             await asyncio.sleep(0.05)
@@ -485,6 +527,22 @@ async def _streams(
         await asyncio.gather(*(_write_stream(worst, channel, key, numbers, answers) for _ in range(worst.streams)))
 
 
+async def _calls(
+    worst: Worst, address: tuple[str, int], key: str, numbers: Iterator[int], answers: Counter[str]
+) -> None:
+    """One connection of it with one call after the other, by a client that heeds flow control."""
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+    async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}", options=options) as channel:
+        while True:
+            method, _, message = worst.request(next(numbers)).partition(b" ")
+            try:
+                await channel.unary_unary(method.decode())(message, metadata=(("authorization", f"Bearer {key}"),))
+                answers["answered"] += 1
+            except grpc.aio.AioRpcError as error:
+                answers[error.code().name] += 1
+            await asyncio.sleep(worst.every)
+
+
 async def _write_stream(
     worst: Worst, channel: grpc.aio.Channel, key: str, numbers: Iterator[int], answers: Counter[str]
 ) -> None:
@@ -512,8 +570,10 @@ async def _count_answers(call: Any, answers: Counter[str]) -> None:
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One tenant at its worst, and what another one sees of it.")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load (default %(default)g)")
-    loads = f"of: all, {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
-    parser.add_argument("--only", nargs="+", choices=("all", *WORST), default=[*NEIGHBOURS], metavar="LOAD", help=loads)
+    loads = f"of: all, cheap ({', '.join(CHEAP)}), {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
+    parser.add_argument(
+        "--only", nargs="+", choices=("all", "cheap", *WORST), default=[*NEIGHBOURS], metavar="LOAD", help=loads
+    )
     parser.add_argument(
         "--where", nargs="+", choices=WHERE, default=list(WHERE), help="one process, or two gateways over Redis"
     )
@@ -525,6 +585,8 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if "all" in options.only:
         options.only = list(WORST)
+    elif "cheap" in options.only:
+        options.only = [name for name in WORST if name in CHEAP or name in options.only]
     return options
 
 

@@ -16,6 +16,9 @@ from tests.identity.writing import key_of
 KEY = b"?" * len(key_of("worst"))
 """Placeholder of the tenant's key, as long as every key, since lengths that stand in a request hold for it."""
 
+FILE_ID = b"file-" + b"?" * 32
+"""Placeholder of the id of its file."""
+
 Request = Callable[[int], bytes]
 
 
@@ -30,10 +33,13 @@ class Worst:
         every: seconds between two requests of a connection; 0: as fast as they are answered.
         limited: its key has a limit.
         waits: it waits for answers; else it only holds its connections.
-        leaves: it leaves as soon as it has sent a request.
+        leaves: it leaves as soon as it has sent a request, of so many one; 0: none.
+        fresh: each request comes on a connection of its own.
+        file: bytes of a file that it sends first, by whose id FILE_ID is replaced.
         grpc: it comes to the gRPC port. Its answers are read and dropped, and it waits for none.
         once: requests after which a connection sends no more; 0: none.
         streams: streams of messages on each connection, over gRPC, by a client that heeds flow control; `request` is a message.
+        unary: calls over gRPC, by such a client; `request` is the method, a space and the message.
         gateway_flags, worker_flags, controller_flags: further ones of the service's command line, by what they are for.
         bound: most that the P95 of the measured tenant may be, in percent of what it is while nobody else is there.
         tier, calm_tier: tiers of its keys, and of the measured tenant's.
@@ -48,10 +54,13 @@ class Worst:
     every: float = 0.0
     limited: bool = True
     waits: bool = True
-    leaves: bool = False
+    leaves: int = 0
+    fresh: bool = False
+    file: int = 0
     grpc: bool = False
     once: int = 0
     streams: int = 0
+    unary: bool = False
     gateway_flags: tuple[str, ...] = ()
     worker_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
@@ -106,8 +115,8 @@ WORST: dict[str, Worst] = {
     "memory": Worst("inputs of 0.9 MB", lambda n: _ask("m" * 900_000 + str(n)), 64, limited=False),
     "connections": Worst("as many connections as it gets, idle", lambda n: _ask(f"c {n}"), 3000, every=600.0),
     "bodies": Worst("1 MB of a body, never ended", lambda n: _UNENDED, 300, waits=False),
-    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=True, gateway_flags=_ROOMY),
-    "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=True),
+    "half bodies": Worst("half of 5 MB, and away", lambda n: _HALF, 100, limited=False, leaves=1, gateway_flags=_ROOMY),
+    "refused bodies": Worst("5 MB that nobody wants, and away", lambda n: _UNWANTED, 100, limited=False, leaves=1),
     "chunks": Worst("bodies in chunks of one byte, and of empty lines", lambda n: (_TINY, _EMPTY)[n % 2], 16, limited=False),
     "ledger": Worst("an unknown model, as fast as it goes", lambda n: _ask("x", model="none"), 50),
     "metric labels": Worst("other models, tiers, routes and methods", _label, 50),
@@ -364,7 +373,7 @@ NEIGHBOURS: dict[str, Worst] = {
         beside="half messages",
     ),
     "new connections": Worst(
-        "300 new connections at once, again and again", lambda n: _ask(f"c {n}"), 300, every=0.5, limited=False, leaves=True,
+        "300 new connections at once, again and again", lambda n: _ask(f"c {n}"), 300, every=0.5, limited=False, leaves=1,
         newcomers=True,
     ),
 }  # fmt: skip
@@ -376,3 +385,89 @@ WORST |= NEIGHBOURS | {
         grpc=True, once=30, limited=False,
     )
 }  # fmt: skip
+
+
+# What costs a single request's price and much of the event loop.
+
+_TEXT_ROWS = ("rows=bench/stand/targets.py:Ends('FP32', -1)", "texts=bench/stand/targets.py:Letters")
+"""Models that take arrays of numbers, and of texts."""
+_NUMBERS = _post(b'{"model":"rows","input":[' + b"0," * 499_000 + b"0]}")
+_MESSAGES = [
+    _post(b'{"model":"default","%b":[%b]}' % (name, b",".join([b'{"role":"user","content":"a"}'] * 28_000)), path=path)
+    for path, name in (("/v1/chat/completions", b"messages"), ("/v1/responses", b"input"))
+]
+_LETTERS = 65_000
+_ELEMENTS = _post(
+    json.dumps(
+        {"inputs": [{"name": "x", "datatype": "BYTES", "shape": [1, _LETTERS], "data": ["a"] * _LETTERS}]},
+        separators=(",", ":"),
+    ).encode(),
+    path="/v2/models/texts/infer",
+)
+
+
+def _dear_message(model: str, datatype: str, shape: list[int], contents: list[bytes]) -> bytes:
+    asked = _TENSOR(model_name=model)
+    asked.inputs.add(name="x", datatype=datatype, shape=shape).contents.bytes_contents.extend(contents)
+    return bytes(asked.SerializeToString())
+
+
+_ELEMENTS_IN_CONTENTS = f"{_INFER} ".encode() + _dear_message("texts", "BYTES", [1, _LETTERS], [b"a"] * _LETTERS)
+_DEAR = [
+    f"{_INFER} ".encode() + _dear_message("rows", "FP32", [1] * 900_000, []),
+    *(
+        f"{_PREDICT} ".encode() + bytes(_INPUT(model_id="rows", input_data=text).SerializeToString())
+        for text in (b"[" + b"[]," * 339_000 + b"[]]", b"[" + b"0," * 510_000 + b"0]")
+    ),
+]
+_WINDOW_CALLS = 100
+
+
+def _byte_by_byte(number: int) -> bytes:
+    """Calls whose answers are taken a byte at a time, ten of them in turn."""
+    if number < _WINDOW_CALLS:
+        begin = (
+            http2.frame(http2.SETTINGS, 1, 0) + http2.frame(http2.SETTINGS, 0, 0, b"\x00\x04" + bytes(4))
+            if number == 0
+            else b""
+        )
+        return begin + _call(number, _PREDICT, _input("w" * 7_000))
+    first = 10 * number
+    return b"".join(
+        http2.frame(http2.WINDOW, 0, http2.stream_of(at % _WINDOW_CALLS), b"\0\0\0\1")
+        for at in range(first, first + 10)
+    )
+
+
+_FETCH = f"GET /v1/files/{FILE_ID.decode()}/content HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {KEY.decode()}\r\n\r\n".encode()
+
+CHEAP: dict[str, Worst] = {
+    "json numbers": Worst(
+        "1 MB of JSON numbers for a model of arrays", lambda n: _NUMBERS, 4, every=1.0, bound=125, worker_flags=_TEXT_ROWS[:1],
+    ),
+    "messages": Worst("chats and responses of 28,000 messages", lambda n: _MESSAGES[n % 2], 4, every=1.0, bound=125),
+    "elements": Worst(
+        "65,000 texts of one letter in JSON", lambda n: _ELEMENTS, 4, every=1.0, bound=125, worker_flags=_TEXT_ROWS[1:],
+    ),
+    "elements over gRPC": Worst(
+        "65,000 texts of one letter in `contents`", lambda n: _ELEMENTS_IN_CONTENTS, 4, every=1.0, grpc=True, unary=True,
+        bound=125, worker_flags=_TEXT_ROWS[1:],
+    ),
+    "dear messages": Worst(
+        "a shape of 900,000 axes, 340,000 empty rows, 510,000 numbers, over gRPC", lambda n: _DEAR[n % 3], 4,
+        every=1.0, grpc=True, unary=True, bound=125, worker_flags=_TEXT_ROWS[:1],
+    ),
+    "unread downloads": Worst(
+        "930 downloads of a file that nobody reads", lambda n: _FETCH, 930, every=1.0, limited=False, waits=False, file=5_000_000,
+        bound=125, newcomers=True,
+    ),
+    "byte windows": Worst(
+        "calls of which 8 connections take a byte at a time", _byte_by_byte, 8, every=0.005, grpc=True, limited=False, bound=125,
+    ),
+    "joined keys": Worst(
+        "2,500 new connections/s that join idempotency keys, a third of which leave",
+        lambda n: _ask("joined", f"Idempotency-Key: j{n // 300}"), 300, every=0.12, limited=False, leaves=3, fresh=True, bound=125,
+    ),
+}  # fmt: skip
+NEIGHBOURS |= CHEAP
+WORST |= CHEAP

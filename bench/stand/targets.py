@@ -155,6 +155,16 @@ class Grow:
         return [self.made if size == len(self.made) else self.made[:size] for size in sizes]
 
 
+class Letters:
+    """Number of the texts of each row of one array that are not empty."""
+
+    inputs: ClassVar = {"x": ("BYTES", [-1])}
+    outputs: ClassVar = {"output": ("FP32", [1])}
+
+    def __call__(self, inputs: Any) -> Any:
+        return {"output": (inputs["x"] != "").sum(axis=1, keepdims=True).astype("f4")}
+
+
 class Ends:
     """The first and the last number of each row of one array.
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
+from headway.gateway.broker_session import MOST_REPLIES, BrokerSession
+from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import DedupKind, Failure, Limit
+from headway.model import DedupKind, Failure, Limit, Reply
 from tests.http.stand import KEPT_LIMITS, Stand, get, on_stand, post, settled
 
 BODY = '{"input": "a"}'
@@ -136,6 +140,37 @@ async def test_a_key_that_is_in_flight_is_waited_for_also_as_a_task(stand: Stand
     outcome = await stand.ask(get(f"{task.header['location']}?wait=25"))
     assert outcome.json["output"] == "A"
     assert stand.runs == ["a"]
+
+
+@on_stand(whole=True)
+async def test_hundreds_that_wait_under_one_key_are_answered_in_several_turns(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 clients that joined one key had their answers in one turn of the event loop, which took 15 ms."""
+    turns, turn = Counter[int](), 0
+    take = Gateway._take
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    def counted(gateway: Gateway, session: BrokerSession, replies: Sequence[Reply]) -> None:
+        turns[turn] += len(replies)
+        take(gateway, session, replies)
+
+    monkeypatch.setattr(Gateway, "_take", counted)
+    stand.go.clear()
+    clients = [await stand.connect() for _ in range(2 * MOST_REPLIES + 2)]
+    for client in clients:
+        await client.send(post(BODY, "/v1/inference", "Idempotency-Key: k"))
+    await settled(lambda: stand.real.pending == len(clients))
+    count()
+    stand.go.set()
+    assert {(await client.answer()).json["output"] for client in clients} == {"A"}
+    assert stand.runs == ["a"]
+    assert sum(turns.values()) == len(clients)
+    assert max(turns.values()) <= MOST_REPLIES
 
 
 @on_stand(whole=True)

@@ -11,7 +11,7 @@ import pytest
 from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
 from headway.gateway import outbox
-from headway.gateway.broker_session import LARGE, MOST_OFFERED, in_turns
+from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_REPLIES, in_turns
 from headway.gateway.outbox import AT_ONCE, LargeEntries, Outbox
 from headway.model import Entry, Failure, Octets, Reply
 from tests.contracts.brokers import ask, ids
@@ -215,3 +215,10 @@ def test_small_replies_go_first_and_together() -> None:
     assert [[reply.id for reply in turn] for turn in in_turns(replies)] == [["a", "c", "d", "f"], ["b"], ["e"]]
     assert [[reply.id for reply in turn] for turn in in_turns([replies[1]])] == [["b"]]
     assert in_turns(replies[:1]) == [replies[:1]]
+
+
+def test_hundreds_of_small_replies_are_passed_on_in_several_turns() -> None:
+    replies = [Reply(f"{number}", "t", "x") for number in range(2 * MOST_REPLIES + 3)]
+    assert [len(turn) for turn in in_turns(replies)] == [MOST_REPLIES, MOST_REPLIES, 3]
+    assert [reply for turn in in_turns(replies) for reply in turn] == replies
+    assert list(map(len, in_turns([*replies, Reply("large", "t", "x" * LARGE)])))[-2:] == [3, 1]

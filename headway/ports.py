@@ -422,6 +422,15 @@ class BulkRunner(Protocol):
     def paused(self, model: str, tenant: str = "") -> str:
         """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""
 
+    async def look(self) -> None:
+        """Learn why lines wait that are on their way, unless that was learnt a moment ago. Raises BrokerUnavailable."""
+
+    def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
+        """Reason for which lines of a model and a tenant wait, and the seconds for which they do at most; infinite: nobody can tell.
+
+        None: they run.
+        """
+
 
 class Gpu(Protocol):
     """One GPU, as its driver tells of it; several slots may share it."""

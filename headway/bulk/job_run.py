@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -26,7 +27,7 @@ from headway.bulk.forms import AskedLine, LineForm, Making, NotYet
 from headway.bulk.line_reader import pages
 from headway.bulk.line_set import LineSet
 from headway.bulk.turns import Turns
-from headway.errors import FileLost, FolderUnavailable, StoreUnavailable
+from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
 from headway.ports import BulkRunner, BulkStore
@@ -152,13 +153,19 @@ class JobRun:
 
     def standing(self) -> BulkJob:
         """Job with what the store has not heard yet: how far it is, and why it pauses."""
-        counts = self._answers.counts
+        counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
         paused = self._disk or self._store_trouble or self._in_doubt
+        waits, until = "", 0.0
         if not paused:
-            paused = next(filter(None, (self._of.runner.paused(one, self.job.tenant) for one in self._models)), "")
+            paused = next(filter(None, (runner.paused(one, tenant) for one in self._models)), "")
+            found = next(filter(None, (runner.waits(one, tenant) for one in self._models)), None)
+            if found is not None and paused in ("", found[0]):
+                waits, seconds = ("" if paused else found[0]), found[1]
+                until = float(round(self._of.wall() + seconds)) if seconds < math.inf else 0.0
+        known = {"paused": paused, "waits": waits, "waits_until": until}
         if self.job.status is not JobStatus.IN_PROGRESS:
-            return replace(self.job, paused=paused)
-        return replace(self.job, completed=counts[OUT], failed=counts[ERR], paused=paused)
+            return replace(self.job, **known)
+        return replace(self.job, completed=counts[OUT], failed=counts[ERR], **known)
 
     @property
     def is_held_up(self) -> bool:
@@ -290,7 +297,7 @@ class JobRun:
             await self._until_done(partial(self._fail, self._fault))
             return
         ending = JobStatus.COMPLETED if done else self._ending()
-        self.job = replace(self.standing(), paused="")
+        self.job = replace(self.standing(), paused="", waits="", waits_until=0.0)
         if ending is JobStatus.FAILED and self._barred is not None:
             self.job = replace(self.job, faults=(*self.job.faults, self._barred))
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
@@ -482,6 +489,8 @@ class JobRun:
             self._moved.set()
         except FolderUnavailable as exc:
             self._note_disk(exc)
+        with contextlib.suppress(BrokerUnavailable):
+            await self._of.runner.look()
         with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.
             await self._beat()
         self._hold_back(bool(self._disk or self._store_trouble))

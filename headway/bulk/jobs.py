@@ -100,7 +100,7 @@ class BulkJobs:
             return held
         if held is None or found is None or found.generation != held.generation or found.status.ended:
             return found
-        return replace(found, paused=held.paused)
+        return replace(found, paused=held.paused, waits=held.waits, waits_until=held.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
         """Count a file of a tenant's that is on its way in or out. Returns what is called once at its end.

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
@@ -29,6 +30,7 @@ from typing import Any, cast
 import msgspec
 
 from headway import errors
+from headway.core.bulk import QUIET
 from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
@@ -36,6 +38,7 @@ from headway.gateway.input_gate import InputGate, Judgement
 from headway.gateway.pending import NOBODY, PendingRequest, PendingTable
 from headway.gateway.served_models import ServedModels
 from headway.model import (
+    BulkDepth,
     Cause,
     Entry,
     Failure,
@@ -79,6 +82,8 @@ SHAPES = 1 << 39
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
 """Codes of failures that say nothing of the line."""
 _CAUSES = frozenset(cause.value for cause in Cause)
+STILL = 1.0
+"""Seconds without an outcome of a model's lines after which it is asked why they wait."""
 _FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which a worker ends with its batch."""
 _NOBODYS = Principal("", "", 0)
@@ -88,6 +93,23 @@ OF_BULK = "\0bulk"
 """User in whose name they judge lines: what a line does to one is held against no user."""
 
 Done = Callable[[BulkLine, Reply], None]
+_RESTS = "lines have ended a worker of the model; the others wait before they run"
+
+
+def _why_they_wait(queues: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
+    """Why the lines of a model wait, and the instant until which they do at most, by its queues at the instant `now`; None: they run."""
+    queues = [one for one in queues if one.waiting]
+    if not queues or any(one.busy for one in queues):
+        return None
+    held = min(one.held for one in queues)
+    if held == math.inf:
+        return "the lines wait for empty seats beside requests, as models share the GPU", held
+    if held > 0.0:
+        return (
+            f"requests came of late: the lines wait for empty seats beside them, or for {QUIET:g} seconds without a request",
+            now + held,
+        )
+    return "the GPUs are busy with requests; the lines run in seats that these leave empty", math.inf
 
 
 class _Riding(PendingRequest):
@@ -177,6 +199,11 @@ class SeatRunner(BulkRunner):
         self._records: dict[str, _Record] = {}
         self._ready: frozenset[str] | None = None
         self._moved = asyncio.Event()
+        self._moved_at: dict[str, float] = {}
+        """Instant at which a line of a model began to wait while no other did, or had its outcome last, by model."""
+        self._waits: dict[str, tuple[str, float]] = {}
+        """Why the lines of a model wait, and the instant until which they do at most, by model."""
+        self._looked_at = -math.inf
         self._timers: set[asyncio.TimerHandle] = set()
 
     async def open(self) -> None:
@@ -223,10 +250,36 @@ class SeatRunner(BulkRunner):
     def paused(self, model: str, tenant: str = "") -> str:
         record = self._records.get(tenant)
         if record is not None and record.rests_until > self._clock():
-            return "lines have ended a worker of the model; the others wait before they run"
+            return _RESTS
         if self._session.unreachable_seconds > 0.0:
             return "the queue is out of reach"
         return "" if self._ready is None or self._has_worker(model, self._ready) else "no worker of the model is up"
+
+    def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
+        now, record = self._clock(), self._records.get(tenant)
+        if record is not None and record.rests_until > now:
+            return _RESTS, record.rests_until - now
+        if model not in self._waits:
+            return None
+        why, until = self._waits[model]
+        return why, max(until - now, 0.0)
+
+    async def look(self) -> None:
+        now = self._clock()
+        still = [one for one, count in self._on_their_way.items() if count and now - self._moved_at[one] >= STILL]
+        if not still or self._session.unreachable_seconds > 0.0:
+            self._waits.clear()
+            return
+        if now - self._looked_at < STILL:
+            return
+        self._looked_at = now
+        found: dict[str, list[BulkDepth]] = {model: [] for model in still}
+        for one in await self._broker.bulk_queues():
+            if one.model in found:
+                found[one.model].append(one)
+        self._waits = {
+            model: why for model, queues in found.items() if (why := _why_they_wait(queues, now)) is not None
+        }
 
     def _has_worker(self, model: str, ready: frozenset[str]) -> bool:
         """Whether a worker of a model is up, or is loaded or started when it is asked for."""
@@ -343,6 +396,8 @@ class SeatRunner(BulkRunner):
 
     def _came(self, riding: _Riding) -> None:
         """Note that a line is on its way."""
+        if not self._on_their_way[riding.line.model]:
+            self._moved_at[riding.line.model] = self._clock()
         self._on_their_way[riding.line.model] += 1
         self._bytes[riding.line.tenant] += len(riding.line.input)
 
@@ -427,6 +482,8 @@ class SeatRunner(BulkRunner):
 
     def _end(self, riding: _Riding, reply: Reply) -> None:
         self._left(riding)
+        self._moved_at[riding.line.model] = self._clock()
+        self._waits.pop(riding.line.model, None)
         try:
             riding.done(riding.line, reply)
         except Exception:

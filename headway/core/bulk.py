@@ -14,6 +14,10 @@ Poisson, so as many GPUs are left to others as make that rarer than `QueueLimits
 each entry that has left earns that share of a credit, and each that has waited for a GPU while bulk had one costs one. No bet is
 placed that the credit could not pay. Where nobody has asked for QUIET seconds the fleet counts as idle, and bulk has all its GPUs.
 
+So that no job waits for long beside idle GPUs, the credit begins with FIRST_CREDIT. While it pays for one, one GPU at a time may begin a
+whole batch though no other is left, if nothing waits and at most one request is expected meanwhile, or none has come for SETTLED
+seconds: the rate of what came before tells little then.
+
 Bulk entries that may fail, or that are large, ride `apart`: in whole batches alone, where their shapes say which belong together. A batch that
 fails is searched by whoever sent its bulk entries. The others of it never hear of that: they run again, once, before anybody
 suspects them. (The idea of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
@@ -36,6 +40,10 @@ WITHIN = 0.8
 """Share of the promised latency by which a batch with bulk entries is expected to be back."""
 QUIET = 30.0
 """Seconds without an entry of others after which a fleet counts as idle."""
+FIRST_CREDIT = 1.0
+"""Credit at first."""
+SETTLED = 0.5
+"""Seconds without an entry of others after which the rate of those before says no more whether one comes."""
 SPACING = 0.8
 """Least gap between whole batches, as a share of the even one, so that GPUs do not all become free at once."""
 LOOK = 0.05
@@ -58,6 +66,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
         slots: live GPUs.
         whole: whole GPUs that they come to. On a GPU that models share, a batch would delay another model.
         newest: instant of the latest arrival of others; minus infinity for none.
+        waiting: others that wait.
     """
 
     seconds: float
@@ -66,6 +75,7 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
     slots: int
     whole: float
     newest: float
+    waiting: int = 0
 
 
 class BulkClass:
@@ -81,7 +91,7 @@ class BulkClass:
     def __init__(self, delayed: float, most_credit: float) -> None:
         self._delayed, self._most_credit = delayed, most_credit
         self._seats, self._apart, self._again = TierQueue(), list[QueuedEntry](), list[QueuedEntry]()
-        self.busy, self.credit, self.delayed = 0, 0.0, 0
+        self.busy, self.credit, self.delayed = 0, FIRST_CREDIT, 0
         self._left = self._excused = self.ended = -math.inf
 
     @property
@@ -181,14 +191,29 @@ class BulkClass:
 
     def opens_at(self, forecast: Forecast, now: float) -> float:
         """Instant from which a whole batch may leave on a GPU that is idle: the present one or before, or when to look again."""
-        if not self.depth or forecast.whole < forecast.slots:
+        if not self.depth:
             return math.inf
-        quiet_at, left = forecast.newest + QUIET, forecast.slots - self.busy - 1
+        held = self.held(forecast, now)
+        if held <= 0.0:
+            return self._left + SPACING * forecast.seconds / max(forecast.slots, 1)
+        return now + min(LOOK, held) if held < math.inf else held
+
+    def held(self, forecast: Forecast, now: float) -> float:
+        """Seconds until a whole batch may leave on a GPU that is idle, if no others come; 0 now; infinite: they ride in seats alone."""
+        if forecast.whole < forecast.slots:
+            return math.inf
+        left = forecast.slots - self.busy - 1
         affords = self.credit >= 1.0 and left > 0 and _none_left(forecast, left) <= self._delayed
         worst = max(forecast.rate * forecast.seconds, 1.0)
-        if now >= quiet_at or affords or (self._apart and self.credit >= worst):
-            return self._left + SPACING * forecast.seconds / max(forecast.slots, 1)
-        return min(now + LOOK, quiet_at)
+        if affords or (self._apart and self.credit >= worst) or self._may_begin(forecast, now):
+            return 0.0
+        return max(forecast.newest + QUIET - now, 0.0)
+
+    def _may_begin(self, forecast: Forecast, now: float) -> bool:
+        """Whether a whole batch may leave though no GPU is left to others: the first one, while hardly anybody comes."""
+        if self.busy or forecast.waiting or self.credit < 1.0:
+            return False
+        return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
 
 
 def seats(service: ServiceModel, size: float, limit: float, waited: float, promise: float) -> float:

@@ -471,7 +471,7 @@ class ModelQueue:
         """Forecast for a whole batch that leaves now. Far beyond the sizes seen, its time is taken for long."""
         seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
         gap = self._rule.gap(self._running.largest)
-        return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest)
+        return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
 
     def _fill(self, bulk: BulkClass, departure: Departure, limit: int, now: float) -> None:
         """Give the empty seats of a batch to bulk entries, as far as its members can afford them."""
@@ -548,6 +548,10 @@ class ModelQueue:
             return until
         opens = bulk.opens_at(self._forecast(self._limit, now), now)
         return next(iter(idle)) if opens <= now else min(until, opens)
+
+    def bulk_held(self, now: float) -> float:
+        """Seconds until bulk entries may have a GPU that is idle, if no others come; see `core.bulk.BulkClass.held`."""
+        return 0.0 if self.bulk is None else self.bulk.held(self._forecast(self._limit, now), now)
 
     def expire(self, now: float) -> list[QueuedEntry]:
         """Take out all entries that waited too long."""

@@ -124,6 +124,8 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         total, completed, failed: numbers of lines: all, those with an answer, those without one.
         faults: why it failed as a whole.
         paused: why nothing of it runs at present; empty while it runs.
+        waits: what its lines wait for in the queue; empty while they run.
+        waits_until: Unix time in seconds at which that, or the pause, is over at the latest; 0: nobody can tell.
         model: model of its first line.
         owner: name of the process that holds it; empty: none does.
         generation: number of its holders so far; who has an earlier one may change nothing.
@@ -151,6 +153,8 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: int = 0
     faults: tuple[JobFault, ...] = ()
     paused: str = ""
+    waits: str = ""
+    waits_until: float = 0.0
     model: str = ""
     owner: str = ""
     generation: int = 0

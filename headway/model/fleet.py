@@ -330,7 +330,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 class BulkDepth(msgspec.Struct, frozen=True):
     """Bulk entries of one queue of a model: how many wait, and how many entries of others have had to wait for them so far.
 
-    `version` and `zone` are as in TierDepth.
+    `version` and `zone` are as in TierDepth. `busy` is the number of GPUs that run them alone, and `held` the seconds for which they get
+    no further one, if no others come: 0 where one that is idle would take them now, infinite where they ride in seats alone.
     """
 
     model: str
@@ -338,6 +339,8 @@ class BulkDepth(msgspec.Struct, frozen=True):
     delayed: int
     version: str = ""
     zone: str = ""
+    busy: int = 0
+    held: float = 0.0
 
 
 class TierDepth(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ class FakeRunner:
         order: tenants in the order of their lines.
         withdrawn: numbers of the lines of each withdrawal; none for all of a job.
         why: why nothing runs; empty while it does.
+        waiting: why lines wait, and for how many seconds.
         answer: output of every line; empty: its input in capitals.
         full_of: tenant of which no more may be offered; empty for none.
     """
@@ -81,6 +82,7 @@ class FakeRunner:
         self.order: list[str] = []
         self.withdrawn: list[list[int]] = []
         self.why = self.answer = self.full_of = ""
+        self.waiting: tuple[str, float] | None = None
         self._out: dict[_Key, asyncio.TimerHandle] = {}
         self._freed = asyncio.Event()
 
@@ -105,6 +107,12 @@ class FakeRunner:
 
     def full(self, tenant: str) -> bool:
         return tenant == self.full_of
+
+    async def look(self) -> None:
+        """Nothing to learn."""
+
+    def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
+        return self.waiting
 
     def paused(self, model: str, tenant: str = "") -> str:
         return self.why

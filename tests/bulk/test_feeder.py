@@ -374,6 +374,23 @@ async def test_a_job_says_why_its_runner_has_no_room(stand: Stand) -> None:
 
 
 @on_stand
+async def test_a_job_says_what_its_lines_wait_for_and_until_when(stand: Stand) -> None:
+    stand.runner.waiting, stand.runner.seconds = ("requests came of late", 27.2), 10.0
+    job = await stand.submit(["a"] * 10)
+    await asyncio.sleep(3.0)
+    found = await stand.job(job)
+    assert (found.paused, found.waits) == ("", "requests came of late")
+    assert found.waits_until - stand.wall() == pytest.approx(27.0, abs=2.0)
+    stand.runner.why = "lines rest"
+    await asyncio.sleep(3.0)
+    assert ((found := await stand.job(job)).paused, found.waits, found.waits_until) == ("lines rest", "", 0.0)
+    stand.runner.waiting = None
+    stand.runner.go_on()
+    found = await stand.until_ended(job)
+    assert (found.waits, found.waits_until) == ("", 0.0)
+
+
+@on_stand
 async def test_a_line_of_which_nobody_can_tell_yet_is_waited_for(stand: Stand) -> None:
     stand.form.in_doubt = "the models are not known yet"
     job = await stand.submit(["a"] * 10)

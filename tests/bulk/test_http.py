@@ -12,11 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from headway.app.background import BackgroundService
 from headway.config import Settings
+from headway.http.openai.batches import _shown
 from headway.http.server.listener import Listener
 from headway.model import Role
+from headway.model.bulk import BulkJob, JobStatus
 from tests.identity.writing import entry, key_of
 
 pytestmark = pytest.mark.processes
@@ -371,3 +374,16 @@ def test_a_job_ends_when_its_key_does(make: Make, tmp_path: Path, ended: str) ->
     done = found["request_counts"]
     assert done["completed"] < done["total"] or not done["total"]
     assert len(make("bob").records(found["output_file_id"])) == done["completed"]
+
+
+def test_a_batch_that_waits_says_for_what_and_how_long() -> None:
+    job = BulkJob(
+        id="batch_1", tenant="t", user="u", endpoint="/v1/completions", input_file="file-1", created_at=0.0, expires_at=9.0,
+        status=JobStatus.IN_PROGRESS, waits="requests came of late", waits_until=127.0,
+    )  # fmt: skip
+    assert [one["message"] for one in _shown(job, 100.0)["errors"]["data"]] == [
+        "requests came of late; 27 seconds more"
+    ]
+    assert _shown(job, 100.0)["errors"]["data"][0]["code"] == "waiting"
+    assert _shown(job, 128.0)["errors"]["data"][0]["message"] == "requests came of late"
+    assert _shown(replace(job, status=JobStatus.COMPLETED), 100.0)["errors"] is None

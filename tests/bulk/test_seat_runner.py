@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,11 +17,23 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.bulk import seat_runner
 from headway.bulk.seat_runner import CLEAN, LEAST_REST, SeatRunner
 from headway.config import Settings
+from headway.core.bulk import QUIET
 from headway.core.policies import build
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.input_gate import InputGate
 from headway.gateway.served_models import ServedModels
-from headway.model import BatchFailure, Cause, Entry, ItemResult, Lease, Reply, Slot, WorkerInfo, WorkerStatus
+from headway.model import (
+    BatchFailure,
+    BulkDepth,
+    Cause,
+    Entry,
+    ItemResult,
+    Lease,
+    Reply,
+    Slot,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.model.bulk import BulkLine
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
@@ -298,3 +311,43 @@ def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.Mon
                 assert failure.code in (errors.REJECTED_BY_MODEL, errors.BACKEND_ERROR)
 
     play(script, seed)
+
+
+def test_lines_that_wait_for_a_silence_say_so_and_for_how_long() -> None:
+    async def script(one: Play) -> None:
+        await one.feed(["a"])
+        await one.until(1)
+        await one.ask(1)
+        await asyncio.sleep(1.0)
+        [bulk] = [queue.bulk for queue in one.broker._queues.values() if queue.bulk is not None]
+        bulk.credit = 0.0
+        await one.feed(["a"] * BATCH, "other")
+        await one.runner.look()
+        assert one.runner.waits("m", "t") is None, "not yet"
+        await asyncio.sleep(2.0)
+        await one.runner.look()
+        found = one.runner.waits("m", "t")
+        assert found is not None
+        assert "30 seconds without a request" in found[0]
+        assert found[1] == pytest.approx(QUIET - 3.0, abs=0.2)
+        await one.until(BATCH, "other")
+        await one.runner.look()
+        assert one.runner.waits("m", "t") is None
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("queue", "words", "until"),
+    [
+        (BulkDepth("m", 5, 0, held=math.inf), "models share the GPU", math.inf),
+        (BulkDepth("m", 5, 0, held=7.0), "requests came of late", 107.0),
+        (BulkDepth("m", 5, 0), "busy with requests", math.inf),
+        (BulkDepth("m", 5, 0, busy=1), "", 0.0),
+        (BulkDepth("m", 0, 0, held=7.0), "", 0.0),
+    ],
+)
+def test_what_lines_wait_for(queue: BulkDepth, words: str, until: float) -> None:
+    found = seat_runner._why_they_wait([queue], 100.0)
+    assert (found is None) is (words == "")
+    assert found is None or (words in found[0] and found[1] == until)

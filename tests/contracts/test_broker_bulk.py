@@ -76,11 +76,21 @@ async def test_an_idle_fleet_runs_whole_batches(harness: Harness) -> None:
 
 
 @story
-async def test_the_last_gpu_is_kept_free_until_nobody_has_asked_for_a_while(harness: Harness) -> None:
+async def test_the_last_gpu_is_kept_free_once_somebody_was_delayed_until_nobody_has_asked_for_a_while(
+    harness: Harness,
+) -> None:
     status = WorkerStatus.HEALTHY
     await harness.broker.heartbeat(WorkerInfo(worker_id="gpu-0", model="m", status=status))
     await harness.broker.enqueue([ask()])
     await harness.answer(await harness.claim())
+    await feed(harness, line(), line())
+    begun = await harness.claim()
+    assert begun.reason == "bulk", "right after a request"
+    await harness.broker.enqueue([ask()])
+    await harness.advance(1.0)
+    await harness.answer(begun)
+    await harness.answer(await harness.claim())
+    assert [one.delayed for one in await harness.broker.bulk_queues()] == [1]
     await feed(harness, line())
     holds(await harness.broker.claim(slot(), AT_ONCE))
     await harness.advance(QUIET)

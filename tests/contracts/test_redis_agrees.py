@@ -254,7 +254,10 @@ class Pair:
             assert there["bulk"] + there["bulk_apart"] == bulk.depth
             assert there["bulk_busy"] == bulk.busy
             assert there["bulk_credit"] == pytest.approx(bulk.credit)
-            assert look.bulk == (bulk.depth, bulk.delayed)
+            held = copy.deepcopy(self.queue).bulk_held(self.now())
+            assert look.bulk is not None
+            assert look.bulk[:3] == (bulk.depth, bulk.delayed, bulk.busy)
+            assert look.bulk.held == pytest.approx(held)
         assert [waited for _, waited in look.tiers] == pytest.approx([waited for _, waited in depths])
         assert (await self.there.contender("m")).waits == (self.queue.depth > 0)
         if len(self.weights) == 1:

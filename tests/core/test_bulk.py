@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from headway.core.bulk import LOOK, QUIET, STRETCH, WITHIN, BulkClass, Forecast, seats
+from headway.core.bulk import LOOK, QUIET, SETTLED, STRETCH, WITHIN, BulkClass, Forecast, seats
 from headway.core.fair_queue import queued_at
 from headway.core.service_model import ServiceModel
 from headway.model import Entry
@@ -30,13 +30,13 @@ def forecast(
     seconds: float = 0.1,
     gap: float = 0.0,
     whole: float | None = None,
+    others: int = 0,
 ) -> Forecast:
-    return Forecast(seconds, rate, gap, slots, slots if whole is None else whole, newest)
+    return Forecast(seconds, rate, gap, slots, slots if whole is None else whole, newest, others)
 
 
 def waiting(count: int = 100, shape: int = 0) -> BulkClass:
     bulk = BulkClass(0.01, 100)
-    bulk.earn(100)
     for _ in range(count):
         bulk.push(queued_at(line(shape), 0.0))
     return bulk
@@ -94,6 +94,27 @@ def test_who_was_delayed_is_paid_back_before_there_is_another() -> None:
     assert bulk.opens_at(forecast(newest=1.0), 1.0) > 1.0
     bulk.earn(100)
     assert bulk.opens_at(forecast(newest=1.0), 1.0) <= 1.0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_job_begins_at_once_where_hardly_anybody_comes(slots: int) -> None:
+    bulk = waiting()
+    assert bulk.opens_at(forecast(5.0, slots, newest=1.0), 1.0) <= 1.0
+    bulk.busy = 1
+    assert bulk.opens_at(forecast(5.0, slots, newest=1.0), 1.0) == 1.0 + LOOK, "no second GPU on credit alone"
+
+
+def test_a_job_begins_soon_after_many_have_come() -> None:
+    bulk, after = waiting(), forecast(500.0, slots=1, newest=1.0)
+    assert bulk.opens_at(after, 1.0) == 1.0 + LOOK
+    assert bulk.opens_at(after, 1.0 + SETTLED) <= 1.0 + SETTLED
+
+
+def test_no_job_begins_while_others_wait_or_once_the_credit_is_spent() -> None:
+    bulk = waiting()
+    assert bulk.opens_at(forecast(5.0, slots=1, newest=1.0, others=1), 1.0) > 1.0
+    bulk.charge(1, 1.0)
+    assert bulk.opens_at(forecast(slots=1, newest=1.0), 20.0) > 20.0
 
 
 def test_the_first_after_a_silence_are_not_counted() -> None:

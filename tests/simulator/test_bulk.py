@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headway.core.bulk import FIRST_CREDIT
 from headway.simulator.engine import simulate
 from headway.simulator.report import Report, make_report
 from headway.simulator.scenario import Scenario
@@ -37,12 +38,12 @@ def test_an_idle_fleet_is_full_of_bulk() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_lone_request_finds_a_gpu(workers: int) -> None:
-    """But for one in a hundred."""
+    """But for one in a hundred, and for the first credit."""
     scenario = replace(H1, rate=1.0, workers=workers, duration=200.0)
     waited, beside = (
         sum(latency > 0.104 for latency in simulate(replace(scenario, bulk=bulk)).latency) for bulk in (False, True)
     )
-    assert beside - waited <= 0.01 * 190
+    assert beside - waited <= 0.01 * 190 + FIRST_CREDIT
 
 
 @pytest.mark.parametrize("load", [0.5, 0.95])

@@ -460,8 +460,9 @@ class MemoryBroker(Broker, NearQueue):
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
+        now = self._clock()
         return [
-            BulkDepth(name.model, bulk.depth, bulk.delayed, name.version)
+            BulkDepth(name.model, bulk.depth, bulk.delayed, name.version, "", bulk.busy, queue.bulk_held(now))
             for name, queue in self._queues.items()
             if (bulk := queue.bulk) is not None
         ]

@@ -405,12 +405,16 @@ class RedisBroker(Broker):
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
-        sums: dict[QueueName, tuple[int, int]] = {}
+        found: dict[QueueName, BulkDepth] = {}
         for queue, look in await self._look():
-            if look.bulk is not None:
-                waiting, delayed = sums.get(queue.name, (0, 0))
-                sums[queue.name] = waiting + look.bulk[0], delayed + look.bulk[1]
-        return [BulkDepth(name.model, *told, name.version, name.zone) for name, told in sums.items()]
+            if (bulk := look.bulk) is not None:
+                name, held = queue.name, bulk.held
+                before = found.get(name) or BulkDepth(name.model, 0, 0, name.version, name.zone, 0, math.inf)
+                found[name] = BulkDepth(
+                    name.model, before.waiting + bulk.waiting, before.delayed + bulk.delayed, name.version, name.zone,
+                    before.busy + bulk.busy, min(before.held, held),
+                )  # fmt: skip
+        return [*found.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
         """See Broker. Of several shards and zones: their sums, and the costs of the shards that have seen most batches."""

@@ -102,14 +102,21 @@ class QueueGlance(NamedTuple):
     batch_seconds: float
 
 
+class BulkLook(NamedTuple):
+    """Bulk entries of a queue, as in `headway.model.BulkDepth`."""
+
+    waiting: int
+    delayed: int
+    busy: int
+    held: float
+
+
 class Look(msgspec.Struct):
-    """Load of a queue, by tier its depth and the seconds that its oldest entry has waited, and of bulk entries, once there were any, how
-    many wait and how many others they have delayed.
-    """
+    """Load of a queue, by tier its depth and the seconds that its oldest entry has waited, and its bulk entries, once there were any."""
 
     load: Load
     tiers: list[tuple[int, float]]
-    bulk: tuple[int, int] | None = None
+    bulk: BulkLook | None = None
 
 
 class Queue:
@@ -357,7 +364,8 @@ class Queue:
         instants, load, tiers, *bulk = await self._steps.share("look")
         instant = self._note(instants)
         waits = [(depth, instant - float(since)) for depth, since in zip(tiers[::2], tiers[1::2], strict=True)]
-        return Look(wire.read_load(load)[2], waits, (int(bulk[0]), int(bulk[1])) if bulk else None)
+        of_bulk = BulkLook(int(bulk[0]), int(bulk[1]), int(bulk[2]), float(bulk[3])) if bulk else None
+        return Look(wire.read_load(load)[2], waits, of_bulk)
 
     async def glance(self) -> QueueGlance:
         """Look at the queue from elsewhere."""

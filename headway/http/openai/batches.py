@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -60,7 +61,7 @@ class _Batches:
             return await self._create(request)
         after, limit = page(request, "batch_", 20, MOST_LISTED)
         found = await self._jobs.store.jobs(request.principal.tenant, after, limit + 1)
-        return listed([_shown(one) for one in found], limit)
+        return listed([_shown(one, self._jobs.wall()) for one in found], limit)
 
     async def one(self, request: Request) -> RouteAnswer:
         id = request.params["id"]
@@ -102,12 +103,12 @@ class _Batches:
             message = f"{most} of your batches have not ended; wait for one, or cancel one (bulk_max_jobs)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
-        return as_json(_shown(job))
+        return as_json(_shown(job, wall))
 
     def _answer(self, job: BulkJob | None, id: str) -> RouteAnswer:
         if job is None:
             raise NotFound(f"no such batch: {id[:80]}")
-        return as_json(_shown(job))
+        return as_json(_shown(job, self._jobs.wall()))
 
 
 async def _read(request: Request) -> _Asked:
@@ -141,13 +142,17 @@ def _seconds(window: str) -> int:
     return seconds
 
 
-def _shown(job: BulkJob) -> dict[str, Any]:
+def _shown(job: BulkJob, now: float) -> dict[str, Any]:
+    """A batch at Unix time `now`, in seconds."""
     status = job.status.value
     if job.cancelling_at is not None and not job.status.ended:
         status = "cancelling"
     faults = [{"code": one.code, "message": one.message, "line": one.line, "param": None} for one in job.faults]
-    if job.paused and not job.status.ended:
-        faults.append({"code": "paused", "message": job.paused, "line": None, "param": None})
+    left = math.ceil(job.waits_until - now)
+    more = f"; {left} seconds more" if left > 0 else ""
+    for code, why in (("paused", job.paused), ("waiting", job.waits)):
+        if why and not job.status.ended:
+            faults.append({"code": code, "message": why + more, "line": None, "param": None})
     reached = {f"{name}_at": _whole(job.reached.get(name)) for name in _TIMES}
     return {
         "id": job.id,

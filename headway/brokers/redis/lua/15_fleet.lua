@@ -67,7 +67,8 @@ step('forget', function(s, args)
 end)
 
 -- look: the instant and the birth, packed, the load, then for each tier its depth and since when the oldest waits; of bulk
--- entries, once there were any, how many wait, and how many others they have delayed.
+-- entries, once there were any, how many wait, how many others they have delayed, the whole batches that run, and for how many
+-- seconds more such batches are held.
 step('look', function(s)
   local depths, oldest = {}, {}
   for tier = 1, s.tiers do
@@ -88,7 +89,8 @@ step('look', function(s)
   end
   local told = {instants(s), load_of(s), tiers}
   if s.q.bulk_used > 0 then
-    told[4], told[5] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed
+    told[4], told[5], told[6] = s.q.bulk + s.q.bulk_apart, s.q.bulk_delayed, s.q.bulk_busy
+    told[7] = exact(bulk.held(s))
   end
   return told, not s.unknown  -- Else it would be born anew at each look.
 end)

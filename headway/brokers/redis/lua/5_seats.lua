@@ -25,6 +25,9 @@ end
 -- Let a new entry wait whose payload has so many bytes.
 function bulk.push(s, entry, bytes)
   local q, p = s.q, s.prefix
+  if q.bulk_used == 0 then
+    q.bulk_credit = FIRST_CREDIT
+  end
   q.bulk_used, s.touched[BULK] = 1, true
   if rides_apart(entry, bytes) then
     redis.call('ZADD', p .. 'ua', q.seq, entry.member)
@@ -184,19 +187,37 @@ local function arrivals_in(s, seconds, left)
   return coming, 1 - total
 end
 
--- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
-function bulk.opens_at(s)
-  local q, now = s.q, s.now
-  if not bulk.waits(s) or q.known_slots < q.slots then
+-- Whether a whole batch may leave though no GPU is left to others: as `core.bulk.BulkClass._may_begin`.
+local function may_begin(s, coming)
+  local q = s.q
+  return q.bulk_busy == 0 and q.fresh == 0 and q.bulk_credit >= 1 and (coming <= 1 or s.now >= q.newest + SETTLED)
+end
+
+-- The seconds until a whole batch may leave on an idle GPU, if no others come: as `core.bulk.BulkClass.held`.
+function bulk.held(s)
+  local q = s.q
+  if q.known_slots < q.slots then
     return INF
   end
-  local seconds, quiet_at, left = q.alpha + q.beta * q.limit, q.newest + QUIET, q.slots - q.bulk_busy - 1
-  local coming, too_few = arrivals_in(s, seconds, left)
+  local left = q.slots - q.bulk_busy - 1
+  local coming, too_few = arrivals_in(s, q.alpha + q.beta * q.limit, left)
   local affords = q.bulk_credit >= 1 and left > 0 and too_few <= s.delayed
-  if now >= quiet_at or affords or (q.bulk_apart > 0 and q.bulk_credit >= math.max(coming, 1)) then
-    return q.bulk_left + SPACING * seconds / math.max(q.slots, 1)
+  if affords or (q.bulk_apart > 0 and q.bulk_credit >= math.max(coming, 1)) or may_begin(s, coming) then
+    return 0
   end
-  return math.min(now + LOOK, quiet_at)
+  return math.max(q.newest + QUIET - s.now, 0)
+end
+
+-- The instant from which a whole batch may leave on an idle GPU, or when to look again: as `core.bulk.BulkClass.opens_at`.
+function bulk.opens_at(s)
+  if not bulk.waits(s) then
+    return INF
+  end
+  local q, held = s.q, bulk.held(s)
+  if held <= 0 then
+    return q.bulk_left + SPACING * (q.alpha + q.beta * q.limit) / math.max(q.slots, 1)
+  end
+  return held < INF and s.now + math.min(LOOK, held) or INF
 end
 
 -- Count those that leave now and would have left before, had no GPU had a whole batch: as `ModelQueue._charge_delay`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import secrets
 import sys
 import time
@@ -31,6 +32,8 @@ EVERY = 1.0
 """Seconds between two looks at a job that is waited for."""
 AWAY = 90.0
 """Seconds for which a service may be away while a job is waited for, as it restarts."""
+
+_NUMBER = re.compile("[0-9]+")
 
 _PUBLIC = combined((
     option(
@@ -290,7 +293,7 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Job at its end. Shows on standard error how far it is, and when it is expected to end."""
+    """Job at its end. Shows on standard error how far it is, when it is expected to end, and once each for what it waits."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -300,12 +303,18 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
     ) as shown:
         bar = shown.add_task(job["status"], total=None)
         say = functools.partial(shown.console.print, markup=False, highlight=False, soft_wrap=True)
+        known: list[str] = []
         while job["status"] not in ENDED:
             time.sleep(EVERY)
             job = _look(port, job["id"], say)
             counts = job["request_counts"]
             done = counts["completed"] + counts["failed"]
-            shown.update(bar, description=_stands(job), total=counts["total"] or None, completed=done)
+            why = _why(job)
+            if (alike := [_NUMBER.sub("", one) for one in why]) != known and why:
+                say("; ".join(why))  # Above the bar, which has no room for it. Its seconds count down.
+            known = alike
+            stands = f"{job['status']}, waiting" if why else job["status"]
+            shown.update(bar, description=stands, total=counts["total"] or None, completed=done)
     return job
 
 
@@ -326,9 +335,13 @@ def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, An
             time.sleep(EVERY)
 
 
+def _why(job: dict[str, Any]) -> list[str]:
+    """Why a job has ended as it has, or what it waits for."""
+    return [one["message"] for one in (job["errors"] or {"data": []})["data"]]
+
+
 def _stands(job: dict[str, Any]) -> str:
-    paused = [one["message"] for one in (job["errors"] or {"data": []})["data"]]
-    return f"{job['status']}{': ' if paused else ''}{'; '.join(paused)}"
+    return ": ".join((job["status"], *filter(None, ("; ".join(_why(job)),))))
 
 
 def _line(job: dict[str, Any]) -> str:

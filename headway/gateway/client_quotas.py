@@ -149,6 +149,7 @@ class Quotas:
 
     def fit(self, connections: int) -> None:
         """Share no more connections than this, where that is less than were to be shared."""
+        connections = max(connections, 1)
         if connections < self._total:
             self._connections.free -= self._total - connections
             self._total = connections

@@ -113,6 +113,24 @@ def test_a_job_is_waited_for_while_its_service_restarts(
     assert told.err.count("URL does not answer: refused; trying again") == 2
 
 
+def test_what_a_job_waits_for_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits(why: str) -> dict[str, Any]:
+        return {**JOB, "errors": {"data": [{"code": "waiting", "message": why}]}}
+
+    looks = [
+        *(waits(f"requests came of late; {left} seconds more") for left in (9, 8, 7)),
+        JOB,
+        waits("the disk is full"),
+    ]
+    assert submitted(RestartedPort(*looks, {**JOB, "status": "completed"}), tmp_path, monkeypatch) == 0
+    told = capsys.readouterr().err
+    assert told.count("requests came of late; 9 seconds more\n") == 1
+    assert "8 seconds" not in told
+    assert told.count("the disk is full\n") == 1
+
+
 def test_a_job_whose_service_stays_away_is_known_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from hypothesis.internal.constants_ast import Constants
 from tests.contracts.ledgers import DATABASES, POOLED
 from tests.explore import DRAWS, draws
 from tests.servers.postgres import SharedPostgres
+from tests.servers.reaper import the_reaper
 from tests.servers.redis import FOREIGN, KINDS, WORKERS, SharedServers
 from tests.virtual_time import Clock, VirtualLoop
 
@@ -136,8 +137,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Hold tests to their mark: without it, whoever starts a process fails."""
+    """Hold tests to their mark: without it, whoever starts a process fails. With it, nothing outlives the test run."""
     if item.get_closest_marker(PROCESSES):
+        the_reaper()
         return (yield)
     with mock.patch.object(subprocess.Popen, "__init__", _unmarked):
         return (yield)

@@ -211,14 +211,13 @@ asyncio.run(main())
 def test_a_host_that_is_killed_leaves_no_process_that_holds_the_arena() -> None:
     for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
-            assert host.stdout is not None
-            child = int(host.stdout.readline())
-            assert "headway-arena" in Path(f"/proc/{child}/maps").read_text()
-            watched = os.pidfd_open(child)
             try:
-                host.kill()
-                host.wait()
-                assert select.select([watched], [], [], LONG)[0], "the child has ended"
+                assert host.stdout is not None
+                child = int(host.stdout.readline())
+                assert "headway-arena" in Path(f"/proc/{child}/maps").read_text()
+                watched = os.pidfd_open(child)
             finally:
-                os.close(watched)
+                host.kill()
+        assert select.select([watched], [], [], LONG)[0], "the child has ended"
+        os.close(watched)
         assert "headway-arena" not in maps(child)

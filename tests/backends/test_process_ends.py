@@ -113,11 +113,13 @@ HOST = """if True:
 def killed_host(name: str, word: str, also: Callable[[int], None] = lambda guard: None) -> None:
     """Kill a host of a worker, and see that the worker, what it has started and who guards them end."""
     with subprocess.Popen([sys.executable, "-c", HOST, name, word], stdout=subprocess.PIPE, text=True) as host:
-        assert host.stdout is not None
-        pids = [int(pid) for pid in host.stdout.readline().split()]
-        pidfds = [os.pidfd_open(pid) for pid in pids if pid]
-        also(pids[2])
-        host.kill()
+        try:
+            assert host.stdout is not None
+            pids = [int(pid) for pid in host.stdout.readline().split()]
+            pidfds = [os.pidfd_open(pid) for pid in pids if pid]
+            also(pids[2])
+        finally:
+            host.kill()
     for pidfd in pidfds:
         readable, _, _ = select.select([pidfd], [], [], LONG)
         os.close(pidfd)

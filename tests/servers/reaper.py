@@ -1,34 +1,43 @@
 """Ends child processes when this one has ended, even if it was killed.
 
-A process of its own waits for the end of a pipe that only we hold open, and then kills all that it was told of.
+A process of its own waits for the end of a pipe that only we hold open, and then kills all that it was told of, and all whose
+environment says that this process has started them, or what it has started.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
 import subprocess
 import sys
+import uuid
 
+MARK = "STARTED_BY_TESTS"
 _LOOP = """
-import os, signal, sys
-pids = set()
+import contextlib, os, pathlib, signal, sys
+pids, mark = set(), sys.argv[1].encode()
 for line in sys.stdin:
     (pids.add if line[0] == "+" else pids.discard)(int(line[1:]))
-for pid in pids:
-    try:
+for environ in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    with contextlib.suppress(OSError):
+        if mark in environ.read_bytes().split(b"\\0"):
+            pids.add(int(environ.parent.name))
+for pid in pids - {os.getpid()}:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 """
 
 
 class Reaper:
-    """Kills the processes that it watches once `close` is called or this process has ended."""
+    """Kills the processes that it watches, and all that have been started meanwhile, once `close` is called or this process
+    has ended.
+    """
 
     def __init__(self) -> None:
         # In a session of its own: the terminal's Ctrl-C is not meant for it.
-        command = [sys.executable, "-I", "-S", "-c", _LOOP]
+        os.environ[MARK] = uuid.uuid4().hex
+        command = [sys.executable, "-I", "-S", "-c", _LOOP, f"{MARK}={os.environ[MARK]}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
     def watch(self, pid: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +35,12 @@ def test_a_server_ends_with_its_test_run_however_that_ends(tmp_path: Path) -> No
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
-        assert run.stdout
-        pid = int(run.stdout.readline())
-        assert alive(pid)
-        os.kill(run.pid, signal.SIGKILL)
+        try:
+            assert run.stdout
+            pid = int(run.stdout.readline())
+            assert alive(pid)
+        finally:
+            run.kill()
     wait_until(lambda: not alive(pid))
 
 

@@ -1,0 +1,98 @@
+"""A test that hangs is named, with its stacks, and the others go on: also where no signal helps. What it has started ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.client import PATIENCE, wait_until
+from tests.test_floors import ROOT
+
+pytestmark = pytest.mark.processes
+
+HANGING = """
+import asyncio, ctypes, pathlib, subprocess, threading
+import pytest, uvloop
+
+pytestmark = pytest.mark.processes
+
+async def for_ever():
+    await asyncio.Event().wait()
+
+async def deaf_for_ever():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+async def test_in_a_loop():
+    await for_ever()
+
+async def test_in_a_loop_that_does_not_end():
+    asyncio.create_task(deaf_for_ever())
+    await for_ever()
+
+def test_in_uvloop():
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(for_ever())
+
+@pytest.fixture
+def stuck():
+    yield
+    threading.Event().wait()
+
+def test_in_a_fixture(stuck):
+    pass
+
+def test_in_a_call_of_c():
+    child = subprocess.Popen(["sleep", "1000"])
+    pathlib.Path("child").write_text(str(child.pid))
+    mutex, library = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+@pytest.mark.parametrize("number", range(6))
+def test_fine(number):
+    pass
+"""
+ENDED_BY_SIGNAL = ("test_in_a_loop", "test_in_a_fixture")
+ENDED_WITH_THEIR_PROCESS = ("test_in_a_loop_that_does_not_end", "test_in_uvloop", "test_in_a_call_of_c")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="the mutex is Linux's, and so is the list of processes"
+)
+def test_tests_that_hang_are_named_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "test_hanging.py").write_text(HANGING)
+    config = ["-c", str(ROOT.parent / "pyproject.toml"), f"--rootdir={tmp_path}"]
+    how = [*config, "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    times = ["-o", "timeout=2", "-o", "faulthandler_timeout=5"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "3", *how, *times, "test_hanging.py"],
+        cwd=tmp_path, env={**environ, "PYTHONPATH": str(ROOT.parent)}, timeout=3 * PATIENCE,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    told = done.stdout
+    for name in ENDED_BY_SIGNAL:
+        assert re.search(rf"(FAILED|ERROR) \S*::{name} - Failed: Timeout \(>2", told), told
+    for name in ENDED_WITH_THEIR_PROCESS:
+        assert re.search(rf"worker 'gw\d+' crashed while running '\S*::{name}'", told), told
+    assert re.search(r"\n=+ 4 failed, 7 passed, 1 error in ", told), told
+    assert told.count("Timeout (0:00:05)!") == len(ENDED_WITH_THEIR_PROCESS), told
+    assert re.search(r'File "\S*test_hanging.py", line \d+ in test_in_a_call_of_c', told), "its stacks are shown"
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not alive(child))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,39 @@ def what_a_killed_gateway_had_is_answered_under_its_key(first: Server, second: S
     later = ask(first.connect(), gate.text(), key)
     assert (later.status, later.json["output"]) == (200, answer.json["output"])
     assert runs_in(folder)[before:] == [gate.text()]
+
+
+def test_a_change_of_workers_one_by_one_never_brings_an_old_answer_back(tmp_path: Path) -> None:
+    part, flags = tmp_path / "part.py", ("--cache", "--collapse")
+    (tmp_path / "model.py").write_text(
+        "from part import WORD\n\ndef answer(inputs):\n    return [text + WORD for text in inputs]\n"
+    )
+    part.write_text("WORD = ' old'\n")
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer("valkey", tmp_path / "redis"))
+
+        def up(role: str, *flags: str) -> Server:
+            how = {"target": "model.py:answer"} if role == "worker" else {}
+            broker = "--broker", redis.url
+            server = stack.enter_context(launched(tmp_path, *broker, *flags, role=role, **how))
+            server.ready()
+            return server
+
+        old = [up("worker", "--name", name) for name in ("one", "two")]
+        gateways = [up("gateway", *flags).connect() for _ in range(2)]
+
+        def asked(*fields: str) -> list[tuple[str, str | None]]:
+            answers = [ask(gateway, "a", *fields) for gateway in gateways]
+            return [(answer.json["output"], answer.header.get("x-headway-cache")) for answer in answers]
+
+        assert asked() == [("a old", None), ("a old", "hit")]
+        part.write_text("WORD = ' new'\n")
+        up("worker", "--name", "three")
+        for _ in range(10):
+            assert ("a old", "hit") not in asked()
+        for server in old:
+            server.signal()
+            server.check_end()
+        assert {output for output, _ in asked()} == {"a new"}
+        assert asked() == [("a new", "hit")] * 2
+        assert asked("Cache-Control: no-cache") == [("a new", None)] * 2

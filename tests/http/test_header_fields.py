@@ -215,6 +215,16 @@ async def test_who_wants_it_fresh_gets_it_fresh(stand: Stand, value: str, fresh:
     assert stand.runs == ["a"] * (2 if fresh else 1)
 
 
+@pytest.mark.parametrize(("value", "kept"), [("no-cache", True), ("no-store", False), ("no-cache, no-store", False)])
+@on_stand(whole=True, cache=True, collapse=True)
+async def test_an_answer_that_was_asked_for_anew_is_kept_unless_it_is_not_to_be(
+    stand: Stand, value: str, kept: bool
+) -> None:
+    await stand.ask(post(BODY, "/v1/inference", f"Cache-Control: {value}"))
+    assert (await stand.ask(post(BODY))).header.get("x-headway-cache") == ("hit" if kept else None)
+    assert stand.runs == ["a"] * (1 if kept else 2)
+
+
 @on_stand()
 async def test_a_failure_in_common_is_marked_as_well(stand: Stand) -> None:
     stand.gateway.failure = Failure("BACKEND_ERROR", "broken")

@@ -235,7 +235,10 @@ class _Runs:
             yield Violation("answer of another model", f"{one}: {run.model or 'the default one'} ran")
         if one.kind is Kind.POLL and not self._groups.knows(one):
             return  # A task of another tenant, which its history tells.
-        if run.began > (one.returned or 0.0) or run.began < self._groups.first_call(one, place):
+        first = self._groups.first_call(one, place)
+        if one.fresh and not (one.key or one.chosen):  # Others may get its answer later; it gets no earlier one.
+            first = one.called
+        if run.began > (one.returned or 0.0) or run.began < first:
             yield Violation("output of a run at another time", f"{one}, run {run.began:.3f}–{run.ended}")
         owner, its_place = self._owners.setdefault(mark, (one, place))
         if owner.tenant != one.tenant:

@@ -58,7 +58,7 @@ class Operation:
         way: name of the way in that it took.
         words: what was sent, of which the way may make another input.
         key: its idempotency key.
-        fresh: no identical request's answer will do.
+        fresh: no earlier answer will do; its own may do for later identical requests.
         timeout: seconds that the request may take at most.
         returned: when its answer was there; None if there was none.
         status, code: of the answer; the code is that of an error, of a task that failed its own.

@@ -498,3 +498,14 @@ def an_error_of_the_service(it: Scribe) -> None:
 def a_task_that_pends_for_ever(it: Scribe) -> None:
     it.task((0.0, 1.0), "a", "t", **ACCEPTED)
     it.poll((50.0, 51.0), "t", **PENDING)
+
+
+@pytest.mark.parametrize(("began", "kept"), [(2.0, True), (0.5, False)])
+def test_who_asks_anew_gets_no_earlier_answer_and_its_own_is_for_others(began: float, kept: bool) -> None:
+    scribe = Scribe(shares=True)
+    [output] = scribe.run("a", at=(began, began + 0.1))
+    for at, fresh in ((0.0, False), (1.0, True), (3.0, False)):
+        told = {"output": output, "fresh": fresh} if at else {"lost": "left"}
+        scribe.ask((at, at + 2.0 if at else None), text="a", **told)
+    promises = {violation.promise for violation in check(scribe.history)}
+    assert promises == (set() if kept else {"output of a run at another time"})

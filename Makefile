@@ -155,7 +155,7 @@ endef
 # Most modules of what is installed are never imported, and Python compiles those that are: a third less disk, half the time.
 .venv/.ready-serve: requirements-serve.lock pyproject.toml
 	$(environment)
-	@echo "Setting up .venv from requirements-serve.lock …"
+	@echo "Setting up .venv from requirements-serve.lock, 12 MB to download …"
 	@$(INSTALL) --no-compile -r requirements-serve.lock
 	@$(EDITABLE)
 	@touch $@
@@ -163,7 +163,7 @@ endef
 # Its lock holds what serving needs, too.
 .venv/.ready: requirements-dev.lock requirements-serve.lock pyproject.toml
 	$(environment)
-	@echo "Setting up .venv from requirements-dev.lock …"
+	@echo "Setting up .venv from requirements-dev.lock, 150 MB to download …"
 	@$(INSTALL) -r requirements-dev.lock
 	@$(EDITABLE)
 	@touch .venv/.ready-serve $@

@@ -16,6 +16,7 @@ second signal while going down answers what is still held with 503 and ends at o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -275,6 +276,9 @@ class Service:
         """Swap every worker for a fresh one, one after the other. The first that fails ends it, and the rest go on."""
         if self._pool is not None:
             await self._pool.replace()
+        if self._workers is not None:  # Clients may send what the new code takes.
+            with contextlib.suppress(BrokerUnavailable):
+                await self._workers.look()
 
     async def reread(self) -> None:
         """Read the files of resources and the link again. A file that cannot be used changes nothing."""

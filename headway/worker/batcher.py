@@ -565,10 +565,11 @@ class Batcher:
         self._note_loss()
         status, reason = self._standing()
         running, loading = self._running_since is not None, self.starting.seconds(self._clock())
+        told = self._fresh is not None and self.figures.runs == self._report
         beat = self.figures.told(
             status,
             reason,
-            self._backend,
+            self._fresh if told else self._backend,  # No batch begins on the other one any more.
             running=running,
             restarts=max(self._restarts, 0),
             loading=loading,

@@ -130,6 +130,18 @@ def test_reload_swaps_the_code_and_keeps_the_last_good_version(tmp_path: Path) -
         server.all_healthy()
 
 
+def test_from_a_reload_on_requests_are_judged_by_what_the_new_code_takes(tmp_path: Path) -> None:
+    target = tmp_path / "model.py"
+    target.write_text("def answer(inputs: list[str]):\n    return inputs\n")
+    with serving(tmp_path, "--reload", "--workers", "2", target="model.py:answer", lawful=False) as server:
+        new = "def answer(inputs: list[float]) -> list[float]:\n    return [x + 1.0 for x in inputs]\n\nanswer.example = 1.0\n"
+        target.write_text(new)
+        server.logged("target reloaded")
+        connection = server.connect()
+        connection.send(request(b'{"input": 2.5}'))
+        assert connection.answer().json["output"] == 3.5
+
+
 def test_what_a_worker_prints_is_in_the_log_under_its_name_and_cannot_forge_a_line(tmp_path: Path) -> None:
     forged = "2026-01-01T00:00:00.000+00:00 [error    ] all is lost [headway.app.lifecycle]"
     with serving(tmp_path, logs_json=False) as server:

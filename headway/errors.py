@@ -35,6 +35,8 @@ header fields, contract and ledger follow from it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headway.model import Cause
@@ -335,7 +337,14 @@ class BackendError(HeadwayError):
 
 
 class BatchRaised(BackendError):
-    """User code raised; the message carries its type and text."""
+    """User code raised; the message carries its type and text.
+
+    `places` are those of the inputs of the call that raised, where the batch was cut into several; empty where all are meant.
+    """
+
+    def __init__(self, message: str, shown: str = "", trace: str = "", places: Sequence[int] = ()) -> None:
+        super().__init__(message, shown, trace=trace)
+        self.places = tuple(places)
 
 
 class WorkerCrashed(BackendError):

@@ -269,7 +269,7 @@ class TierQueue:
 
         It has a seat that would have been empty, so its tenant gets its turn back.
         """
-        for queued in itertools.islice(self._in_turn(), LOOK_AHEAD):
+        for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
                 if queued.pages > pages or queued.weight > weight:
                     return None
@@ -278,7 +278,7 @@ class TierQueue:
                 return queued
         return None
 
-    def _in_turn(self) -> Iterator[QueuedEntry]:
+    def in_turn(self) -> Iterator[QueuedEntry]:
         """Entries still queued, in the order of their turns."""
         left = self.depth
         coming = itertools.chain.from_iterable(self._rounds.get(number, ()) for number in itertools.count(self._next))
@@ -331,6 +331,18 @@ class TierQueue:
         """Take an entry out of turn, for good; its tenant gets the place back."""
         self._take_out(queued, GONE)
         self.tidy()
+
+    def take_early(self, queued: QueuedEntry, cost: float) -> None:
+        """Take an entry out of turn that rides now. Its tenant pays `cost` rounds for it rather than what it was to cost."""
+        self._take_out(queued, RUNNING)
+        queued.attempts = 1
+        if self.depth:
+            self.charge(queued.entry.tenant, cost)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Have the next entries of a tenant wait so many rounds longer."""
+        self._latest[tenant] = latest = max(self._latest.get(tenant, 0), self._next - 1) + cost
+        self._rough = max(self._rough, math.ceil(latest))
 
     def _take_out(self, queued: QueuedEntry, state: int) -> None:
         """Take an entry out of turn, which is in this state from then on; its tenant gets the place back."""

@@ -12,11 +12,31 @@ deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from operator import attrgetter
 
 import msgspec
 
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
+
+_WEIGHT = attrgetter("weight")
+Cost = Callable[[float], float]
+"""Rounds that a place costs which is filled up to a weight."""
+
+
+class Nearness(msgspec.Struct, frozen=True, gc=False):
+    """Terms on which entries of like weight ride together, as all are filled up to the longest.
+
+    Attributes:
+        most: most entries of a tier, in the order of their turns, among which the nearest are looked for.
+        cost: rounds that a place costs which is filled up to a weight.
+        by_age: the first entry is of the tier whose oldest has waited longest, where first come would give that tier a place.
+    """
+
+    most: int
+    cost: Cost
+    by_age: bool = False
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
@@ -127,6 +147,113 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         lower = [tier_queue for tier_queue in tier_queues if tier_queue is not top]
         packed.owed = _owed_after(lower, terms, promised, served, blocked)
     return packed
+
+
+def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
+    """Fill a batch with the entry whose turn it is and those nearest to it in weight; with all, as `pack` does, where all fit.
+
+    Tiers go in order and lower ones have their share, but lighter entries of any tier ride before heavier ones, which would have all
+    others filled up. So that heavy entries of a lower tier get their turn, the first entry is one of them at times.
+    """
+    late = list[QueuedEntry]()
+    while sum([tier_queue.depth for tier_queue in tier_queues]) > terms.limit:
+        first = _first(tier_queues, terms.limit, near.by_age)
+        if first.due >= terms.hopeless:
+            return _pack_around(first, late, tier_queues, terms, near)
+        first.state, first.attempts = GONE, 0
+        late.append(first)
+    packed = pack(tier_queues, terms)
+    packed.late[:0] = late
+    return packed
+
+
+def _first(tier_queues: Sequence[TierQueue], limit: int, by_age: bool) -> QueuedEntry:
+    """Take the first entry of a batch, of which more waits than fits."""
+    waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
+    above = accumulate((tier_queue.depth for tier_queue in waiting), initial=0)
+    served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < limit]
+    first = (min(served, key=_oldest) if by_age else waiting[0]).pop()
+    assert first is not None  # noqa: S101 - it waits
+    return first
+
+
+def _pack_around(
+    first: QueuedEntry, late: list[QueuedEntry], tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness
+) -> Packed:
+    """Fill the batch of a first entry with those nearest to it in weight. `late` were dropped before it."""
+    batch, candidates = _NearestBatch(terms, first, late), _Candidates(first, near)
+    for heavier in (False, True):
+        allowed, ended = tier_queues, False
+        while not ended and batch.count > 0 and batch.weight > 0.0:
+            room, ended = BatchRoom(batch.count, batch.weight), True
+            contended = (
+                sum([tier_queue.depth for tier_queue in tier_queues]) > batch.count
+                or sum([tier_queue.weight for tier_queue in tier_queues]) > batch.weight
+            )
+            for tier_queue in turns(allowed, room, terms.share, terms.unit):
+                ended = False
+                queued = candidates.pop(tier_queue, batch.pages, room.weight - room.kept, heavier)
+                if queued is None:
+                    allowed = [other for other in allowed if other is not tier_queue]
+                    break
+                batch.add(queued, contended)
+                room.weight -= queued.weight if terms.weight < math.inf else 0
+    return batch.packed
+
+
+class _NearestBatch:
+    """Batch that fills with entries of like weight, and the room that is left in it."""
+
+    def __init__(self, terms: Terms, first: QueuedEntry, late: list[QueuedEntry]) -> None:
+        self.packed = Packed([], late)
+        self.count, self.weight, self.pages = terms.limit, terms.weight, math.inf
+        self._pages = terms.pages
+        self._hopeless = terms.hopeless
+        self.add(first, contended=True)
+
+    def add(self, queued: QueuedEntry, contended: bool) -> None:
+        """Add an entry, or drop it if it would be answered too late and others wait for the room."""
+        if queued.pages > 1 and self._pages < math.inf:
+            self._pages -= queued.pages
+            self.pages = max(self._pages, 1.0)
+        if contended and queued.due < self._hopeless:
+            queued.state, queued.attempts = GONE, 0
+            self.packed.late.append(queued)
+            return
+        self.packed.members.append(queued)
+        self.count -= 1
+        if self.weight < math.inf:
+            self.weight -= queued.weight
+
+
+class _Candidates:
+    """Entries of each tier that may ride with the first of a batch: lighter ones and heavier ones, the nearest in weight first, of these by turn."""
+
+    def __init__(self, first: QueuedEntry, near: Nearness) -> None:
+        self._weight, self._shape, self._near = first.weight, first.entry.shape, near
+        self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
+
+    def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
+        """Take the nearest entry of a tier, of the lighter or the heavier ones, that has at most so many pages and weighs no more than `weight`."""
+        if tier_queue not in self._lines:
+            self._lines[tier_queue] = self._around(islice(tier_queue.in_turn(), self._near.most))
+        for queued in self._lines[tier_queue][heavier]:
+            if queued.pages <= pages and queued.weight <= weight:
+                tier_queue.take_early(queued, self._near.cost(max(queued.weight, self._weight)))
+                return queued
+        return None
+
+    def _around(self, entries: Iterable[QueuedEntry]) -> tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]:
+        lighter, heavier = list[QueuedEntry](), list[QueuedEntry]()
+        for queued in entries:
+            if queued.entry.shape == self._shape:
+                (heavier if queued.weight > self._weight else lighter).append(queued)
+        return iter(sorted(lighter, key=_WEIGHT, reverse=True)), iter(sorted(heavier, key=_WEIGHT))
+
+
+def _oldest(tier_queue: TierQueue) -> float:
+    oldest = tier_queue.oldest()
+    return oldest.arrived if oldest is not None else math.inf
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:

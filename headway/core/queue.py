@@ -36,7 +36,7 @@ from headway.core.fair_queue import (
     TierQueue,
     queued_at,
 )
-from headway.core.packing import Terms, pack
+from headway.core.packing import Nearness, Terms, pack, pack_nearest
 from headway.core.past import Past
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
@@ -58,6 +58,8 @@ QUARANTINE_BATCHES = 8
 """Most batches for each GPU that wait in one caller's quarantine while others wait."""
 QUARANTINE_ALONE = 2048
 """Most entries that wait in one while nobody else waits, if these are more; a step over Redis reads all of them."""
+NEAR_BATCHES = 8
+"""Batches of waiting entries of which those ride that are nearest to the first."""
 SEARCH_LOAD = 2
 """Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
 MOST_KINDS = 64
@@ -113,7 +115,7 @@ class ModelQueue:
         self._departures = 0
         self._policy: Policy | None = None
         self._limit = limits.max_batch
-        self._weighs, self._sheds = limits.max_weight > 0, limits.shed_at is not None
+        self._weighs, self._sheds = limits.weighs, limits.shed_at is not None
         self._owed = 0.0
         """Weight that lower tiers did not get of what is kept for them."""
         self._rule = Rule(limits.max_batch)
@@ -159,7 +161,7 @@ class ModelQueue:
         for tier_queue in self._tier_queues:
             tier_queue.shaped = True
         self.limits = limits
-        self._weighs = limits.max_weight > 0
+        self._weighs = limits.weighs
         self._past = _past_of(limits)
         self._owed, self._rule_at = 0.0, -math.inf
         self._judge_anew()
@@ -312,7 +314,7 @@ class ModelQueue:
         """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
         caller, suspects, gate = caller_of(entry), self._suspects, self._gate_now(now)
         quarantine, tenants = suspects.quarantine(caller), self._tenants()
-        waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
+        waiting = self.limits.others(entry) + (self._waiting_size(quarantine.members) if quarantine is not None else 0)
         alone, size = not tenants and not suspects.beside(caller), self.limits.size(1, self.limits.weight(entry))
         bound = QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots
         if alone:
@@ -337,9 +339,15 @@ class ModelQueue:
         return self.culprits.group_size(caller, self.limits.max_batch, self.service.each)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
-        """Size of these entries together."""
+        """Size of these entries as one batch."""
         if not self._weighs:
             return len(members)
+        if self.limits.padding is not None:
+            return self.limits.padded_size(len(members), max([member.weight for member in members], default=0))
+        return self._waiting_size(members)
+
+    def _waiting_size(self, members: Sequence[QueuedEntry]) -> float:
+        """Size of these entries as what waits."""
         return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:
@@ -611,8 +619,13 @@ class ModelQueue:
         else:
             self._suspects.unknown(self._suspects.let_go(departure.rest), before, self._group_size)
 
-    def fail(self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "") -> FailureOutcome:
-        """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter."""
+    def fail(
+        self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
+    ) -> FailureOutcome:
+        """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter.
+
+        `places` are those of the members of the call that raised, if it was not all of the batch: the others run again beyond suspicion.
+        """
         self._sure_until = -math.inf  # Its callers may be known for culprits from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
@@ -623,7 +636,9 @@ class ModelQueue:
         if departure.bulk:  # Its other members are beyond suspicion until they fail without those.
             return self._fail_beside(departure, members, after, now)
         failures, attempts = departure.failures + 1, departure.attempts
-        alone = departure.alone + (len(departure.members) == 1)
+        alone = departure.alone + (len(departure.members) == 1 or len(places) == 1)
+        if places:
+            members = self._suspected(departure, members, places, after, now)
         if departure.quarantine is not None and cause in SEARCHED:
             self.culprits.ran(departure.quarantine, len(departure.members), clean=False)
         if members and is_over(cause, len(members), attempts, alone):
@@ -632,12 +647,27 @@ class ModelQueue:
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)
-        after.again = len(members)
+        after.again += len(members)
         hung = cause is Cause.TIMEOUT
         self._run_again(members, cause, Group([], now, FIRST, failures, attempts, alone, hung=hung), departure, rng)
         for member in (*after.dead, *after.spent, *after.late):
             member.state, member.hung = GONE, hung
         return after
+
+    def _suspected(
+        self,
+        departure: Departure,
+        members: list[QueuedEntry],
+        places: Collection[int],
+        after: FailureOutcome,
+        now: float,
+    ) -> list[QueuedEntry]:
+        """Those of the members that are at some places of their batch. The others run again as if they had not run."""
+        there = {id(departure.members[place]) for place in places}
+        if others := [member for member in members if id(member) not in there]:
+            self._suspects.add(Group(others, now, FIRST, departure.failures, departure.attempts - 1))
+            after.again += len(others)
+        return [member for member in members if id(member) in there]
 
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
@@ -735,6 +765,14 @@ class ModelQueue:
             self._gate_at = now
         return self._gate
 
+    def _nearness(self, limit: int) -> Nearness:
+        """Terms on which entries of like weight ride together; the next lower tier has its turn with the first of each second batch."""
+        return Nearness(
+            NEAR_BATCHES * limit,
+            self.limits.padded_cost,
+            self._departures % 2 == 1 and self.limits.reserved_share > 0.0,
+        )
+
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch.
 
@@ -744,9 +782,13 @@ class ModelQueue:
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
-            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf, limits.rows, hopeless,
+            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf, limits.rows,
+            hopeless,
         )  # fmt: skip
-        packed = pack(self._tier_queues, terms)
+        if limits.padding is None:
+            packed = pack(self._tier_queues, terms)
+        else:
+            packed = pack_nearest(self._tier_queues, terms, self._nearness(limit))
         departure.members, departure.late, self._owed = packed.members, packed.late, packed.owed
         self._fresh -= len(packed.members) + len(packed.late)
         if self._waiting is not None:

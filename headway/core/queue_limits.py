@@ -5,8 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from headway.core.fair_queue import BATCH_ROUNDS, LOOKED_AT
-from headway.model import Entry
+from headway.model import CostLine, Entry
+
+
+class Padding(msgspec.Struct, frozen=True):
+    """What a place of a batch costs in a model that fills all inputs of a batch up to the longest.
+
+    Attributes:
+        longest: mean weight to which inputs were filled up of late.
+        fixed: weight that takes as long as one place's share of the fixed part of a full batch.
+    """
+
+    longest: float
+    fixed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +37,7 @@ class QueueLimits:
         promise: latency in seconds that was promised; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
+        padding: what a place costs where the model pads, so that entries of like weight ride together; None elsewhere.
         round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
         least_cost: rounds that one of the places of a batch costs; an entry costs no less, however light.
     """
@@ -36,6 +51,7 @@ class QueueLimits:
     rows: bool = False
     promise: float = 0.0
     delayed: float = 0.01
+    padding: Padding | None = None
     unit: float = field(init=False, default=math.inf)
     round_weight: float = field(init=False, default=0.0)
     least_cost: float = field(init=False, default=1.0)
@@ -46,6 +62,19 @@ class QueueLimits:
             rounds = min(self.max_batch, BATCH_ROUNDS)
             object.__setattr__(self, "round_weight", self.max_weight / rounds)
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
+
+    def filling_up(self, line: CostLine | None) -> QueueLimits:
+        """Bounds of a queue whose model fills inputs up to the longest of a call and takes times on this line; None: of one that does not."""
+        if line is None:
+            return self
+        return replace(
+            self, padding=Padding(line.longest, line.alpha / line.beta / self.max_batch if line.beta else 0.0)
+        )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether entries are weighed."""
+        return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
         """Bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
@@ -66,9 +95,20 @@ class QueueLimits:
 
     def cost(self, entry: Entry) -> float:
         """Rounds that the weight of an entry costs its tenant; a batch that is full by number costs as many as any."""
+        if self.padding is not None:
+            return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
             return 1
         return min(max(entry.weight / self.round_weight, self.least_cost), LOOKED_AT)
+
+    def padded_cost(self, weight: float) -> float:
+        """Rounds that a place costs which is filled up to this weight, where the model pads."""
+        padding = self.padding
+        return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
+
+    def padded_size(self, count: int, longest: float) -> float:
+        """Size of a batch whose entries are filled up to the weight `longest`, where the model pads: what its run time goes by."""
+        return count * longest / self.padding.longest if self.padding is not None else count
 
     def size(self, count: int, weight: float) -> float:
         """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from headway.config import CHARS, Settings
-from headway.core import ratelimit, rows
+from headway.core import batch_cost, ratelimit, rows
 from headway.core.dedup import digest
 from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
 from headway.core.versions import read_weights
@@ -72,7 +72,7 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "_line", "_padded", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
         "sharing", "takes", "takes_parameters", "traces", "versions", "weigh",
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ class ServedModel:
         self._together: RowsTogether | None = None
         self._unweighed: dict[bytes, bool] = {}
         """Whether values with these bytes before their data have to be weighed no more."""
-        self._set_weigh(rows=False)
+        self._set_weigh(rows=False, padded=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what the model's workers report. Without a healthy one what was known stays."""
@@ -117,7 +117,7 @@ class ServedModel:
         )  # Each worker judges, while some take tensors.
         self.gives = _largest(one.gives for one in healthy)
         self.takes_parameters = all(one.takes_parameters for one in healthy)
-        self._set_weigh(rows=rows)
+        self._set_weigh(rows=rows, padded=bool(batch_cost.padded(healthy)))
         self.example = next((one.example for one in healthy if one.example), "")
         inputs = next((one.inputs for one in healthy if one.inputs), ())
         outputs = next((one.outputs for one in healthy if one.outputs), ())
@@ -136,19 +136,19 @@ class ServedModel:
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
         self._together, self.takes_parameters = former._together, former.takes_parameters
-        self._set_weigh(rows=former._rows)
+        self._set_weigh(rows=former._rows, padded=former._padded)
         self.versions.roll(former.versions.rollout)
 
-    def _set_weigh(self, *, rows: bool) -> None:
-        """Have inputs weigh their rows, or what the settings say."""
+    def _set_weigh(self, *, rows: bool, padded: bool) -> None:
+        """Have inputs weigh their rows or, where batches are bounded by weight or inputs filled up, what the settings say."""
         settings = self.settings
-        self._rows = rows
-        self._weighs = self._rows or settings.max_batch_weight > 0
+        self._rows, self._padded = rows, padded
+        self._weighs = rows or padded or settings.max_batch_weight > 0
         self.weigh: Callable[[Value], int] = _one
         if self._rows:
             self.weigh = self._weight_of_rows
         elif self._weighs:
-            self.weigh = _characters if settings.weight == CHARS else self._estimate
+            self.weigh = self._estimate if settings.weight != CHARS else _characters
 
     def counted(self, inputs: Sequence[Value]) -> int:
         """Requests as which a request with these inputs counts towards a rate limit."""

@@ -47,6 +47,8 @@ from headway.model.value import (
     MOST_OUTPUT,
     MOST_TOKENS,
     WARM_UP,
+    CostLine,
+    CostShape,
     KindFacts,
     Octets,
     Output,

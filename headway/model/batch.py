@@ -166,12 +166,14 @@ class BatchFailure(msgspec.Struct, frozen=True):
         message: the error's text, for operators.
         worker: id of the worker on which it failed.
         shown: part of the text that a client may read; empty for all of it.
+        places: places in the batch of the inputs of the call that raised, where it was cut into several; empty where all are meant.
     """
 
     cause: Cause
     message: str
     worker: str
     shown: str = ""
+    places: tuple[int, ...] = ()
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):

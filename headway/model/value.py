@@ -158,6 +158,32 @@ class WeightLine(msgspec.Struct, frozen=True, array_like=True):
     by_octet: float
 
 
+class CostShape(enum.Enum):
+    """What the run time of a call goes by."""
+
+    NUMBER = "number"
+    WEIGHT = "weight"
+    PADDED = "padded"
+
+
+class CostLine(msgspec.Struct, frozen=True, array_like=True):
+    """Run time of a call as a line.
+
+    Attributes:
+        shape: what it goes by.
+        alpha: fixed part in seconds.
+        beta: seconds for each input, unit of weight, or padded unit of weight.
+        longest: mean weight of the heaviest input of a batch, over inputs: what a place was filled up to of late.
+        error: mean error of its forecasts of late, relative to the run time.
+    """
+
+    shape: CostShape
+    alpha: float
+    beta: float
+    longest: float = 1.0
+    error: float = 0.0
+
+
 class RowsTogether(enum.Enum):
     """Rows of tensors that a target takes in one call: any, those of one shape, or those that are filled up to one shape."""
 
@@ -174,6 +200,7 @@ class Signature(msgspec.Struct, frozen=True):
         gives: kind of its outputs.
         example: its example of an input; None for none.
         weight: line by which its weight function follows from the length of an input, as far as known; None without one.
+        cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
         inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
         together: which rows of its tensors run in one call.
         takes_parameters: whether it gets the parameters of requests.
@@ -183,6 +210,7 @@ class Signature(msgspec.Struct, frozen=True):
     gives: ValueKind = ValueKind.TEXT
     example: Value | None = None
     weight: WeightLine | None = None
+    cost: CostLine | None = None
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY

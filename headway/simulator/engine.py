@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 
-from headway.core import shards, zones
+from headway.core import batch_cost, shards, zones
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
@@ -361,6 +361,11 @@ class _Simulation:
         scenario = self._scenario
         if scenario.times is not None:
             return scenario.times.draw(weights, self._noise.random)
+        if scenario.padded:
+            calls = batch_cost.cut(weights, scenario.cost_line)
+            return sum(
+                scenario.alpha + scenario.beta * len(call) * max([weights[place] for place in call]) for call in calls
+            )
         return scenario.alpha + scenario.beta * (sum(weights) if scenario.weights else len(weights))
 
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:

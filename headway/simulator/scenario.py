@@ -14,8 +14,9 @@ from headway.config.tool_options import check_options, check_within, tool_option
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
 from headway.core.likeness import nearest
-from headway.core.queue_limits import QueueLimits
+from headway.core.queue_limits import Padding, QueueLimits
 from headway.errors import SettingError
+from headway.model import CostLine, CostShape
 from headway.simulator.batch_times import BatchTimes
 
 POLICIES = (*policies.NAMES, "eager")
@@ -167,6 +168,14 @@ class Scenario:
         "that takes arrays it is their rows, and --max-batch-weight is as much as --max-batch-size.",
         type=str,
         repr=False,
+    )
+    padded: bool = tool_option(
+        False,
+        "--padded",
+        "",
+        _MODEL,
+        "The model fills all inputs of a batch up to the longest: --beta-ms is for each unit of number × longest.",
+        type=bool,
     )
     max_weight: int = tool_option(
         0,
@@ -430,8 +439,18 @@ class Scenario:
         """Bounds of the queue."""
         return QueueLimits(
             len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight,
-            promise=self.promise or 0.0,
+            promise=self.promise or 0.0, padding=self._padding(),
         )  # fmt: skip
+
+    @property
+    def cost_line(self) -> CostLine:
+        """Line by which the model's batches are cut into calls."""
+        return CostLine(CostShape.PADDED if self.padded else CostShape.NUMBER, self.alpha, self.beta)
+
+    def _padding(self) -> Padding | None:
+        if not self.padded:
+            return None
+        return Padding(self.mean_weight, self.alpha / self.beta / self.max_batch if self.beta else 0.0)
 
     def make_policy(self) -> Policy:
         """Make a fresh policy."""

@@ -38,6 +38,7 @@ from headway.core.retry import NEVER_SPLIT, backoff
 from headway.errors import (
     BackendError,
     BadOutput,
+    BatchRaised,
     BatchTimeout,
     BrokerUnavailable,
     HeadwayError,
@@ -400,7 +401,8 @@ class Batcher:
             await self._tell(lease, lambda: self._broker.release(lease), since)
         except BackendError as exc:
             broken = backend.pid != 0 and isinstance(exc, WorkerCrashed | BatchTimeout)
-            failure = BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown)
+            places = exc.places if isinstance(exc, BatchRaised) else ()
+            failure = BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown, places)
             await self._failed(lease, failure, since, broken, exc.trace, not isinstance(exc, RemoteAbsent))
         except asyncio.CancelledError:
             with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.

@@ -50,6 +50,45 @@ async def test_an_input_that_kills_its_worker_spends_its_budget(harness: Harness
 
 
 @story
+async def test_only_the_inputs_of_the_call_that_raised_are_suspected(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(id=name) for name in ("a", "bad", "c", "d")])
+    lease = await harness.claim()
+    bad = [entry.id for entry in lease.entries].index("bad")
+    near = (bad + 1) % 4
+    failure = BatchFailure(Cause.RAISED, "no good", "gpu-0", places=(min(bad, near), max(bad, near)))
+    await harness.broker.release(lease, failure)
+    first = await harness.claim()
+    suspects = {lease.entries[bad].id, lease.entries[near].id}
+    assert {*ids(first.entries)} == {"a", "bad", "c", "d"} - suspects, "the others run together, and first"
+    assert first.attempt == 1, "and are charged nothing"
+    await harness.answer(first)
+    second = await harness.claim("gpu-1")
+    assert (len(second.entries), second.attempt) == (1, 2)
+    assert {*ids(second.entries)} < suspects
+
+
+@story
+async def test_an_input_whose_call_had_no_other_is_at_fault(harness: Harness) -> None:
+    await harness.broker.enqueue([ask(id=name) for name in ("a", "bad", "c")])
+    lease = await harness.claim()
+    place = [entry.id for entry in lease.entries].index("bad")
+    await harness.broker.release(lease, BatchFailure(Cause.RAISED, "no good", "gpu-0", places=(place,)))
+    runs = 0
+    while any(depth.depth for depth in await harness.broker.depths()):
+        await harness.advance(0.6)
+        lease = await harness.claim()
+        if "bad" in ids(lease.entries):
+            assert ids(lease.entries) == ["bad"]
+            runs += 1
+            await harness.broker.release(lease, failed())
+        else:
+            await harness.answer(lease)
+    replies = await drained(harness)
+    assert runs == 1
+    assert {name for name, reply in replies.items() if reply.failure is not None} == {"bad"}
+
+
+@story
 async def test_a_death_for_which_no_input_is_blamed_is_not_kept_under_its_key(harness: Harness) -> None:
     await admit(harness, sharing("first", key()))
     for _ in range(MAX_ATTEMPTS):

@@ -31,7 +31,7 @@ from headway.core.departure import Hold, Rule
 from headway.core.fair_queue import LOOK_AHEAD, PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
-from headway.core.queue_limits import QueueLimits
+from headway.core.queue_limits import Padding, QueueLimits
 from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, QueueName, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, KnownServer, ask, slot
@@ -44,6 +44,8 @@ WEIGHTS = (1, 3, 6, 7, 30, 99, 100, 101, 900)
 ROWS = LIMITS.counting_rows()
 BULK = replace(LIMITS, promise=0.4, delayed=0.3)
 BULK_WEIGHED = replace(WEIGHED, promise=0.4, delayed=0.3)
+PADDED = replace(LIMITS, padding=Padding(12.0, 3.0))
+PADDED_WEIGHED = replace(WEIGHED, padding=Padding(12.0, 3.0))
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
 """Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
@@ -58,7 +60,7 @@ class Pair:
     ) -> None:
         self.server = server
         self.rng = random.Random(seed)
-        self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.max_weight else (1,)
+        self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.weighs else (1,)
         self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits is ROWS else (0,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
@@ -192,8 +194,12 @@ class Pair:
         elif how == "fail":
             throw = self.rng.random()
             cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
-            failure = BatchFailure(cause, "it failed", here.worker)
-            after = self.queue.fail(here, failure.cause, self.now(), lambda: throw, failures.shown(failure))
+            count = len(here.members)
+            places: tuple[int, ...] = ()
+            if cause is Cause.RAISED and count > 1 and self.rng.random() < 0.5:
+                places = tuple(sorted(self.rng.sample(range(count), self.rng.randrange(1, count))))
+            failure = BatchFailure(cause, "it failed", here.worker, places=places)
+            after = self.queue.fail(here, failure.cause, self.now(), lambda: throw, failures.shown(failure), places)
             again = await self.there.release(there.lease.fence // 256, there.lease, failure, throw)
             assert again == after.again
             self.note([*after.dead, *after.spent, *after.late, *after.bulk])
@@ -292,6 +298,8 @@ async def trace(pair: Pair) -> None:
     [
         *(pytest.param(seed, "valkey", LIMITS, id=f"{seed}-valkey") for seed in SEEDS),
         *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", PADDED, id=f"{seed}-padded") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", PADDED_WEIGHED, id=f"{seed}-padded-weighed") for seed in SEEDS),
         *(pytest.param(seed, "valkey", ROWS, id=f"{seed}-rows") for seed in SEEDS),
         *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(2 * len(SEEDS))),
         *(pytest.param(seed, "valkey", BULK_WEIGHED, id=f"{seed}-bulk-weighed") for seed in SEEDS),

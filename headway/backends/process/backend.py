@@ -368,7 +368,11 @@ class ProcessBackend:
             if (trace := RUN.get()) is not None:
                 trace.ran(word.begun, word.ended)
         if isinstance(word, Failed):
-            raise (BadOutput if word.bad_output else BatchRaised)(word.message, trace=word.trace)
+            if word.bad_output:
+                raise BadOutput(word.message, trace=word.trace)
+            count = len(batch.inputs)
+            places = {place for place in word.places if 0 <= place < count}
+            raise BatchRaised(word.message, trace=word.trace, places=sorted(places) if len(places) < count else ())
         try:
             if not isinstance(word, Outputs) or word.number != batch.number:
                 raise NoFrame("a word about something else")
@@ -385,6 +389,8 @@ class ProcessBackend:
             items[position] = ItemResult(None, error, fault)
         if word.tokens:
             _add_tokens(items, word.tokens)
+        if word.cost is not None:
+            self._signature = msgspec.structs.replace(self._signature, cost=word.cost)
         return items
 
     def _leave_arena(self, child: Child) -> None:

@@ -19,7 +19,7 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -33,6 +33,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, receive
+from headway.backends.process.calls import Calls
 from headway.backends.process.frames import (
     Build,
     Failed,
@@ -46,6 +47,7 @@ from headway.backends.process.usercode import Refusal, Target, UserLoop, describ
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
 from headway.core.values import as_json
+from headway.core.weight_estimate import octets
 from headway.model import Octets, Output, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.memory_reuse import KEPT_BY_CHILD, reuse_large_blocks
 
@@ -124,11 +126,14 @@ class Pipe:
             rest = rest[os.write(self.fd, rest) :]
 
 
-def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0) -> Outputs | Failed:
+def run(
+    target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
+) -> Outputs | Failed:
     """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
 
-    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. A part that fails
-    fails the batch. `most_rows` is most rows of one call of a target that takes arrays; 0 for no bound.
+    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. `calls` learns what
+    calls cost, and may cut a batch into several. A call that fails fails the batch. `most_rows` is most rows of one call of a
+    target that takes arrays; 0 for no bound.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
@@ -136,25 +141,58 @@ def run(target: Target, batch: Run, weighing: Weighing | None = None, most_rows:
             return _run_arrays(target, target.arrays, batch, most_rows)
         inputs, reasons = target.read(batch.inputs)
         parameters = batch.parameters_of_each()
-        if not reasons and weighing is None:
-            return judge(number, expected, target.run(inputs, parameters), gives, target.arrays)
-        refused = {place: (reason, False) for place, reason in reasons.items()}
-        weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
-        whole = Outputs(number, gives, [None] * expected, refused, weights)
-        places = [place for place in range(expected) if place not in refused]
-        if parameters is not None:
-            parameters = [parameters[place] for place in places]
-        parts = [slice(0, len(places))] if weighing is None else weighing.parts([weights[place] for place in places])
-        for part in parts if places else ():
-            chosen = inputs[part]
-            result = target.run(chosen, parameters and parameters[part])
-            word = judge(number, len(chosen), result, gives, target.arrays)
-            if isinstance(word, Failed):
-                return word
-            _put(whole, places[part], word)
+        if reasons or weighing is not None or (calls is not None and calls.cuts):
+            return _run_in_parts(target, batch, inputs, reasons, weighing, calls)
+        begun = monotonic()
+        result = target.run(inputs, parameters)
+        if calls is not None:
+            calls.ran(batch.inputs, monotonic() - begun)
+        return judge(number, expected, result, gives, target.arrays)
     except BaseException as exc:
         return Failed(number, False, describe(exc), trace(exc))
-    return _too_large(number, sum(len(one or "") for one in whole.outputs)) or whole
+
+
+def _run_in_parts(
+    target: Target,
+    batch: Run,
+    inputs: list[Any],
+    reasons: Mapping[int, str],
+    weighing: Weighing | None,
+    calls: Calls | None,
+) -> Outputs | Failed:
+    """Have user code run a batch in as many calls as its weight allows and saves time, those with `reasons` left out."""
+    number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
+    refused = {place: (reason, False) for place, reason in reasons.items()}
+    weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
+    whole = Outputs(number, gives, [None] * expected, refused, weights)
+    places = [place for place in range(expected) if place not in refused]
+    counted = [weights[place] for place in places] if weights else [octets(batch.inputs[place]) for place in places]
+    parameters = batch.parameters_of_each()
+    ran = list[tuple[list[int], float]]()
+    for part in _parts(counted, weighing, calls):
+        here, begun = [places[at] for at in part], monotonic()
+        try:
+            result = target.run([inputs[at] for at in part], parameters and [parameters[place] for place in here])
+        except BaseException as exc:
+            return Failed(number, False, describe(exc), trace(exc), sorted(here) if len(here) < expected else [])
+        ran.append(([counted[at] for at in part], monotonic() - begun))
+        word = judge(number, len(part), result, gives, target.arrays)
+        if isinstance(word, Failed):
+            return word
+        _put(whole, here, word)
+    if calls is not None:
+        calls.ran_in_parts(counted, ran)
+    return _too_large(number, sum(len(output or "") for output in whole.outputs)) or whole
+
+
+def _parts(weights: list[int], weighing: Weighing | None, calls: Calls | None) -> Iterator[list[int]]:
+    """Places of the inputs of each call of a batch of inputs of these weights."""
+    parts = [slice(0, len(weights))] if weighing is None else weighing.parts(weights)
+    for part in parts if weights else ():
+        if calls is None:
+            yield list(range(*part.indices(len(weights))))
+        else:
+            yield from ([part.start + at for at in call] for call in calls.parts(weights[part]))
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
@@ -336,6 +374,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
 
 def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None = None, most_rows: int = 0) -> None:
     """Run batches until the pipe closes."""
+    calls = Calls(target.one_call)
     while True:
         if not pipe.holds:
             loop.idle(pipe.fd)
@@ -345,9 +384,10 @@ def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None 
         batch, arena = _decode_run(content), pipe.arena
         take_inputs(arena, batch, target.takes_views)
         begun = monotonic()
-        word = run(target, batch, weighing, most_rows)
+        word = run(target, batch, weighing, most_rows, calls)
         word.begun, word.ended = begun, monotonic()
         if not isinstance(word, Failed):
+            word.cost = calls.news()
             place_outputs(arena, batch, word)
         if (
             arena is not None and not arena.take_back()

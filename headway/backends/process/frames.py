@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.arena import Place
-from headway.model import MOST_OUTPUT, RowsTogether, TensorSpec, TokenCount, ValueKind
+from headway.model import MOST_OUTPUT, CostLine, RowsTogether, TensorSpec, TokenCount, ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -113,7 +113,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large
     ones there was no room. `keeps` says that user code has kept a view of an input, so that the arena is the child's own from
     now on. `begun` and `ended` are the instants, on the machine's monotonic clock, between which the batch ran. `tokens` are
-    those that inputs have used, of which the target tells.
+    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news.
     """
 
     number: int
@@ -127,6 +127,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     begun: float = 0.0
     ended: float = 0.0
     tokens: dict[int, TokenCount] = {}
+    cost: CostLine | None = None
 
     @property
     def are_of_kind(self) -> bool:
@@ -137,13 +138,15 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
     """Message of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
 
-    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Outputs.
+    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Outputs. `places` are those of
+    the inputs of the call that raised; empty where that had all of the batch.
     """
 
     number: int
     bad_output: bool
     message: str
     trace: str = ""
+    places: list[int] = []
     keeps: bool = False
     begun: float = 0.0
     ended: float = 0.0

@@ -155,6 +155,7 @@ class Target:
         arrays: how it takes and gives arrays; None where it has to do with none.
         takes_parameters: whether it gets the parameters of each input.
         takes_views: whether it gets octets as views, which end with its batch.
+        one_call: whether it says that it wants each batch in one call.
 
     Raises:
         Refusal: `call` cannot be called with a list of inputs, or its example is none.
@@ -192,6 +193,7 @@ class Target:
             self.signature = Signature(
                 takes, gives, value, inputs=arrays.inputs, outputs=arrays.outputs, together=arrays.together
             )
+        self.one_call = getattr(call, "one_call", False) is True
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
         self._decode = decoder(takes, octets, json_types(hints.get(first)))

@@ -19,7 +19,7 @@ import msgspec
 from headway.brokers.memory.outcomes import Mailbox, Running, forget_read, lateness_of, letter_of, reply_to, run_of
 from headway.brokers.memory.queues import TIMER_GRAIN, Queues
 from headway.brokers.reap_timer import ReapTimer
-from headway.core import failures, rows
+from headway.core import batch_cost, failures, rows
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.dedup import Consequences, Dedup, task_followed
@@ -441,6 +441,8 @@ class MemoryBroker(Broker, NearQueue):
         now, before = self._clock(), self._workers.get(worker.worker_id)
         self._workers[worker.worker_id] = msgspec.structs.replace(worker, last_heartbeat=now)
         self._queues.count_rows(rows.counted(self._workers.values()))
+        if worker.cost is not None or self._queues.padded:
+            self._queues.fill_up(batch_cost.padded(self._workers.values()))
         if self._queues.has(worker.queue):
             if before is not None and before.backend != worker.backend:
                 self._queues[worker.queue].culprits.renew(now)
@@ -607,7 +609,7 @@ class MemoryBroker(Broker, NearQueue):
     async def _fail(self, running: Running, failure: BatchFailure, now: float) -> None:
         queue = self._queues[running.lease.slot.queue]
         left_at = running.departure.left_at
-        after = queue.fail(running.departure, failure.cause, now, self._rng, failures.shown(failure))
+        after = queue.fail(running.departure, failure.cause, now, self._rng, failures.shown(failure), failure.places)
         self._counters.retries[failure.cause.value] += after.again
         ran = run_of(running.lease, running.departure, failure.worker, now)
         self._deliver(after.dead, [reply_to(m, left_at, failures.death(failure), ran) for m in after.dead], now)

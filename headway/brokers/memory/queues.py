@@ -6,9 +6,10 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping
 
+from headway.core.batch_cost import is_news
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
-from headway.model import QueueName
+from headway.model import CostLine, QueueName
 
 TIMER_GRAIN = 0.001
 """Least seconds for which a timer is set, as event loops count in milliseconds."""
@@ -68,6 +69,7 @@ class Queues(dict[QueueName, ModelQueue]):
         wakeups: wake-ups at each queue.
         for_any: queue for any version of each model, and its wake-ups.
         rows: models whose entries weigh their rows.
+        padded: line of each model that pads.
     """
 
     def __init__(self, models: Mapping[str, QueueLimits]) -> None:
@@ -76,6 +78,7 @@ class Queues(dict[QueueName, ModelQueue]):
         self.wakeups: dict[QueueName, Wakeups] = {}
         self.for_any: dict[str, tuple[ModelQueue, Wakeups]] = {}
         self.rows: set[str] = set()
+        self.padded: dict[str, CostLine | None] = {}
         self.know(models)
 
     def know(self, models: Mapping[str, QueueLimits]) -> None:
@@ -93,9 +96,19 @@ class Queues(dict[QueueName, ModelQueue]):
                     if name.model == model:
                         queue.bound(self._bounds(model))
 
+    def fill_up(self, lines: Mapping[str, CostLine]) -> None:
+        """Have the entries of these models, which pad, ride with others of like weight; those of no other model."""
+        for model in self.limits:
+            line = lines.get(model)
+            if is_news(line, self.padded.get(model)):
+                self.padded[model] = line
+                for name, queue in self.items():
+                    if name.model == model:
+                        queue.bound(self._bounds(model))
+
     def _bounds(self, model: str) -> QueueLimits:
         limits = self.limits[model]
-        return limits.counting_rows() if model in self.rows else limits
+        return limits.counting_rows() if model in self.rows else limits.filling_up(self.padded.get(model))
 
     def has(self, name: QueueName) -> bool:
         """Whether there is a queue of a name. That of a version of a model that is known is made."""

@@ -103,6 +103,7 @@ class QueueSettings(NamedTuple):
         unit: weight of one of the places of a batch; infinite when entries are not weighed.
         round_weight: weight that costs a tenant one round.
         least_cost: rounds that an entry costs at least.
+        longest, fixed: as in `Padding`, where the model fills inputs up; 0 elsewhere.
         lease_seconds: seconds for which a lease lasts.
         shed_last: depth from which the lowest tier is refused; below 0 for none.
         shed_rest: depth from which all tiers but the highest are refused; below 0 for none.
@@ -122,6 +123,8 @@ class QueueSettings(NamedTuple):
     unit: float
     round_weight: float
     least_cost: float
+    longest: float
+    fixed: float
     lease_seconds: float
     shed_last: int
     shed_rest: int
@@ -154,6 +157,8 @@ class QueueSettings(NamedTuple):
             unit=limits.unit,
             round_weight=limits.round_weight,
             least_cost=limits.least_cost,
+            longest=limits.padding.longest if limits.padding is not None else 0.0,
+            fixed=limits.padding.fixed if limits.padding is not None else 0.0,
             lease_seconds=lease_seconds,
             shed_last=last,
             shed_rest=rest,

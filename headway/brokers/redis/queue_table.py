@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headway.brokers.redis.shard_queue import Queue
+from headway.core.batch_cost import is_news
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
-from headway.model import QueueName
+from headway.model import CostLine, QueueName
 
 LIST_QUEUES_EVERY = 10.0
 """Seconds between two looks at what the server lists."""
@@ -53,6 +54,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self.zone = zone
         self.zones = bool(zone)
         self.rows: set[str] = set()
+        self.padded: dict[str, CostLine | None] = {}
         self._strangers = False
         self.untold: dict[str, float] = {}
         self._make, self._shards = make, shards
@@ -89,6 +91,14 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 (self.rows.add if counts else self.rows.discard)(model)
                 self._bound(model)
 
+    def fill_up(self, lines: Mapping[str, CostLine]) -> None:
+        """Have the entries of these models, which pad, ride with others of like weight; those of no other model."""
+        for model in self.limits:
+            line = lines.get(model)
+            if is_news(line, self.padded.get(model)):
+                self.padded[model] = line
+                self._bound(model)
+
     def _bound(self, model: str) -> None:
         """Set the bounds of the queues of a model, as far as it is known."""
         for queue in self.every:
@@ -97,7 +107,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
 
     def _bounds(self, model: str) -> QueueLimits:
         limits = self.limits[model]
-        return limits.counting_rows() if model in self.rows else limits
+        return limits.counting_rows() if model in self.rows else limits.filling_up(self.padded.get(model))
 
     def has(self, name: QueueName) -> bool:
         """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""
@@ -169,6 +179,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             if name == QueueName(name.model):
                 del self.limits[name.model], self._looked[name.model]
                 self.rows.discard(name.model)
+                self.padded.pop(name.model, None)
         if gone:
             self.every[:] = [queue for queues in self.values() for queue in queues]
             self.zones = bool(self.zone) or any(queue.name.zone for queue in self.every)

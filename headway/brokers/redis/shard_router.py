@@ -19,7 +19,7 @@ from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.queue_table import QueueTable
 from headway.brokers.redis.shard_queue import Moved, Queue, QueueGlance, Verdict
 from headway.brokers.redis.together import all_of
-from headway.core import failures, rows, zones
+from headway.core import batch_cost, failures, rows, zones
 from headway.core import shards as sharding
 from headway.errors import BrokerUnavailable
 from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
@@ -282,6 +282,7 @@ class ShardRouter:
             self._queues.untold = told | self._queues.untold
             raise
         self._queues.count_rows(rows.counted(workers))
+        self._queues.fill_up(batch_cost.padded(workers))
         self._queues.learn_registry({worker.queue.in_zone(worker.zone) for worker in workers}, models)
         self._learn(workers)
         return workers

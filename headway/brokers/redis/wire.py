@@ -98,7 +98,7 @@ class WireRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failure of a batch; `cause` is the value of a `Cause`, `version` that of the model that the worker ran, `batch_id` the batch's."""
+    """Failure of a batch; `cause` is the value of a `Cause`, `version` that of the model that the worker ran, `batch_id` the batch's; `places` as in BatchFailure."""
 
     cause: str
     message: str
@@ -106,6 +106,7 @@ class WireFailure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shown: str = ""
     version: str = ""
     batch_id: str = ""
+    places: tuple[int, ...] = ()
 
 
 class WireUnanswered(msgspec.Struct, array_like=True, gc=False):
@@ -207,7 +208,7 @@ def refusal(why: int, wait: float, error: bytes = b"") -> Failure:
 def pack_failure(failure: BatchFailure, lease: Lease) -> bytes:
     """Pack the failure of a batch."""
     cause, message, worker, shown = failure.cause.value, failure.message, failure.worker, failure.shown
-    return encode(WireFailure(cause, message, worker, shown, lease.slot.runs.version, lease.batch_id))
+    return encode(WireFailure(cause, message, worker, shown, lease.slot.runs.version, lease.batch_id, failure.places))
 
 
 def read_failure(packed: bytes) -> WireFailure:

@@ -24,6 +24,8 @@ end
 local function size_of_batch(s, entries)
   if not s.weighed then
     return #entries
+  elseif s.longest > 0 then
+    return nearest.size(s, entries)
   end
   local weight = 0
   for _, entry in ipairs(entries) do
@@ -124,6 +126,14 @@ local function pack_batch(s, limit)
   local blocked = false
   local pages = s.now - q.mixed_at < MIXED_SECONDS and BATCH_PAGES or INF
   s.pages, s.most = pages, INF
+  if nearest.chooses(s, limit) then
+    local chosen = nearest.pack(s, limit, hopeless, gone, late)
+    if chosen then
+      q.owed, s.touched[DEPARTED] = 0, true
+      look_again(s, gone)
+      return chosen, late
+    end
+  end
   local top = 1
   while top < s.tiers and q.depth[top] == 0 do
     top = top + 1
@@ -156,7 +166,7 @@ local function pack_batch(s, limit)
     end
   end
   local below = waiting_weight(s) - q.weight[top]
-  if blocked and s.weighed then  -- All might have fitted, but for its shape.
+  if blocked and s.max_weight > 0 then  -- All might have fitted, but for its shape.
     promised = math.max(promised, math.min(reserved_places(s, limit) * s.unit + q.owed, s.most_weight))
   end
   if #entries > 0 and entries[1].shape > 0 and entries[1].tier ~= top then

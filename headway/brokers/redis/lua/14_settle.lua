@@ -201,7 +201,11 @@ function fail(s, lease, failure, dice)
   if riders then
     return fail_beside(s, lease, failure, late, entries, riders)
   end
-  local alone = lease.alone + (#lease.members == 1 and 1 or 0)
+  local places, beside = failed[7] or {}, 0
+  local alone = lease.alone + ((#lease.members == 1 or #places == 1) and 1 or 0)
+  if #places > 0 then
+    entries, beside = suspects.at(s, lease, entries, places)
+  end
   if lease.caller ~= '' and SEARCHED[cause] then
     culprits.ran(s, lease.caller, #lease.members, false)
   end
@@ -223,7 +227,7 @@ function fail(s, lease, failure, dice)
   send_failures(s, 'dead', dead, lease.attempts, lease.left_at, #lease.members, failure)
   send_failures(s, 'spent', spent, lease.attempts, lease.left_at, #lease.members, failure)
   send_failures(s, 'late', late, lease.attempts, nil, nil, nil, hung)
-  return #entries
+  return #entries + beside
 end
 
 -- release: a lease ends without outputs. Arguments after the head: fence, then the failure and a throw of the dice

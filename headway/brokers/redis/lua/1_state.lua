@@ -342,8 +342,8 @@ local function read_settings(text)
   for i, name in ipairs(SETTING_NAMES) do
     known[name] = tonumber(words[i]) or words[i]
   end
-  known.weighed, known.of_step = known.max_weight > 0, {__index = known}
-  known.heaviest = known.weighed and known.max_weight or INF
+  known.weighed, known.of_step = known.max_weight > 0 or known.longest > 0, {__index = known}
+  known.heaviest = known.max_weight > 0 and known.max_weight or INF
   settings[text], settings_known = known, settings_known + 1
   return known
 end

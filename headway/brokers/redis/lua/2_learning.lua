@@ -43,6 +43,10 @@ local function batch_seconds(q, size)
   return q.alpha + q.beta * math.min(size, q.largest * REACH)
 end
 
+local observe_batch
+
+do  -- A library has room for 200 local names.
+
 -- Seconds as which a batch counts: as `ServiceModel._tamed`.
 local function tamed(q, size, seconds)
   local expected = batch_seconds(q, size)
@@ -53,7 +57,7 @@ local function tamed(q, size, seconds)
   return alone and most or seconds
 end
 
-local function observe_batch(s, size, seconds)
+function observe_batch(s, size, seconds)
   local q = s.q
   s.touched[LEARNT] = true
   seconds = tamed(q, size, seconds)
@@ -74,6 +78,8 @@ local function observe_batch(s, size, seconds)
   end
   q.off = q.off * DECAY + math.abs(seconds - q.alpha - q.beta * size)
   q.deviation = NORMAL * q.off / q.w
+end
+
 end
 
 local function note_busy(s)

@@ -11,7 +11,12 @@ local FIRST_WINDOW, WINDOW = 4, 64  -- Mostly the first is wanted alone.
 
 -- Rounds that an entry costs its tenant, by its weight and the bytes of its payload.
 local function cost_of(s, weight, bytes)
-  local cost = s.weighed and math.min(math.max(weight / s.round_weight, s.least_cost), LOOKED_AT) or 1
+  local cost = 1
+  if s.longest > 0 then
+    cost = math.min((s.fixed + weight) / (s.fixed + s.longest), LOOKED_AT)
+  elseif s.weighed then
+    cost = math.min(math.max(weight / s.round_weight, s.least_cost), LOOKED_AT)
+  end
   return bytes <= PAGE and cost or math.max(cost, math.ceil(bytes / PAGE))
 end
 
@@ -311,7 +316,7 @@ local function pop_in_turns(s, room, owed, gone, closed)
   if #waiting > 1 and (owed > 0 or depth > room.count or weight > room.weight) then
     local places = reserved_places(s, room.count)
     kept = math.min(places, depth - q.depth[waiting[1]])
-    if s.weighed then
+    if s.max_weight > 0 then
       room.promised = math.min(places * s.unit + owed, room.weight)
       room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
     end

@@ -95,6 +95,22 @@ function suspects.add(s, entries, kind, like)
   return group
 end
 
+-- Entries at some places of their batch, and how many others run again: as `ModelQueue._suspected`.
+function suspects.at(s, lease, entries, places)
+  local there, found, others = {}, {}, {}
+  for _, place in ipairs(places) do
+    there[lease.members[place + 1]] = true
+  end
+  for _, entry in ipairs(entries) do
+    local into = there[entry.member] and found or others
+    into[#into + 1] = entry
+  end
+  if #others > 0 then
+    suspects.add(s, others, GROUP.FIRST, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  return found, #others
+end
+
 function suspects.quarantine(s, caller)
   for _, group in ipairs(suspects.groups(s)) do
     if group.caller == caller then

@@ -1,0 +1,239 @@
+-- Entries of like weight ride together where the model fills inputs up: as `core.packing.pack_nearest`.
+
+local nearest = {}
+
+do
+
+-- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones, the
+-- nearest in weight first, of these by turn.
+local function candidates_of(s, tier, weight, shape, most)
+  local lighter, heavier = {}, {}
+  for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
+    if shape_of(member) == shape then
+      local own = weight_of(s, member)
+      local into = own > weight and heavier or lighter
+      into[#into + 1] = {member = member, weight = own, turn = turn}
+    end
+  end
+  table.sort(lighter, function(one, other)
+    return one.weight > other.weight or (one.weight == other.weight and one.turn < other.turn)
+  end)
+  table.sort(heavier, function(one, other)
+    return one.weight < other.weight or (one.weight == other.weight and one.turn < other.turn)
+  end)
+  return {[false] = lighter, [true] = heavier, at = {[false] = 1, [true] = 1}}
+end
+
+-- Pages of a member, which it takes of those of the batch.
+local function use_pages(s, member)
+  local pages = s.pages < INF and math.ceil(bytes_of(s, member) / PAGE) or 1
+  if pages > 1 then
+    s.pages = s.pages - pages
+    s.most = math.max(s.pages, 1)
+  end
+end
+
+-- The next candidate that has few enough pages and is light enough; nil when there is none. It takes its pages.
+local function next_candidate(s, line, heavier, weight, any_large)
+  local list, at = line[heavier], line.at
+  while at[heavier] <= #list do
+    local found = list[at[heavier]]
+    at[heavier] = at[heavier] + 1
+    local pages = any_large and math.ceil(bytes_of(s, found.member) / PAGE) or 1
+    if found.weight <= weight and (pages == 1 or pages <= s.most) then
+      use_pages(s, found.member)
+      return found
+    end
+  end
+  return nil
+end
+
+-- The first of a batch by its turn, from the highest tier that waits, or from the one whose oldest has waited longest of those that
+-- first come would give a place.
+local function pop_first(s, limit, gone)
+  local q, chosen, ahead, longest = s.q, nil, 0, INF
+  for tier = 1, s.tiers do
+    if q.depth[tier] > 0 and ahead < limit then
+      local by_age = q.departures % 2 == 1 and s.share > 0
+      local arrived = by_age and head_of(s, tier, gone) or 0
+      if not chosen or (by_age and arrived < longest) then
+        chosen, longest = tier, arrived
+      end
+      ahead = ahead + q.depth[tier]
+    end
+  end
+  local popped, taken = redis.call('ZPOPMIN', s.prefix .. 'l' .. chosen), {}
+  if not popped[1] then
+    return nil
+  end
+  leave_for_batch(s, chosen, {popped[1]}, tonumber(popped[2]), taken, gone)
+  return popped[1]
+end
+
+-- Those who have left a tier queue out of turn. Their tenants pay for what their places cost, in place of what they were to.
+local function leave_early(s, tier, taken, weight)
+  local members, sum = {}, 0
+  for i, found in ipairs(taken) do
+    members[i], sum = found.member, sum + found.weight
+  end
+  call_all('ZREM', s.prefix .. 'l' .. tier, members)
+  if not leave_lane(s, tier, members, sum) then
+    return
+  end
+  local key, least, latest_of, q = s.prefix .. 't' .. tier, s.q.next[tier] - 1, {}, s.q
+  for _, found in ipairs(taken) do
+    local tenant = tenant_of(key_of(found.member))
+    local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', key, tenant) or 0)
+    if latest > least then
+      latest = latest - cost_of(s, found.weight, bytes_of(s, found.member))
+    end
+    latest_of[tenant] = math.max(latest, least) + nearest.cost(s, math.max(found.weight, weight))
+  end
+  for tenant, latest in pairs(latest_of) do
+    redis.call('ZADD', key, latest, tenant)
+    q.rough[tier] = math.max(q.rough[tier], math.ceil(latest))
+  end
+end
+
+-- Rounds that a place costs which is filled up to this weight, as `QueueLimits.padded_cost`.
+function nearest.cost(s, weight)
+  return (s.fixed + weight) / (s.fixed + s.longest)
+end
+
+-- Whether a batch of so many places has to leave some out, and who rides is so chosen.
+function nearest.chooses(s, limit)
+  return s.longest > 0 and s.q.fresh > limit
+end
+
+-- Size of a batch, as `QueueLimits.padded_size`.
+function nearest.size(s, entries)
+  local longest = 0
+  for _, entry in ipairs(entries) do
+    longest = math.max(longest, counted_weight(s, entry.weight))
+  end
+  return #entries * longest / s.longest
+end
+
+-- Take candidates for at most `room.count` places: tiers in order, with the last places kept for those below the highest. `allowed` has
+-- the tiers that may still have some. Returns those taken by tier, their members in order, and a tier that has no more.
+local function take_seats(s, room, allowed, line_of, heavier, gone)
+  local q, waiting, depth, weight, left_of = s.q, {}, 0, 0, {}
+  for _, tier in ipairs(allowed) do
+    if q.depth[tier] > 0 then
+      waiting[#waiting + 1] = tier
+      depth, weight = depth + q.depth[tier], weight + q.weight[tier]
+      left_of[tier] = q.depth[tier]
+    end
+  end
+  local kept, taken, members = 0, {}, {}
+  if #waiting > 1 and (depth > room.count or weight > room.weight) then
+    local places = reserved_places(s, room.count)
+    kept = math.min(places, depth - q.depth[waiting[1]])
+    if room.weight < INF then
+      room.promised = math.min(places * s.unit, room.weight)
+      room.kept = room.promised >= room.weight and INF or math.min(room.promised, weight - q.weight[waiting[1]])
+    end
+  end
+  local function take(tier)
+    local found = next_candidate(s, line_of(tier), heavier, room.weight - room.kept, s.pages < INF)
+    if not found then
+      return false
+    end
+    taken[tier] = taken[tier] or {}
+    table.insert(taken[tier], found)
+    gone[found.member] = true
+    members[#members + 1], left_of[tier] = found.member, left_of[tier] - 1
+    room.weight = room.weight < INF and room.weight - found.weight or INF
+    return true
+  end
+  local left = room.count - kept
+  for _, tier in ipairs(waiting) do
+    for _ = 1, math.min(left, left_of[tier]) do
+      if room.weight <= room.kept then
+        break
+      end
+      left = left - 1
+      if not take(tier) then
+        return taken, members, tier
+      end
+    end
+  end
+  room.kept = 0
+  for _ = 1, kept + left do
+    local longest, chosen = INF, nil
+    for position = 2, #waiting do
+      local tier = waiting[position]
+      local arrived = left_of[tier] > 0 and head_of(s, tier, gone) or INF
+      if arrived < longest then
+        longest, chosen = arrived, tier
+      end
+    end
+    if room.weight <= 0 or not chosen then
+      break
+    end
+    if not take(chosen) then
+      return taken, members, chosen
+    end
+  end
+  return taken, members, nil
+end
+
+-- Fill a batch, of which more waits than fits. Returns its entries; nil where so many would be answered too late that all others fit. Those
+-- are added to `late`.
+function nearest.pack(s, limit, hopeless, gone, late)
+  local q, entries, left, lines, weight, shape = s.q, {}, s.most_weight, {}, nil, nil
+  local function add(members, contended)
+    for _, entry in ipairs(wanted(s, members)) do
+      if contended and entry.due < hopeless then
+        late[#late + 1] = entry
+      else
+        entries[#entries + 1] = entry
+        left = left < INF and left - counted_weight(s, entry.weight) or INF
+      end
+    end
+  end
+  local function line_of(tier)
+    lines[tier] = lines[tier] or candidates_of(s, tier, weight, shape, NEAR_BATCHES * limit)
+    return lines[tier]
+  end
+  while #entries == 0 do
+    if not nearest.chooses(s, limit) then
+      return nil
+    end
+    local member = pop_first(s, limit, gone)
+    if not member then
+      recount(s)
+      return nil
+    end
+    weight, shape = weight_of(s, member), shape_of(member)
+    add({member}, true)
+    if #entries > 0 then
+      use_pages(s, member)
+    end
+  end
+  for _, heavier in ipairs({false, true}) do
+    local allowed, ended = {}, false
+    for tier = 1, s.tiers do
+      allowed[tier] = tier
+    end
+    while not ended and #entries < limit and left > 0 do
+      local room = {count = limit - #entries, weight = left, kept = 0, promised = 0}
+      local contended = q.fresh > room.count or waiting_weight(s) > left
+      local taken, members, empty = take_seats(s, room, allowed, line_of, heavier, gone)
+      ended = #members == 0 and not empty
+      for place, tier in ipairs(allowed) do
+        if tier == empty then
+          table.remove(allowed, place)
+          break
+        end
+      end
+      for tier, found in pairs(taken) do
+        leave_early(s, tier, found, weight)
+      end
+      add(members, contended)
+    end
+  end
+  return entries
+end
+
+end

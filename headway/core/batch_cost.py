@@ -1,0 +1,165 @@
+"""What a batch costs: which of three lines tells its run time, and into which calls it is best cut.
+
+    number   α + β·n           every input takes the same time
+    weight   α + β·Σw          an input takes time by its weight, such as its length
+    padded   α + β·n·max w     all inputs are filled up to the longest
+
+The three are fitted side by side to the calls that have run. The one whose forecasts were best of late holds. It is that
+by number until another one is clearly better, so a model whose batches always take the same time stays what it is.
+
+A batch of a model that pads is sorted and cut where that saves time, by dynamic programming over the places of the cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from headway.core.service_model import DECAY, ServiceModel
+from headway.model import CostLine, CostShape, WorkerInfo, WorkerStatus
+
+NUMBER_ERROR = 0.03
+"""Mean relative error of forecasts below which the line by number holds, however good the others are."""
+BETTER = 0.8
+"""Error of another line, as a share of that of the line that holds, from which it takes over."""
+RECENT = 0.05
+"""Weight of the newest call in the mean error of a line."""
+KNOWN_CALLS = 16
+"""Calls that must have run before another line than that by number can hold."""
+NOTICED = 0.1
+"""Relative change of a line from which it is told anew."""
+MOST_CALLS = 4
+"""Most calls that a batch is cut into."""
+LEAST_SAVED = 0.1
+"""Least share of a batch's time that a cut has to save."""
+MOST_PLACES = 64
+"""Most places of a batch at which a cut is considered."""
+
+
+class BatchCost:
+    """Run time of calls, learnt from those that have run.
+
+    Attributes:
+        shape: shape of the line that holds.
+        errors: mean relative error of each line's forecasts of late.
+    """
+
+    def __init__(self) -> None:
+        self.shape = CostShape.NUMBER
+        self.errors = dict.fromkeys(CostShape, 0.0)
+        self._lines = {shape: ServiceModel() for shape in CostShape}
+        self._calls = self._inputs = self._padded = 0.0
+
+    def observe(self, weights: Sequence[int], seconds: float) -> None:
+        """Learn from a call of inputs of these weights, at least one, that took so many seconds."""
+        if seconds <= 0.0:
+            return
+        count, longest = len(weights), max(weights)
+        self._calls = self._calls * DECAY + 1.0
+        for shape, size in zip(CostShape, (count, sum(weights), count * longest), strict=True):
+            line = self._lines[shape]
+            expected = line.seconds(size)
+            if expected > 0.0:
+                error = min(abs(expected - seconds) / seconds, 1.0)
+                self.errors[shape] += (error - self.errors[shape]) * max(1.0 / self._calls, RECENT)
+            line.observe(size, seconds)
+        if self._calls >= KNOWN_CALLS:
+            self._choose()
+
+    def note_batch(self, weights: Sequence[int]) -> None:
+        """Learn how long the inputs of a batch would all be, filled up to its longest."""
+        count = len(weights)
+        self._inputs = self._inputs * DECAY + count
+        self._padded = self._padded * DECAY + count * max(weights)
+
+    def _choose(self) -> None:
+        best = min(CostShape, key=self.errors.__getitem__)
+        if self.errors[CostShape.NUMBER] <= NUMBER_ERROR:
+            self.shape = CostShape.NUMBER
+        elif self.errors[best] <= BETTER * self.errors[self.shape]:
+            self.shape = best
+
+    @property
+    def line(self) -> CostLine:
+        """Line that holds."""
+        return self.line_of(self.shape)
+
+    def line_of(self, shape: CostShape) -> CostLine:
+        """Line of one shape, whether it holds or not."""
+        line = self._lines[shape]
+        longest = self._padded / self._inputs if self._inputs else 1.0
+        return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
+
+
+def padded(workers: Iterable[WorkerInfo]) -> dict[str, CostLine]:
+    """Mean line of each model that pads, as most of its healthy workers that know have found."""
+    lines: dict[str, list[CostLine]] = {}
+    for worker in workers:
+        if worker.cost is not None and worker.status is WorkerStatus.HEALTHY:
+            lines.setdefault(worker.model, []).append(worker.cost)
+    found = {model: [line for line in known if line.shape is CostShape.PADDED] for model, known in lines.items()}
+    return {model: _mean(pads) for model, pads in found.items() if 2 * len(pads) > len(lines[model])}
+
+
+def _mean(lines: Sequence[CostLine]) -> CostLine:
+    count = len(lines)
+    return CostLine(
+        CostShape.PADDED,
+        sum(line.alpha for line in lines) / count,
+        sum(line.beta for line in lines) / count,
+        sum(line.longest for line in lines) / count,
+    )
+
+
+def is_news(line: CostLine | None, known: CostLine | None) -> bool:
+    """Whether a line differs so much from one that is gone by that this is to be replaced."""
+    if line is None or known is None:
+        return line is not known
+    now, before = line.alpha + line.beta * line.longest, known.alpha + known.beta * known.longest
+    return (
+        line.shape is not known.shape
+        or abs(now - before) > NOTICED * before
+        or abs(line.longest - known.longest) > NOTICED * known.longest
+    )
+
+
+def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
+    """Calls that a batch is best run in: places of the inputs of each, the lightest first.
+
+    It is one call in the order of the batch unless more of them save LEAST_SAVED of its time.
+
+    Arguments:
+        weights: weights of the batch's inputs, at least one.
+        line: line of the model's run times.
+    """
+    count = len(weights)
+    whole = line.alpha + line.beta * count * max(weights)
+    enough = (1.0 - LEAST_SAVED) * whole
+    if line.shape is not CostShape.PADDED or 2.0 * line.alpha + line.beta * sum(weights) > enough:
+        return [list(range(count))]
+    order = sorted(range(count), key=weights.__getitem__)
+    places = min(count, MOST_PLACES)
+    ends = [count * number // places for number in range(places + 1)]
+    heaviest = [weights[order[end - 1]] for end in ends]
+    costs = [0.0] + [inf] * places
+    begins: list[list[int]] = []
+    """For each number of calls, by the end of the last of them, where that begins."""
+    least, calls = enough, 0
+    for number in range(1, MOST_CALLS + 1):
+        steps = [
+            min((costs[begin] - line.beta * ends[begin] * heaviest[end], begin) for begin in range(end))
+            for end in range(1, places + 1)
+        ]
+        costs = [
+            inf,
+            *(cost + line.alpha + line.beta * ends[end] * heaviest[end] for end, (cost, _) in enumerate(steps, 1)),
+        ]
+        begins.append([0, *(begin for _, begin in steps)])
+        if costs[-1] <= least:
+            least, calls = costs[-1], number
+    parts, end = list[list[int]](), places
+    for number in range(calls, 0, -1):
+        begin = begins[number - 1][end]
+        parts.append(order[ends[begin] : ends[end]])
+        end = begin
+    return parts[::-1] or [list(range(count))]

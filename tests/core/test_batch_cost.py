@@ -1,0 +1,134 @@
+"""Lines of what a batch costs, and cuts of batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.batch_cost import LEAST_SAVED, MOST_CALLS, BatchCost, cut
+from headway.model import CostLine, CostShape
+
+ALPHA, BETA = 0.008, 1e-6
+PADDED = CostLine(CostShape.PADDED, ALPHA, BETA)
+
+Seconds = Callable[[Sequence[int]], float]
+
+
+def by_number(weights: Sequence[int]) -> float:
+    return ALPHA + 0.001 * len(weights)
+
+
+def by_weight(weights: Sequence[int]) -> float:
+    return ALPHA + BETA * sum(weights)
+
+
+def padded(weights: Sequence[int]) -> float:
+    return ALPHA + BETA * len(weights) * max(weights)
+
+
+def constant(weights: Sequence[int]) -> float:
+    return 0.1
+
+
+def learnt(seconds: Seconds, batches: int = 60, noise: float = 0.0, seed: int = 1) -> BatchCost:
+    rng, cost = random.Random(seed), BatchCost()
+    for _ in range(batches):
+        weights = [rng.randint(10, 2_000) for _ in range(rng.randint(1, 32))]
+        cost.observe(weights, seconds(weights) * rng.uniform(1.0 - noise, 1.0 + noise))
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shape"),
+    [
+        (constant, CostShape.NUMBER),
+        (by_number, CostShape.NUMBER),
+        (by_weight, CostShape.WEIGHT),
+        (padded, CostShape.PADDED),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_the_line_holds_that_tells_run_times_best(seconds: Seconds, shape: CostShape, noise: float) -> None:
+    assert learnt(seconds, noise=noise).shape is shape
+
+
+def test_the_coefficients_are_those_of_the_model() -> None:
+    line = learnt(padded).line
+    assert (line.alpha, line.beta) == pytest.approx((ALPHA, BETA))
+    assert line.error < 0.01
+
+
+def test_nothing_but_the_number_holds_before_it_is_known() -> None:
+    assert learnt(padded, batches=8).shape is CostShape.NUMBER
+
+
+def test_inputs_of_one_length_leave_the_number_in_place() -> None:
+    cost, rng = BatchCost(), random.Random(2)
+    for _ in range(100):
+        weights = [500] * rng.randint(1, 32)
+        cost.observe(weights, padded(weights))
+    assert cost.shape is CostShape.NUMBER
+
+
+def test_a_model_that_changes_is_learnt_anew() -> None:
+    cost, rng = learnt(padded), random.Random(3)
+    for _ in range(250):
+        cost.observe([rng.randint(10, 2_000) for _ in range(rng.randint(1, 32))], 0.1)
+    assert cost.shape is CostShape.NUMBER
+
+
+def test_two_lines_that_are_alike_do_not_take_turns() -> None:
+    cost, rng, shapes = learnt(padded), random.Random(4), list[CostShape]()
+    for _ in range(300):  # Calls that were cut well: their weight and what they are filled up to are nearly the same.
+        weights = [rng.randint(990, 1_010) for _ in range(rng.randint(1, 32))]
+        cost.observe(weights, padded(weights) * rng.uniform(0.9, 1.1))
+        shapes.append(cost.shape)
+    assert len([pair for pair in itertools.pairwise(shapes) if pair[0] is not pair[1]]) <= 1
+
+
+def test_the_mean_filled_up_length_counts_every_input() -> None:
+    cost = BatchCost()
+    cost.note_batch([10, 100])
+    assert cost.line.longest == pytest.approx(100)
+
+
+def seconds_of(calls: Sequence[Sequence[int]], weights: Sequence[int], line: CostLine = PADDED) -> float:
+    return sum(line.alpha + line.beta * len(call) * max(weights[place] for place in call) for call in calls)
+
+
+def least(weights: Sequence[int]) -> float:
+    """Least time of any cut of the sorted batch, by trying them all."""
+    line, count = sorted(weights), len(weights)
+    bounds = itertools.chain.from_iterable(
+        itertools.combinations(range(1, count), calls - 1) for calls in range(1, min(MOST_CALLS, count) + 1)
+    )
+    cuts = ([0, *inner, count] for inner in bounds)
+    return min(sum(ALPHA + BETA * (to - at) * line[to - 1] for at, to in itertools.pairwise(ends)) for ends in cuts)
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=9))
+def test_a_cut_is_the_best_there_is_or_saves_too_little(weights: list[int]) -> None:
+    calls = cut(weights, PADDED)
+    assert sorted(itertools.chain.from_iterable(calls)) == list(range(len(weights)))
+    if (best := least(weights)) <= (1.0 - LEAST_SAVED) * padded(weights):
+        assert seconds_of(calls, weights) == pytest.approx(best)
+    else:
+        assert calls == [list(range(len(weights)))]
+
+
+@given(st.lists(st.integers(1, 100_000), min_size=65, max_size=400))
+def test_a_large_batch_is_cut_well_too(weights: list[int]) -> None:
+    calls = cut(weights, PADDED)
+    assert sorted(itertools.chain.from_iterable(calls)) == list(range(len(weights)))
+    assert len(calls) == 1 or seconds_of(calls, weights) <= (1.0 - LEAST_SAVED) * padded(weights)
+    assert len(calls) <= MOST_CALLS
+
+
+@pytest.mark.parametrize("shape", [CostShape.NUMBER, CostShape.WEIGHT])
+def test_a_model_that_does_not_pad_gets_one_call(shape: CostShape) -> None:
+    assert cut([1, 100_000], CostLine(shape, 0.0, 1.0)) == [[0, 1]]

@@ -1,0 +1,159 @@
+"""Batches of a model that fills its inputs up: entries of like weight ride together, and nobody pays or waits for it."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import policies
+from headway.core.batch import Departure
+from headway.core.departure import Hold
+from headway.core.queue import ModelQueue
+from headway.core.queue_limits import Padding, QueueLimits
+from headway.model import Entry
+
+ALPHA, BETA = 0.008, 1.2e-6
+GPUS, LIMIT = 2, 32
+
+
+def entry(weight: int, tenant: str = "t", tier: int = 0) -> Entry:
+    return Entry("", "", "", tier, tenant, "g", 1e9, 1e9, weight=weight)
+
+
+def queue_of(longest: float, *, tiers: int = 1, limit: int = LIMIT, max_weight: int = 0) -> ModelQueue:
+    padding = Padding(longest, ALPHA / BETA / limit)
+    queue = ModelQueue(QueueLimits(tiers, limit, padding=padding, max_queue=10**9, max_weight=max_weight))
+    queue.set_slots(GPUS)
+    return queue
+
+
+def departs(queue: ModelQueue, limit: int = LIMIT, now: float = 1.0) -> Departure:
+    departure = queue.depart("w", limit, policies.build("paced", 0.0), now)
+    assert isinstance(departure, Departure)
+    return departure
+
+
+def weights_of(departure: Departure) -> list[int]:
+    return [member.entry.weight for member in departure.members]
+
+
+def test_the_first_rides_with_its_nearest_lighter_ones_first() -> None:
+    queue = queue_of(100.0, limit=4)
+    for weight in (100, 900, 10, 90, 110, 95, 80):
+        queue.offer(entry(weight, f"tenant {weight}"), 0.0)
+    assert weights_of(departs(queue, 4)) == [100, 95, 90, 80]
+
+
+def test_heavier_ones_fill_seats_that_would_stay_empty() -> None:
+    queue = queue_of(100.0, limit=4)
+    for weight in (100, 900, 500, 90, 110):
+        queue.offer(entry(weight, f"tenant {weight}"), 0.0)
+    assert weights_of(departs(queue, 4)) == [100, 90, 110, 500]
+
+
+def test_all_ride_where_all_fit() -> None:
+    queue = queue_of(100.0, limit=4)
+    for weight in (900, 10, 90):
+        queue.offer(entry(weight), 0.0)
+    assert weights_of(departs(queue, 4)) == [900, 10, 90]
+
+
+def test_a_heavier_entry_of_a_higher_tier_waits_for_its_turn_only() -> None:
+    queue = queue_of(100.0, tiers=2, limit=4)
+    for weight, tier in ((50, 0), (800, 0), (40, 1), (45, 1), (30, 1), (35, 1)):
+        queue.offer(entry(weight, f"tenant {weight}", tier), 0.0)
+    assert weights_of(departs(queue, 4)) == [50, 45, 40, 35]
+
+
+def test_a_batch_keeps_within_its_weight() -> None:
+    queue = queue_of(100.0, limit=4, max_weight=400)
+    for weight in (200, 190, 150, 10, 5):
+        queue.offer(entry(weight, f"tenant {weight}"), 0.0)
+    assert weights_of(departs(queue, 4)) == [200, 190, 10]
+
+
+Tenants = Mapping[str, tuple[int, int]]
+"""Weight of each tenant's entries, and how many of them always wait."""
+
+
+def shares_of_time(tenants: Tenants, seconds: float) -> dict[str, float]:
+    """Share of the GPUs' time that each tenant gets, over an even one."""
+    queue = queue_of(sum(weight for weight, _ in tenants.values()) / len(tenants))
+    policy, spent, waiting = policies.build("paced", None), defaultdict[str, float](float), defaultdict[str, int](int)
+    ends: list[tuple[float, str, Departure | None]] = [(0.0, f"w{number}", None) for number in range(GPUS)]
+    while (now := ends[0][0]) < seconds:
+        _, worker, departure = heapq.heappop(ends)
+        if departure is not None:
+            queue.finish(departure, now)
+        for tenant, (weight, backlog) in tenants.items():
+            for _ in range(backlog - waiting[tenant]):
+                queue.offer(entry(weight, tenant), now)
+            waiting[tenant] = backlog
+        verdict = queue.depart(worker, LIMIT, policy, now)
+        if isinstance(verdict, Hold):
+            heapq.heappush(ends, (min(max(verdict.until, now + 1e-4), now + 0.01), worker, None))
+            continue
+        count = len(verdict.members)
+        takes = ALPHA + BETA * count * max(weights_of(verdict))
+        for member in verdict.members:
+            spent[member.entry.tenant] += takes / count
+            waiting[member.entry.tenant] -= 1
+        heapq.heappush(ends, (now + takes, worker, verdict))
+    even = sum(spent.values()) / len(tenants)
+    return {tenant: spent[tenant] / even for tenant in tenants}
+
+
+@pytest.mark.parametrize(
+    "tenants",
+    [
+        {"short": (100, 200), "long": (1_000, 200)},
+        {"short": (100, 2_000), "long": (1_000, 100)},
+        {f"tenant {number}": (100 if number % 2 else 1_000, 100) for number in range(10)},
+        {f"tenant {number}": (1_000 if number == 0 else 100, 100) for number in range(10)},
+        {f"tenant {number}": (100 if number == 0 else 1_000, 100) for number in range(10)},
+    ],
+)
+def test_tenants_of_short_and_long_inputs_get_equal_time(tenants: Tenants) -> None:
+    assert list(shares_of_time(tenants, 10.0).values()) == pytest.approx([1.0] * len(tenants), abs=0.1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10_000), st.integers(0, 2), st.sampled_from("abc")), max_size=60),
+    st.integers(1, 8),
+)
+def test_every_entry_rides_once_and_the_first_by_its_turn(entries: Sequence[tuple[int, int, str]], limit: int) -> None:
+    queue = queue_of(100.0, tiers=3, limit=limit)
+    waiting = [queue.offer(entry(weight, tenant, tier), 0.0) for weight, tier, tenant in entries]
+    ridden = []
+    for number in range(len(entries)):
+        if not queue.depth:
+            break
+        highest = min(member.entry.tier for member in waiting if member not in ridden)  # type: ignore[union-attr]
+        departure = departs(queue, limit, now=float(number))
+        assert 0 < len(departure.members) <= limit
+        assert number % 2 or departure.members[0].entry.tier == highest
+        ridden += departure.members
+        queue.finish(departure, float(number))
+    assert len({id(member) for member in ridden}) == len(ridden) == len(entries)
+
+
+def test_no_entry_waits_longer_than_the_turns_before_it() -> None:
+    """One heavy entry among a flood of light ones from others rides as soon as it has its turn."""
+    queue, rng = queue_of(100.0), random.Random(1)
+    for number in range(300):
+        queue.offer(entry(rng.randint(50, 100), f"tenant {number}"), 0.0)
+    heavy = queue.offer(entry(5_000, "heavy"), 0.0)
+    batches = []
+    while queue.depth:
+        batches.append(departs(queue))
+        for _ in range(LIMIT):
+            if len(batches) < 30:
+                queue.offer(entry(rng.randint(50, 100), f"tenant {rng.random()}"), 0.0)
+    place = next(number for number, batch in enumerate(batches) if heavy in batch.members)
+    assert place <= 300

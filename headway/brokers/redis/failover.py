@@ -41,6 +41,8 @@ MARGIN = 4.0
 """Seconds after `within` at which writes go on at the latest; one less than is promised, as orders take a while to get there."""
 LOOK_EVERY = 0.02
 """Seconds between two looks at what is waited for."""
+SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
+"""Seconds since a Sentinel's last look at a replica at which it is best asked for a failover, and most seconds to wait for that."""
 MOST_LAG = 10
 """Seconds since its last word from which on a replica is not in sync; it says one each second."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -202,8 +204,30 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    await _until_seen(servers, sentinel, say)
     take_over = partial(_taken_over, servers, sentinel, primary, within)
     await _hand_over(servers, primary, replicas, within, say, take_over)
+
+
+async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
+    """Wait for the moment at which a failover takes least time, so that writes are paused for half a second and not for one.
+
+    Sentinels look at replicas every 10 s, and during a failover once the last look is a second old. The one that leads knows by
+    such a look that the replica has taken over, some 0.25 s after it was asked to.
+    """
+    until = monotonic() + SEEN_WITHIN
+    say(f"waiting for its next look at the replicas, {SEEN_WITHIN:g} s at most, as that keeps the pause short")
+    while (ago := await _seen_ago(servers, sentinel)) > SEEN_AGO and monotonic() < until:
+        servers.heed()
+        await asyncio.sleep(LOOK_EVERY)
+    await asyncio.sleep(max(0.0, SEEN_AGO - ago))
+
+
+async def _seen_ago(servers: _Servers, sentinel: Address) -> float:
+    """Seconds since a Sentinel's last look at the replica that it has not looked at for longest, of those that are up."""
+    rows = await servers.ask(sentinel, "SENTINEL", "REPLICAS", servers.nodes.service, sentinel=True)
+    replicas = [_named(row) for row in rows]
+    return max((int(one["info-refresh"]) / 1000 for one in replicas if one["flags"] == "slave"), default=0.0)
 
 
 async def _hand_over(
@@ -421,8 +445,14 @@ async def _primary_of(servers: _Servers, sentinel: Address) -> Address:
 async def _under_way(servers: _Servers, sentinel: Address) -> bool:
     """Whether a failover goes on, as a Sentinel sees it."""
     flat = await servers.ask(sentinel, "SENTINEL", "MASTER", servers.nodes.service, sentinel=True)
-    told = flat if isinstance(flat, Mapping) else dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
-    return "failover_in_progress" in str(told.get("flags", ""))
+    return "failover_in_progress" in str(_named(flat).get("flags", ""))
+
+
+def _named(flat: Any) -> Mapping[str, Any]:
+    """Fields of a server as a Sentinel tells them."""
+    if isinstance(flat, Mapping):  # redis-py has read it.
+        return flat
+    return dict(zip(map(_text, flat[::2]), map(_text, flat[1::2]), strict=True))
 
 
 async def _role(servers: _Servers, address: Address) -> str:

@@ -147,6 +147,11 @@ class RequestQueue(QueueCondition, Protocol):
     async def probe(self, gateway: str) -> None:
         """Find out, for a gateway, whether the broker takes changes; none is made."""
 
+    async def takes_reads_only(self) -> bool:
+        """Return whether the broker is there but takes no changes just now, as while a replica takes over.
+
+        Asked when changes are not answered. It never raises."""
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Forget a task. Without such a task, nothing happens.
 

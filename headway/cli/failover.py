@@ -24,9 +24,9 @@ def failover(settings: Settings, within: float, to: str, only: str) -> None:
 
     Checks that a replica is connected and in sync, pauses the writes, waits until it has all that was written, has it take
     over (REPLICAOF, SENTINEL FAILOVER or CLUSTER FAILOVER, by the URL), and checks the new primary. Requests wait meanwhile,
-    for a second or so. When a guard fails, the time is over, or a signal comes before the takeover is asked for, the pause is
-    lifted and nothing has changed; afterwards the takeover is finished first, unless a second signal comes. Whatever
-    happens, writes are paused for no longer than --within and 5 seconds.
+    for a second or so, and none is refused. When a guard fails, the time is over, or a signal comes before the takeover is
+    asked for, the pause is lifted and nothing has changed; afterwards the takeover is finished first, unless a second signal
+    comes. Whatever happens, writes are paused for no longer than --within and 5 seconds.
 
     The user of the URL must be allowed INFO, CLIENT PAUSE, REPLICAOF and CLUSTER FAILOVER: an administrator, not that of the
     processes.

@@ -52,6 +52,10 @@ PROBE_AFTER = 0.5
 """
 SECOND_CHANCE = 0.1
 """Least seconds between the first call that fails and the verdict that the broker is away, as one call may be lost."""
+TRIES = 3
+"""Times that a call that a client waits for may fail while others are answered."""
+TAKEOVER = 5.0
+"""Most seconds for which requests are held for a broker that takes reads only: a takeover on purpose takes one or two."""
 AFTERMATH = 5.0
 """Seconds after an outage in which the refusal of an entry that is offered again is put down to the outage."""
 SETTLING = 2.0
@@ -174,7 +178,7 @@ class BrokerSession:
         self._availability = Availability("gateway", clock)
         self._back_at = -math.inf
         self._is_down = False
-        self._verdict: asyncio.TimerHandle | None = None
+        self._verdict: asyncio.Task[None] | None = None
         self._resubmitter = Resubmitter(self._handed_over, partial(self._offer_again, admitted=True), rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
@@ -219,10 +223,29 @@ class BrokerSession:
     async def outcome(self, tenant: str, id: str) -> Recalled:
         """See Broker. What shows that the broker has lost its state is noted at once."""
         known = self.broker.epoch
-        found = await self._outcomes.outcome(tenant, id)
+        found = await self._made_again(lambda: self._outcomes.outcome(tenant, id))
         if known and self.broker.epoch != known:
             self._settled_at = self._clock() + SETTLING
         return found
+
+    async def cancel_task(self, tenant: str, id: str) -> None:
+        """See RequestQueue."""
+        await self._made_again(lambda: self.broker.cancel_task(tenant, id))
+
+    async def _made_again(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Answer to a call that a client waits for: it is made again while the broker may be back soon."""
+        failures, alone = 0, 0
+        while True:
+            began = self._clock()
+            try:
+                return await call()
+            except BrokerUnavailable as error:
+                self.note_silence(began, error)
+                failures += 1
+                alone += self._availability.since is None  # Other calls are answered.
+                if self._is_down or alone >= TRIES:
+                    raise
+                await asyncio.sleep(backoff(failures, self._rng()))
 
     @property
     def _late(self) -> bool:
@@ -507,12 +530,22 @@ class BrokerSession:
         self._availability.failed(began, error)
         if self._verdict is None and not self._is_down:
             pause = max(began + self._down_after - self._clock(), SECOND_CHANCE)
-            self._verdict = asyncio.get_running_loop().call_later(pause, self._give_up)
+            self._verdict = asyncio.get_running_loop().create_task(self._give_up(pause))
         self._work.set()
 
-    def _give_up(self) -> None:
-        self._verdict, self._is_down = None, True
-        self._on_event(self, Down())
+    async def _give_up(self, pause: float) -> None:
+        """Count the broker as down after a pause. While a replica takes over, wait on for a while, also for an address that moves."""
+        verdict, read_at = asyncio.current_task(), -math.inf
+        await asyncio.sleep(pause)
+        while self._verdict is verdict and self.unreachable_seconds < TAKEOVER:
+            if await self.broker.takes_reads_only():
+                read_at = self._clock()
+            elif self._clock() - read_at >= self._down_after:
+                break
+            await asyncio.sleep(SECOND_CHANCE)
+        if self._verdict is verdict:  # Else the broker is back, and a library has swallowed the cancellation.
+            self._verdict, self._is_down = None, True
+            self._on_event(self, Down())
 
     def _found(self) -> None:
         """Note that a call was answered.

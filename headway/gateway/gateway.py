@@ -430,7 +430,7 @@ class Gateway:
         asked = await self._knowing(tenant, id, pending)
         try:
             for session in asked:
-                await session.broker.cancel_task(tenant, id)
+                await session.cancel_task(tenant, id)
             is_certain = True
         finally:
             # Before that its client would hear that it is gone, and others that poll would still find it.

@@ -308,3 +308,35 @@ async def test_a_call_that_is_heard_is_done_whatever_the_clock_of_the_server_was
             clock.skip(seconds)
             assert await broker.enqueue([ask(id=f"id {at}")]) == [None]
             assert await broker.state("t", f"id {at}") is EntryState.QUEUED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@real
+async def test_a_broker_that_takes_reads_only_is_told_from_one_that_is_gone_or_refuses(server: RedisServer) -> None:
+    async with brokers(server.url) as [broker]:
+        await broker.enqueue([ask(id="a")])
+        server.command("CLIENT", "PAUSE", 60_000, "WRITE")
+        with hasty(broker):
+            await refused(broker.enqueue([ask(id="b")]))
+        assert await broker.takes_reads_only()
+        server.command("CLIENT", "UNPAUSE")
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        await refused(broker.enqueue([ask(id="b")]))
+        assert await broker.takes_reads_only()
+        server.command("REPLICAOF", "NO", "ONE")
+        assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
+        server.command("ACL", "SETUSER", "default", "-fcall")
+        await refused(broker.enqueue([ask(id="c")]))
+        assert not await broker.takes_reads_only()
+        server.command("ACL", "SETUSER", "default", "+fcall")
+        server.pause()
+        try:
+            with hasty(broker):
+                await refused(broker.enqueue([ask(id="c")]))
+            assert not await broker.takes_reads_only()
+        finally:
+            server.resume()
+        assert await until(lambda: broker.enqueue([ask(id="c")])) == [None]
+        server.kill()
+        await refused(broker.enqueue([ask(id="d")]))
+        assert not await broker.takes_reads_only()

@@ -27,13 +27,14 @@ class SentinelSetup:
         kind: one of `redis.KINDS`.
         folder: where the servers' files are.
         durable: see RedisServer.
+        usual: Sentinels look and speak as often as they usually do.
 
     Attributes:
         servers: the two, whichever is the primary.
         sentinels: those who watch.
     """
 
-    def __init__(self, kind: str, folder: Path, durable: bool = False) -> None:
+    def __init__(self, kind: str, folder: Path, durable: bool = False, usual: bool = False) -> None:
         first = RedisServer(kind, folder / "server-0", *_REPLICATION, durable=durable)
         follows = f"replicaof {LOOPBACK} {first.port}"
         second = RedisServer(kind, folder / "server-1", *_REPLICATION, follows, durable=durable)
@@ -46,6 +47,7 @@ class SentinelSetup:
         self.sentinels = [
             RedisServer(kind, folder / f"sentinel-{number}", *watch, sentinel=True) for number in range(3)
         ]
+        self._usual = usual
         self._running = ExitStack()
         self._gone_after = NEVER
 
@@ -89,7 +91,7 @@ class SentinelSetup:
         try:
             for server in everybody:
                 server.start()
-            for one in self.sentinels:
+            for one in self.sentinels if not self._usual else ():
                 one.command("SENTINEL", "DEBUG", *_IMPATIENT)
             wait_until(self.in_step)
         except BaseException:

@@ -17,7 +17,7 @@ from headway.core.health import STANDBY_EVERY
 from headway.core.retry import BACKOFF_BASE
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.gateway.broker_session import SECOND_CHANCE, Replied
+from headway.gateway.broker_session import SECOND_CHANCE, TAKEOVER, Replied
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.model import Capacity, EntryState, Principal, ProcessInfo, Reply
 from headway.runtime.request_id import new_id
@@ -107,6 +107,60 @@ async def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_hel
         assert await fleet.answered(patient) == ["ok"]
         assert await fleet.answered(fleet.ask("after")) == ["ok"]
         assert fleet.runs("hasty") == fleet.runs("refused") == 0
+
+
+@pytest.mark.parametrize("mode", ["stall", "refuse"])
+async def test_nobody_is_refused_while_a_replica_takes_over(mode: str, clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05), fallback=FakeBackend(0.05), gateways=2, model="m") as fleet:
+        task = fleet.ask("task", task=True)
+        deleted = fleet.ask("deleted", task=True)
+        assert await fleet.answered(task, deleted) == ["ok", "ok"]
+        await fleet.server.become(mode)
+        fleet.server.paused = True
+        asked = [fleet.ask("at first")]
+        outcome = asyncio.ensure_future(fleet.gateways[1].outcome(ANYBODY.tenant, task.id))
+        cancelled = asyncio.ensure_future(fleet.gateways[1].cancel(ANYBODY.tenant, deleted.id))
+        for number in range(20):
+            await asyncio.sleep(0.1)
+            asked.append(fleet.ask(f"later {number}"))
+        assert fleet.gateway.holding and not (outcome.done() or cancelled.done())
+        await fleet.server.become("fine")
+        assert set(await fleet.answered(*asked)) == {"ok"}
+        found = await outcome
+        assert isinstance(found, Reply) and found.output == "TASK"
+        await cancelled
+        assert await fleet.gateways[1].outcome(ANYBODY.tenant, deleted.id) is None
+        assert (fleet.counters.refusals, fleet.counters.direct) == ({}, {})
+        assert all(fleet.runs(one.text) == 1 for one in asked)
+
+
+async def test_requests_are_held_for_a_takeover_for_some_seconds_only(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        await fleet.server.become("stall")
+        fleet.server.paused = True
+        held = fleet.ask("held", timeout=30.0)
+        await asyncio.sleep(TAKEOVER)
+        assert fleet.gateway.holding
+        await asyncio.sleep(2 * SECOND_CHANCE)
+        assert await fleet.answered(fleet.ask("refused")) == [errors.SERVICE_OVERLOADED]
+        with pytest.raises(BrokerUnavailable):
+            await fleet.gateway.outcome(ANYBODY.tenant, new_id())
+        await fleet.server.become("fine")
+        assert await fleet.answered(held) == ["ok"]
+
+
+async def test_a_server_that_dies_while_a_replica_takes_over_is_down_as_soon_as_any_other(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.05)) as fleet:
+        await fleet.server.become("stall")
+        fleet.server.paused = True
+        fleet.ask("held")
+        await asyncio.sleep(1.5)
+        assert fleet.gateway.holding
+        fleet.server.paused = False
+        await asyncio.sleep(CALL_TIMEOUT - 2 * SECOND_CHANCE)
+        assert fleet.gateway.holding, "as the address may be moved just now"
+        await asyncio.sleep(4 * SECOND_CHANCE)
+        assert not fleet.gateway.holding
 
 
 async def test_while_the_broker_is_away_even_the_first_request_is_refused(clock: Clock) -> None:

@@ -58,6 +58,7 @@ class Server:
 
     Attributes:
         mode: how calls end from now on; what has been blocked is not touched by it.
+        paused: reads are answered whatever the mode.
         script: asked before each call with its name; a mode for that call alone, or None.
         calls: every call so far: when it was made, its name, and what it was made with.
         losses: how often all was lost.
@@ -67,7 +68,7 @@ class Server:
         self.clock, self._models = clock, models
         self.counters = counters
         self.dead = DeadLetterBox()
-        self.mode = "fine"
+        self.mode, self.paused = "fine", False
         self.script: Callable[[str], str | None] = lambda name: None
         self.calls: list[tuple[float, str, Any]] = []
         self.losses = 0
@@ -234,6 +235,9 @@ class Connection:
 
     async def probe(self, gateway: str) -> None:
         await self._call("probe", gateway, lambda inner: inner.probe(gateway))
+
+    async def takes_reads_only(self) -> bool:
+        return self.server.paused
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         await self._call("cancel_task", (tenant, id), lambda inner: inner.cancel_task(tenant, id))

@@ -408,6 +408,9 @@ class MemoryBroker(Broker, NearQueue):
     async def probe(self, gateway: str) -> None:
         """See Broker. A broker in this process is never away."""
 
+    async def takes_reads_only(self) -> bool:
+        return False
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         now = self._clock()
         found = self._dedup.outcome(tenant, id, now)

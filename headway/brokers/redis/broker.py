@@ -354,6 +354,9 @@ class RedisBroker(Broker):
         """See Broker. To withdraw what was never there is a write that changes nothing."""
         await self.withdraw([("", gateway, 0)], gateway)
 
+    async def takes_reads_only(self) -> bool:
+        return await self._connection.takes_reads_only()
+
     async def cancel_task(self, tenant: str, id: str) -> None:
         await self._lookup.cancel_task(tenant, id)
 

@@ -44,6 +44,10 @@ BLOCK = 2.0
 """Longest blocking read in seconds, after which a connection is known to live, or not."""
 OLDEST = (7, 0)
 """Oldest version of the server that has functions."""
+READ_WITHIN = 0.5
+"""Seconds within which a server that is there answers a read."""
+READ_AGAIN = 0.1
+"""Seconds after which a read is tried again whose connection was closed."""
 MEMORY_AGE = 1.0
 """Seconds for which the share of memory in use is believed."""
 SCARCE = 0.8
@@ -129,6 +133,8 @@ class RedisConnection:
         self._memory_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
+        self._refused = False
+        """Whether the last call that failed was answered with an error."""
         self._unfit = ""
         """Reason for which the server cannot be used; empty as far as is known."""
 
@@ -341,6 +347,25 @@ class RedisConnection:
         await asyncio.wait({self._looking})
         return self._scarce
 
+    async def takes_reads_only(self) -> bool:
+        """Return whether every server answers a read, while writes get no answer or are turned away for want of a primary.
+
+        That is how servers look while their writes are paused and a replica takes over. One that is gone, or stands still,
+        answers no read, and one that refuses writes for another reason says so.
+        """
+        for pause in (READ_AGAIN, 0.0):  # Connections to a server that another one replaces are closed.
+            if self._refused:
+                return False
+            try:
+                async with asyncio.timeout(READ_WITHIN):
+                    await self._ask(lambda: self._calls.everywhere("TIME"))
+                return True
+            except TimeoutError:
+                return False
+            except BrokerUnavailable:
+                await asyncio.sleep(pause)
+        return False
+
     async def _look_at_memory(self) -> None:
         with contextlib.suppress(BrokerUnavailable):
             nodes = await self._ask(lambda: self._calls.everywhere("INFO", "memory"))
@@ -428,6 +453,7 @@ class RedisConnection:
     def _unanswered(self, exc: BaseException) -> BrokerUnavailable:
         """Count a call that was not answered; its error in Headway's words."""
         self._counters.broker_failures += 1
+        self._refused = isinstance(exc, ResponseError)
         return _told(exc, self._shown)
 
     def _check_server(self, info: Mapping[str, Any]) -> None:

@@ -14,6 +14,9 @@ from headway.brokers.redis.link import Address, Link
 KEPT = 2
 """Most idle connections that are kept where there may be any number: one for each kind of blocking read."""
 
+_DEPOSED = "NOREPLICAS", "UNBLOCKED"
+"""Errors of a server without its replicas, and to blocking reads of one that has just become a replica."""
+
 
 class Client(Protocol):
     """Client of the servers behind a URL. It connects at the first call.
@@ -180,4 +183,4 @@ class Server:
 
 def _refuses(exc: BaseException) -> bool:
     """Whether an error says that the server should not be asked again before the right one is known."""
-    return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith("NOREPLICAS")
+    return isinstance(exc, BusyLoadingError | MasterDownError | ReadOnlyError) or str(exc).startswith(_DEPOSED)

@@ -309,6 +309,40 @@ async def test_writes_go_on_whichever_server_stands_still_at_any_step(
         raise AssertionError("no server takes writes")
 
 
+@pytest.mark.parametrize("gives_up", [0, 1])
+async def test_sentinels_or_a_cluster_that_give_up_are_asked_again(
+    kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, gives_up: int
+) -> None:
+    old, new, asked = ("h", 1), ("h", 2), list[float]()
+
+    def taken_over() -> bool:
+        return len(asked) > gives_up and clock() > asked[-1] + 1.0
+
+    async def ask(address: object, *command: str, sentinel: bool = False) -> Any:
+        if "FAILOVER" in command:
+            asked.append(clock())
+        if command[1] == "MASTER":
+            return {"flags": "failover_in_progress" if clock() < asked[-1] + 2.0 else ""}
+        return new if taken_over() else old
+
+    async def replication(address: object) -> dict[str, str]:
+        return {"role": "master" if (address == new) == taken_over() else "slave"}
+
+    monkeypatch.setattr(failover, "monotonic", clock)
+    servers: Any = SimpleNamespace(ask=ask, replication=replication, nodes=SimpleNamespace(service="s"))
+    begun = clock()
+    assert await failover._taken_over(servers, old, old, 10.0, begun) == new
+    assert len(asked) == gives_up + 1
+    del asked[:]
+    begun = clock()
+    await failover._taken_over_part(servers, old, new, 10.0, begun)
+    assert len(asked) == gives_up + 1
+    del asked[:]
+    gives_up = 100
+    with pytest.raises(FailoverAborted, match="within 3 s"):
+        await failover._taken_over_part(servers, old, new, 3.0, clock())
+
+
 async def test_a_pause_is_renewed_until_its_last_instant_and_never_beyond(
     kind: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,8 @@ LOOK_EVERY = 0.02
 """Seconds between two looks at what is waited for."""
 SEEN_AGO, SEEN_WITHIN = 0.6, 11.0
 """Seconds since a Sentinel's last look at a replica at which it is best asked for a failover, and most seconds to wait for that."""
+CLUSTER_TRIES = 5.0
+"""Seconds after which a cluster gives a failover up, and ends the pause of writes."""
 MOST_LAG = 10
 """Seconds since its last word from which on a replica is not in sync; it says one each second."""
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -307,20 +309,30 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     for number, (primary, replica) in enumerate(plan):
         servers.heed()
         begun, servers.so_far = monotonic(), ASKED
-        await servers.ask(replica, "CLUSTER", "FAILOVER")
-
-        async def done(primary: Address = primary, replica: Address = replica) -> bool:
-            return (await _role(servers, replica)) == "master" and (await _role(servers, primary)) == "slave"
-
-        if not await _until(done, within):
-            raise FailoverAborted(
-                f"{_shown(replica)} has not taken over from {_shown(primary)} within {within:g} s; the cluster itself "
-                "ends the pause of writes there. Look at CLUSTER NODES before you go on"
-            )
+        await _taken_over_part(servers, primary, replica, within, begun)
         say(
             f"{_shown(replica)} is the primary in the place of {_shown(primary)}, {monotonic() - begun:.2f} s after it was asked"
         )
         servers.so_far = f"{number + 1} of {len(plan)} primaries have handed over, and the others go on"
+
+
+async def _taken_over_part(servers: _Servers, primary: Address, replica: Address, within: float, begun: float) -> None:
+    """Have a replica of a cluster take over. It is asked again once the cluster has given up, as for want of votes."""
+    asked = -math.inf
+    while (await _role(servers, replica)) != "master" or (await _role(servers, primary)) != "slave":
+        if (now := monotonic()) >= begun + within:
+            raise FailoverAborted(
+                f"{_shown(replica)} has not taken over from {_shown(primary)} within {within:g} s; the cluster itself "
+                "ends the pause of writes there. Look at CLUSTER NODES before you go on"
+            )
+        if now > asked + CLUSTER_TRIES:
+            try:
+                await servers.ask(replica, "CLUSTER", "FAILOVER")
+            except ResponseError:
+                if asked < begun:
+                    raise  # Else it has taken over meanwhile.
+            asked = now
+        await asyncio.sleep(LOOK_EVERY)
 
 
 async def _primaries(servers: _Servers, seed: Address) -> list[Address]:

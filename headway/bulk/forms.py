@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from headway.core import failures, values
+from headway.core.json_pages import Steps
 from headway.gateway.client_quotas import too_large
 from headway.model import Failure, Reply
 from headway.model.bulk import BulkJob, BulkLine
@@ -67,8 +68,8 @@ class AskedLine(msgspec.Struct):
 class LineForm(Protocol):
     """Reader and writer of lines."""
 
-    def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
-        """Read a line; the record of its error, in JSON, where it is not one that can run. Raises NotYet."""
+    def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
+        """Read a line, a little at a time; the record of its error, in JSON, where it is not one that can run. Raises NotYet."""
         ...
 
     def expired(self, number: int, text: bytes) -> bytes:

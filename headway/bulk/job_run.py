@@ -31,6 +31,7 @@ from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, Store
 from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
 from headway.ports import BulkRunner, BulkStore
+from headway.runtime.fair_turns import in_turns
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
@@ -398,7 +399,7 @@ class JobRun:
                         continue
                     await self._room()
                     while True:
-                        if taken := self._taken(number, text):
+                        if taken := await self._taken(number, text):
                             break
                         await asyncio.sleep(PAUSE)
                     done += taken
@@ -406,10 +407,10 @@ class JobRun:
                         done = 0
                         await asyncio.sleep(0)
 
-    def _taken(self, number: int, text: bytes) -> int:
+    async def _taken(self, number: int, text: bytes) -> int:
         """Make a line ready, or record what is wrong with it. Returns the number of its parts; 0 while nobody can tell which."""
         try:
-            asked = self._of.form.read(self.job, number, text)
+            asked = await in_turns(self._of.form.read(self.job, number, text))
             self._in_doubt = ""
         except NotYet as exc:
             self._in_doubt = str(exc)

@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 
+from headway.core.json_pages import SHORT, Pages, Steps, drop_strings, find_strings, finish, members
 from headway.core.tensors import (
     BYTES,
     JSON,
     MOST_ELEMENTS,
+    MOST_TENSORS,
     SIZES,
     NoTensors,
     Tensor,
@@ -62,13 +64,15 @@ BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
 """Least and largest number of each datatype of numbers."""
 _HALVES = ("FP16", "BF16")
 """Datatypes of two bytes with a fraction."""
+_MOST_WITH_EMPTY = 1 << 16
+"""Bytes of the longest text with empty arrays in it."""
 _MOST_DIGITS = 40
 """Most characters of a wrong element that a message shows."""
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
 """Names of JSON's types by the first octet of a value; any other is a number."""
-_EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
+_BLANK = b" \t\r\n"
 _read_floats = msgspec.json.Decoder(list[float]).decode
 _read_integers = msgspec.json.Decoder(list[int]).decode
 _read_booleans = msgspec.json.Decoder(list[bool]).decode
@@ -83,7 +87,6 @@ _READERS: dict[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[l
 }
 """Readers of one row and of several rows of vectors, by datatype."""
 _read_texts = msgspec.json.Decoder(list[str]).decode
-_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _read_any = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -108,18 +111,44 @@ def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
         return _read_elements(text, name, shape)
     bare = text.translate(None, _OTHERS)
     count = count_of(shape)
-    if not (count and _is_skeleton(bare, (count,))) and not _matches(text, bare, shape):
+    if not (count and _is_skeleton(bare, (count,))):
+        _check_shape(text, bare, name, shape)
+    return b"".join(_numbers(text, name, datatype)) if count else b""
+
+
+def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> Steps[bytes]:
+    """Data of a tensor of a shape, from a long text that is valid JSON; see `read`."""
+    if len(text) <= SHORT:
+        return read(text, name, datatype, shape)
+    if datatype in (BYTES, JSON):
+        return (yield from _elements_in_steps(text, name, shape))
+    found: list[bytes] = []
+    count = count_of(shape)
+    bare = text.translate(None, _OTHERS)
+    if not (count and _is_skeleton(bare, (count,))):
+        if len(text) > _MOST_WITH_EMPTY:
+            _refuse_empty(text, name)
+        yield 0
+        _check_shape(text, bare, name, shape)
+    for page in _numbers(text, name, datatype) if count else ():
+        found.append(page)
+        yield 0
+    return b"".join(found)
+
+
+def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> None:
+    """Check that nested arrays, of which `bare` are the brackets and commas, have a shape."""
+    if not _matches(text, bare, shape):
         found = shape_of(text)
         told = f"of shape {shown_shape(found)}" if found else "no array of numbers"
         raise NoTensors(f"the data of the input {quoted(name)} are {told}; expected shape {shown_shape(shape)}")
-    return b"".join(_numbers(text, name, datatype)) if count else b""
 
 
 def shape_of(text: bytes) -> tuple[int, ...]:
     """Shape of nested arrays, by their first rows; () where there is none. Whether the others are alike is not looked at."""
     bare = text.translate(None, _OTHERS)
     axes = len(bare) - len(bare.lstrip(b"["))
-    if not axes or _EMPTY.search(text) is not None:
+    if not axes or _has_empty(text):
         return _small_shape(text) if axes else ()
     shape: list[int] = []
     size = 0
@@ -291,9 +320,9 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
 
 def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
     """Whether nested arrays have a shape, by the brackets and commas of their text."""
-    if count_of(shape) == 0 or _EMPTY.search(text) is not None:
+    if count_of(shape) == 0 or _has_empty(text):
         # Within an empty axis there is nothing that would show the others.
-        bare = text.translate(None, b" \t\r\n")
+        bare = text.translate(None, _BLANK)
         return 0 in shape and (bare == b"[]" or _is_skeleton(bare, shape[: list(shape).index(0) + 1]))
     return _is_skeleton(bare, shape)
 
@@ -303,6 +332,18 @@ def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
     arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
     commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
     return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
+
+
+def _refuse_empty(text: bytes, name: str) -> None:
+    if _has_empty(text):
+        raise NoTensors(
+            f"the input {quoted(name)} has arrays without elements, which are taken in up to {_MOST_WITH_EMPTY} bytes of JSON; leave them out"
+        )
+
+
+def _has_empty(text: bytes) -> bool:
+    """Whether an array without elements is in a text."""
+    return b"[]" in text.translate(None, _BLANK)
 
 
 def _skeleton(shape: Sequence[int]) -> bytes:
@@ -316,7 +357,7 @@ def _skeleton(shape: Sequence[int]) -> bytes:
 def _small_shape(text: bytes) -> tuple[int, ...]:
     """Shape of nested arrays with an empty axis; () where they have none."""
     if len(text) > PAGE:  # Whether all of them are empty is seen when they are read.
-        return (*shape_of(_EMPTY.sub(b"0", text)), 0)
+        return (*shape_of(text.translate(None, _BLANK).replace(b"[]", b"0")), 0)
     try:
         layer: list[Any] = _read_any(text)
     except msgspec.MsgspecError:
@@ -425,6 +466,32 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
     return join_elements(one.encode() for one in layer)
 
 
+def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[bytes]:
+    """Data of a tensor of BYTES, from a long text that is valid JSON."""
+    count, pages = count_of(shape), Pages(text, known=True, reach=PAGE * 4)
+    bare, found, known = [], [], 0
+    for page in pages:
+        texts = find_strings(page)
+        if (known := known + len(texts)) > MOST_ELEMENTS:
+            raise NoTensors(
+                f"the input {quoted(name)} has more than {MOST_ELEMENTS} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
+            )
+        try:
+            found.append(join_elements([one.encode() for one in _read_texts(b"[%b]" % b",".join(texts))]))
+        except msgspec.MsgspecError as exc:
+            raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
+        bare.append(drop_strings(b"", page))
+        yield 0
+    skeleton = b",".join(bare).translate(None, _BLANK)
+    if skeleton.translate(None, b"[],"):
+        raise NoTensors(f"the data of the input {quoted(name)} are no array of texts; expected texts alone")
+    if known != count or (not _is_skeleton(skeleton, (count,)) and not _is_skeleton(skeleton, shape)):
+        raise NoTensors(
+            f"the data of the input {quoted(name)} are {known} texts of another shape; expected shape {shown_shape(shape)}"
+        )
+    return b"".join(found)
+
+
 def _hollow(shape: Sequence[int]) -> list[Any]:
     """Nested lists of a shape without elements."""
     return [_hollow(shape[1:]) for _ in range(shape[0])] if shape else []
@@ -440,6 +507,11 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
     Raises:
         NoTensors: it is none of these, or does not fit the specifications.
     """
+    return finish(tensors_in_steps(value, specs))
+
+
+def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors]:
+    """Tensors of a JSON value that may be long; see `tensors_of`."""
     if isinstance(value, Octets):
         if isinstance(value, Tensors):
             return value
@@ -450,20 +522,9 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
             "which arrays the model takes is not known: give its target an `example` or `inputs`, or name datatype and shape by the "
             "Open Inference Protocol (/v2)"
         )
-    if text[:1] == b"{" and not (len(specs) == 1 and not specs[0].shape):
-        members = _read_members(text)
-        if missing := [one for one in specs if one.name not in members]:
-            raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
-        if unknown := [name for name in members if all(one.name != name for one in specs)]:
-            raise NoTensors(f"there is no input {quoted(unknown[0])}; the model takes {shown_specs(specs)}")
-        given = [(one, bytes(members[one.name])) for one in specs]
-    elif len(specs) == 1:
-        given = [(specs[0], text)]
-    else:
-        raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
     found = []
     single = None
-    for spec, one in given:
+    for spec, one in (yield from _given(text, specs)):
         small = _read_small(one, spec) if len(one) <= PAGE else None
         shape, alone = _shape_for(one, spec) if small is None else small[:2]
         if single is not None and alone is not single:
@@ -472,14 +533,33 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
             )
         single = alone
         full = (1, *shape) if alone else shape
-        data = (
-            read(one if shape else b"[" + one + b"]", spec.name, spec.datatype, shape or (1,))
-            if small is None
-            else small[2]
-        )
+        if small is not None:
+            data = small[2]
+        else:
+            numbers = one if shape else b"[" + one + b"]"
+            data = yield from read_in_steps(numbers, spec.name, spec.datatype, shape or (1,))
         found.append(Tensor(TensorHead(spec.name, spec.datatype, full), data))
+        yield 0
     check_heads([one.head for one in found], specs)
     return packed_value(found, single=bool(single))
+
+
+def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorSpec, bytes]]]:
+    """Text of each input. Raises NoTensors."""
+    if text[:1] != b"{" or (len(specs) == 1 and not specs[0].shape):
+        if len(specs) != 1:
+            raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
+        return [(specs[0], text)]
+    found = yield from members(text, MOST_TENSORS)
+    if found is None:
+        raise NoTensors(
+            f"the input has more than {MOST_TENSORS} members, which are the most; the model takes {shown_specs(specs)}"
+        )
+    if missing := [one for one in specs if one.name not in found]:
+        raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
+    if unknown := [name for name in found if all(one.name != name for one in specs)]:
+        raise NoTensors(f"there is no input {quoted(unknown[0])}; the model takes {shown_specs(specs)}")
+    return [(one, found[one.name]) for one in specs]
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
@@ -501,6 +581,8 @@ def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, b
 
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
     """Shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
+    if len(text) > _MOST_WITH_EMPTY:
+        _refuse_empty(text, spec.name)
     shape = shape_of(text) if text[:1] == b"[" else ()
     if len(shape) == len(spec.shape) and (shape or text[:1] not in b"[{"):
         return shape, True

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from itertools import islice
 
 import msgspec
 
 from headway.core import parameters, tensor_json, tensors
+from headway.core.json_pages import PAGE, Pages, Steps, TooDeep, levels_of
 from headway.model import Tensors, TensorSpec, Value, kind_of
 
 MAX_DEPTH = 100
@@ -23,8 +24,11 @@ _NAMES = {"{": "object", "[": "array", "t": "bool", "f": "bool", "n": "null"}
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _SUSPECT = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 """Beginning of an escape that may stand for half of a surrogate pair, or for U+0000."""
-_GOOD = re.compile(rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000)|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL)
+_GOOD = re.compile(
+    rb"(?:[^\\]++|\\[^u]|\\u(?![dD][89a-fA-F]|0000).{4}|\\u[dD][89abAB]..\\u[dD][c-fC-F]..)*+", re.DOTALL
+)
 """Valid JSON up to the first escape that stands for half of a surrogate pair, or for U+0000."""
+_LONGEST_ESCAPE = 12
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 200
 """Digits of a number that may be out of range even with an exponent of two digits."""
@@ -35,7 +39,6 @@ MOST_DIGITS = 4300
 MOST_EXTREME = 1000
 """Extreme numbers of a value that are looked at before it is let in. Of more the worker judges."""
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -70,6 +73,35 @@ def read(text: bytes) -> Value:
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _depth(text, MAX_DEPTH) > MAX_DEPTH:
         raise NoValue(f"is nested deeper than {MAX_DEPTH} levels")
     return text
+
+
+def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
+    """Value of a long JSON text, as `read` makes it. `known`: whether the text is valid JSON, without white space around it."""
+    if not known:
+        text = text.strip(b" \t\r\n")
+    if text[:1] == b'"':
+        return _proper(text)
+    if not text.isascii():
+        text.decode()
+    yield from check_in_steps(text, MAX_DEPTH, known=known)
+    if b"\\u" in text:
+        yield from _check_escapes_in_steps(text)
+    return text
+
+
+def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[int]:
+    """Check levels and numbers of a long JSON text. Returns how many numbers may be out of range. Raises what `read` does."""
+    pages, extreme = Pages(text, known=known), 0
+    try:
+        for page in pages:
+            if pages.deepest > deepest:
+                raise TooDeep
+            if extreme <= MOST_EXTREME:
+                extreme += _check_numbers(page)
+            yield 0 if known else pages.size
+    except TooDeep:
+        raise NoValue(f"is nested deeper than {deepest} levels") from None
+    return extreme
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
@@ -208,6 +240,18 @@ def _check_escapes(text: bytes) -> None:
         raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
 
 
+def _check_escapes_in_steps(text: bytes) -> Steps[None]:
+    at, size = 0, len(text)
+    while at < size:
+        reach = min(at + PAGE, size)
+        found = _GOOD.match(text, at, reach)
+        end = found.end() if found is not None else at
+        if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # It is no escape that the page has cut.
+            raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
+        at = end
+        yield 0
+
+
 def _check_numbers(text: bytes) -> int:
     """Refuse a number that is out of range, among the first MOST_EXTREME that may be; returns how many may be, at most one more."""
     digits = text.translate(_DIGITS)
@@ -230,5 +274,4 @@ def _depth(text: bytes, most: int) -> int:
 
 
 def _levels(text: bytes) -> int:
-    brackets = text.translate(_STEPS, _NO_BRACKET)
-    return max(accumulate(memoryview(brackets).cast("b")), default=0)
+    return levels_of(text.translate(None, _NO_BRACKET))

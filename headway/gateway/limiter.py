@@ -102,6 +102,14 @@ class Limiter:
             debts.forget_paid(now)
             debts[limit.id] = max(debts.get(limit.id, now), now) + ratelimit.interval(limit) / counting
 
+    def charge_pages(self, limits: tuple[Limit, ...], pages: int) -> None:
+        """Charge the pages of a long JSON text, each as a request, up to what each limit bears at once."""
+        now, debts = self._clock(), self.debts
+        for limit in limits:
+            debts.forget_paid(now)
+            counted = min(pages, max(limit.burst, 1.0))
+            debts[limit.id] = max(debts.get(limit.id, now), now) + counted * ratelimit.interval(limit)
+
     def refund(self, limits: tuple[Limit, ...]) -> None:
         """Take a charge back: the request goes to the broker after all, which charges it."""
         debts = self.debts

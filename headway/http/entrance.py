@@ -23,6 +23,9 @@ from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOp
 from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId
 
+CHARGED = 1 << 16
+"""Bytes of JSON outside strings that count as one request more."""
+
 
 class RepliesSink(ReplySink, Protocol):
     """Destination of the answer to a request with one input, or with several."""
@@ -100,6 +103,11 @@ class Entrance:
         """Take a charge back, as the body is there."""
         if principal.limits:
             self.gateway.limiter.refund(self.gateway.counted(principal.limits))
+
+    def charge_pages(self, principal: Principal, size: int) -> None:
+        """Count the JSON of a long body towards its principal's limits, by its bytes outside strings."""
+        if principal.limits and size >= CHARGED:
+            self.gateway.limiter.charge_pages(self.gateway.counted(principal.limits), size // CHARGED)
 
     def charge_wrong(self, principal: Principal, id: str) -> RequestError | None:
         """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""

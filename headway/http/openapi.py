@@ -16,7 +16,7 @@ from headway.core.tensors import BYTES, JSON, MOST_AXES, MOST_TENSORS, SIZES, co
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.http.inference.inference_head import MOST_KEY
 from headway.http.openai.completions import MOST_CHOICES
-from headway.http.openai.members import MOST_TEXTS
+from headway.http.openai.members import MOST_MESSAGES, MOST_TEXTS
 from headway.http.openai.responses import SETTLED
 from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT
@@ -179,6 +179,7 @@ def _settled(settings: Settings) -> dict[str, Any]:
         "tiers": list(settings.tier_names),
         "most_inputs": min(MOST_INPUTS, settings.max_queue),
         "most_texts": min(MOST_TEXTS, settings.max_queue),
+        "most_messages": MOST_MESSAGES,
         "most_choices": MOST_CHOICES,
         "most_parameters": settings.max_parameters,
         "most_output_mib": MOST_OUTPUT >> 20,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from headway.core.json_pages import Steps
 from headway.core.tensors import (
     BYTES,
     SIZES,
@@ -27,6 +28,9 @@ from headway.core.tensors import (
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Tensors, TensorSpec
 from headway.oip.tensors import unpack
+
+_AT_ONCE = 1 << 12
+"""Elements that are looked at between two yields."""
 
 
 def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most: int) -> tuple[TensorHead, ...]:
@@ -70,6 +74,35 @@ def value_of(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) ->
         check_size(head, octets)
         found.append(Tensor(head, octets))
     return pack(found)
+
+
+def value_in_steps(heads: Sequence[TensorHead], data: Sequence[bytes | memoryview]) -> Steps[Tensors]:
+    """The same of many elements of BYTES, some at a time; see `value_of`."""
+    found = []
+    for head, octets in zip(heads, data, strict=True):
+        if head.datatype == BYTES:
+            yield from _check_elements(head, memoryview(octets))
+        else:
+            check_size(head, octets)
+        found.append(Tensor(head, octets))
+    return pack(found)
+
+
+def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
+    """Check that an input of BYTES has as many elements as its shape says. Raises BadRequest."""
+    at, left = 0, count_of(head.shape)
+    while left:
+        count = min(left, _AT_ONCE)
+        length = length_of_elements(octets[at:], count)
+        if length < 0:
+            unpack(head.name, octets[at:], count)
+        at += length
+        left -= count
+        yield 0
+    if at < len(octets):
+        raise BadRequest(
+            f"{len(octets) - at} bytes of binary data are left after the {count_of(head.shape)} elements that the shape of input {quoted(head.name)} says"
+        )
 
 
 def value_of_raw(body: bytes, specs: Sequence[TensorSpec], most: int, *, single: bool = False) -> Tensors:

@@ -17,10 +17,9 @@ import struct
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from headway.core import values
 from headway.core.excerpt import excerpt
+from headway.core.json_pages import SHORT, Steps
 from headway.core.tensors import BYTES
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
@@ -165,6 +164,22 @@ def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Valu
     return found
 
 
+def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Steps[list[Value]]:
+    """The same of elements that may be long, one at a time; see `values_of`."""
+    found: list[Value] = []
+    try:
+        for element in elements:
+            if takes is ValueKind.JSON and len(element) > SHORT:
+                text = element.encode() if isinstance(element, str) else element
+                found.append((yield from _json_in_steps(text)))
+            else:
+                found.append(_value_of(element, takes))
+            yield 0
+    except BadRequest as exc:
+        raise BadRequest(f"element {len(found)} of the input {exc}") from None
+    return found
+
+
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
     """Element of an output, for a model that gives values of a kind.
 
@@ -201,9 +216,20 @@ def _value_of(element: Element, takes: ValueKind | None) -> Value:
 def _json_value(text: bytes) -> Value:
     try:
         return values.read(text)
-    except values.NoValue as exc:
-        raise BadRequest(str(exc)) from None
-    except UnicodeDecodeError as exc:
-        raise BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts") from None
-    except (msgspec.MsgspecError, RecursionError) as exc:
-        raise BadRequest(f"is no JSON text, which the model takes: {exc}") from None
+    except (ValueError, RecursionError) as exc:
+        raise _no_json(exc) from None
+
+
+def _json_in_steps(text: bytes) -> Steps[Value]:
+    try:
+        return (yield from values.read_in_steps(text))
+    except (ValueError, RecursionError) as exc:
+        raise _no_json(exc) from None
+
+
+def _no_json(exc: Exception) -> BadRequest:
+    if isinstance(exc, values.NoValue):
+        return BadRequest(str(exc))
+    if isinstance(exc, UnicodeDecodeError):
+        return BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts")
+    return BadRequest(f"is no JSON text, which the model takes: {exc}")

@@ -10,9 +10,12 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
+from typing import TypeVar
 
+from headway.core.json_pages import Steps
 from headway.core.tenant_turns import TenantTurns
 
+T = TypeVar("T")
 Begin = Callable[[], None]
 """Piece of work. Raises nothing; whoever wanted it may have left meanwhile."""
 MILLISECOND = 0.001
@@ -26,6 +29,17 @@ def give_way() -> None:
     that another one has woken. A program beside it that never sleeps gets its turn each time, too.
     """
     os.sched_yield()
+
+
+async def in_turns(steps: Steps[T]) -> T:
+    """Do steps, and let everything else in the loop have a turn after each."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            found: T = stop.value
+            return found
+        await asyncio.sleep(0)
 
 
 class FairTurns:

@@ -17,6 +17,7 @@ from headway.bulk.folder import BulkFolder
 from headway.bulk.forms import AskedLine, Making, NotYet
 from headway.bulk.job_run import JobContext
 from headway.bulk.turns import Turns
+from headway.core.json_pages import Steps
 from headway.errors import StoreUnavailable
 from headway.model import Failure, Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, Stored
@@ -138,7 +139,8 @@ class PlainForm:
 
     in_doubt = ""
 
-    def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
+    def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
+        yield from ()
         if self.in_doubt:
             raise NotYet(self.in_doubt)
 

@@ -14,6 +14,7 @@ from headway.bulk.folder import BulkFolder
 from headway.bulk.forms import AskedLine, NotYet
 from headway.bulk.line_reader import LineSplitter, pages
 from headway.config import Settings
+from headway.core.json_pages import finish
 from headway.errors import CANCELLED
 from headway.gateway.served_models import ServedModels
 from headway.http.openai.bulk_lines import OpenAILines
@@ -44,7 +45,7 @@ def told(record: bytes) -> dict[str, Any]:
 
 
 def asked(form: OpenAILines, **change: Any) -> AskedLine:
-    found = form.read(JOB, 3, json.dumps({**GOOD, **change}).encode())
+    found = finish(form.read(JOB, 3, json.dumps({**GOOD, **change}).encode()))
     assert isinstance(found, AskedLine), found
     return found
 
@@ -59,7 +60,7 @@ def made(line: AskedLine, *replies: Reply) -> tuple[bool, bytes]:
 
 @given(text=st.binary(max_size=60) | st.recursive(st.none() | st.text(), lambda of: st.dictionaries(st.sampled_from([*GOOD, "x"]), of)).map(lambda one: json.dumps(one).encode()))  # fmt: skip
 def test_any_line_that_is_no_request_has_its_record(text: bytes) -> None:
-    found = lines().read(JOB, 3, text)
+    found = finish(lines().read(JOB, 3, text))
     assert isinstance(found, bytes)
     record = told(found)
     assert (record["line"], record["error"]) == (3, None)
@@ -115,7 +116,7 @@ def test_a_failed_part_fails_its_line_with_the_errors_of_its_route() -> None:
     ],
 )
 def test_a_line_has_as_many_parts_at_most_as_a_request(body: dict[str, Any], status: int) -> None:
-    found = lines().read(JOB, 3, json.dumps({**GOOD, "body": {"model": "default", **body}}).encode())
+    found = finish(lines().read(JOB, 3, json.dumps({**GOOD, "body": {"model": "default", **body}}).encode()))
     assert isinstance(found, bytes) and told(found)["response"]["status_code"] == status
 
 
@@ -130,14 +131,14 @@ def test_a_large_answer_is_made_bit_by_bit() -> None:
 def test_a_line_is_not_judged_while_no_model_is_known() -> None:
     form = OpenAILines(Settings(), ServedModels(()), new_id)
     with pytest.raises(NotYet):
-        form.read(JOB, 3, json.dumps(GOOD).encode())
+        finish(form.read(JOB, 3, json.dumps(GOOD).encode()))
 
 
 def test_a_line_for_a_model_that_the_credential_may_not_ask_is_refused() -> None:
     form = lines("default", "secret")
     mine = BulkJob(**{**{name: getattr(JOB, name) for name in JOB.__struct_fields__}, "models": ("default",)})
     body = {"model": "secret", "prompt": "a"}
-    found = form.read(mine, 3, json.dumps({**GOOD, "body": body}).encode())
+    found = finish(form.read(mine, 3, json.dumps({**GOOD, "body": body}).encode()))
     assert isinstance(found, bytes) and told(found)["response"]["status_code"] == 404
 
 
@@ -150,7 +151,7 @@ def test_pieces_of_a_file_are_split_into_lines_of_a_bounded_length(pieces: list[
 
 def test_a_file_of_utf_16_is_refused_by_name() -> None:
     for text in (json.dumps(GOOD) + "\n" + json.dumps(GOOD)).encode("utf-16").split(b"\n"):
-        record = lines().read(JOB, 1, text)
+        record = finish(lines().read(JOB, 1, text))
         assert isinstance(record, bytes)
         assert "UTF-16" in told(record)["response"]["body"]["error"]["message"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import math
 import random
 import resource
 import sys
@@ -76,10 +77,10 @@ def main() -> int:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY, resource.RLIM_INFINITY))
         shares = sum(parser.weight for parser in chosen)
-        each = -(-given.cases // shares)
+        each = math.ceil(given.cases / shares)
         say(f"seed {seed}, {each:,} cases for each of {len(chosen)} parsers, more for those of more weight")
-        broken = sum(fuzz(parser, each * parser.weight, seed) for parser in chosen)
-    say(f"{each * shares:,} cases, {broken} broken")
+        broken = sum(fuzz(parser, math.ceil(each * parser.weight), seed) for parser in chosen)
+    say(f"{round(each * shares):,} cases, {broken} broken")
     return min(broken, 1)
 
 

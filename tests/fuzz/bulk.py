@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from headway.bulk.forms import AskedLine
 from headway.config import Settings
+from headway.core.json_pages import finish
 from headway.errors import BadRequest
 from headway.gateway.served_models import ServedModels
 from headway.http.form import MOST_PARTS, parts
@@ -88,7 +89,7 @@ def check_line(data: bytes) -> None:
             id="batch_1", tenant="t", user="u", endpoint=endpoint, input_file="file-1", created_at=0.0, expires_at=1.0
         )
         _check_record(form.expired(3, data), False)
-        found = form.read(job, 3, data)
+        found = finish(form.read(job, 3, data))
         if isinstance(found, bytes):
             _check_record(found, True)
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import bulk, credentials, dearest_calls, doors, frames, requests, tensors, wire
+from tests.fuzz import bulk, credentials, dearest, dearest_calls, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -38,7 +38,7 @@ class Parser:
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
     codec: Codec | None = None
-    weight: int = 1
+    weight: float = 1
     draw: Callable[[random.Random], bytes] | None = None
     slow: float = 1.0
 
@@ -73,6 +73,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("native bodies", requests.check_body, requests.BODIES, requests.BODY_WORDS),
         Parser("bodies of OpenAI's", doors.check_openai, doors.OPENAI, doors.OPENAI_WORDS, JSON, weight=4),
         Parser("bodies with a tensor", tensors.check_tensor, tensors.BODIES, tensors.BODY_WORDS, weight=4),
+        Parser("long body", dearest.check, dearest.SEEDS, weight=0.01),
         Parser("gRPC messages", doors.check_grpc, doors.GRPC, doors.GRPC_WORDS, weight=4),
         Parser("dear gRPC messages", dearest_calls.check, doors.GRPC, draw=dearest_calls.draw, slow=dearest_calls.SLOW),
         Parser("frames of HTTP/2", frames.check_frames, frames.FRAMES, frames.FRAME_WORDS),

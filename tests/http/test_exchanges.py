@@ -14,7 +14,7 @@ from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest,
 from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
-from headway.http.inference.exchange import JSON, CodecContext, Exchange, Outcome, ReadRequest, RequestTarget, Written
+from headway.http.inference.exchange import JSON, CodecContext, Exchange, Outcome, Reader, RequestTarget, Written
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.problem import AnyError, Encoded
 from headway.http.rate_limit_headers import RateLimitHeaders
@@ -38,7 +38,7 @@ def limit_lines(headers: RateLimitHeaders, limits: tuple[Limit, ...]) -> bytes:
 
 def open_head(
     head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
-) -> tuple[RequestOptions, ReadRequest]:
+) -> tuple[RequestOptions, Reader]:
     """A body is one text, or several with `|` between them. The answer repeats the model, the query, a header field, and the
     first letter."""
     field = dict(head.fields).get(b"x-shout", b"")
@@ -63,7 +63,7 @@ def open_head(
         input: Value | list[Value] = [*text.split("|")] if "|" in text else text
         return Exchange("default", input, b'{"a":1}', msgspec.structs.replace(options, timeout=0.5), write)
 
-    return options, read
+    return options, Reader(read)
 
 
 def own(settings: Settings) -> Codec:

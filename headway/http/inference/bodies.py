@@ -7,8 +7,7 @@ it. Of a member that is there twice the last one counts, here and in the workers
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.core.excerpt import excerpt
+from headway.core.json_pages import PAGE, SHORT, STRING, Pages, Steps, TooDeep, members, split
 from headway.core.likeness import nearest
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
@@ -25,6 +25,7 @@ from headway.model import Octets, Value, ValueKind
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
+_LONE = r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
 _MISSING = re.compile("Object missing required field `(input|input_data|model_id)`")
 _SEVERAL = re.compile(r"Expected `str`, got `array` - at `\$\.(?:input|input_data)`")
 _SINGLE_QUOTED = re.compile(rb"\s*(?:[{\[]\s*)*'")
@@ -33,6 +34,8 @@ _MOST_BYTES = 1 << 16
 """Bytes of the longest body that is looked into."""
 _MALFORMED = "JSON is malformed: "
 _MOST_SHOWN = 5
+_TOGETHER = 32
+"""Inputs of a long list that are read between two yields."""
 _ELSEWHERE = {
     "instances": "several inputs go as `inputs` to /v1/inference",
     "inputs": "several inputs go to /v1/inference",
@@ -51,6 +54,9 @@ class OtherInput(BadRequest):
 
 MAX_DEPTH = 32
 """Deepest nesting of `parameters`, as a worker must be able to decode whatever was accepted."""
+
+MOST_MEMBERS = 1024
+"""Most members of a long body."""
 
 ABSENT = msgspec.Raw()
 """Value of `parameters` where a body has none."""
@@ -138,6 +144,123 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
     return read
 
 
+def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes, KnownModels], Steps[Asked]]:
+    """Make the function that reads long bodies as `value_reader`'s does, in steps."""
+    most, most_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
+    take, check = struct_reader(kind, ("input", "inputs", "parameters")), long_value_checker(settings)
+
+    def read(body: bytes, known: KnownModels) -> Steps[Asked]:
+        asked = take((yield from members_in_steps(body)))
+        parameters = b""
+        if asked.parameters is not ABSENT:
+            text = bytes(asked.parameters)
+            parameters = text if (yield from parameters_in_steps(text, most_parameters)) else b""
+        if asked.inputs is not ABSENT and asked.input is not ABSENT:
+            raise BadRequest("the body has both `input` and `inputs`; expected one of them")
+        if asked.inputs is ABSENT and asked.input is ABSENT:
+            raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
+        checks = None if _takes_tensors(asked.model, known) else check
+        if asked.inputs is ABSENT:
+            input = yield from _long_value(bytes(asked.input), "the input", checks)
+            return asked.model, input, parameters, _version(asked)
+        inputs: list[Value] = []
+        for text in (yield from _several_in_steps(bytes(asked.inputs), most)):
+            inputs.append((yield from _long_value(text, f"`$.inputs[{len(inputs)}]`", checks)))
+            if len(inputs) % _TOGETHER == 0:
+                yield 0
+        return asked.model, inputs, parameters, _version(asked)
+
+    return read
+
+
+def _long_value(text: bytes, name: str, check: Callable[[Value], Steps[Value]] | None) -> Steps[Value]:
+    """Value of a member that may be long. `name`: what messages call it."""
+    try:
+        value = yield from values.read_in_steps(text, known=True)
+    except values.NoValue as exc:
+        raise BadRequest(f"{name} {exc}") from None
+    return value if check is None else (yield from check(value))
+
+
+def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
+    """Members of a long body, a JSON object, all of which is checked. Raises BadRequest."""
+    text = bytes(body).strip(b" \t\r\n")  # A large one is a bytearray.
+    try:
+        if not text.isascii():
+            text.decode()
+        pages = Pages(text)
+        for _ in pages:
+            yield pages.size
+    except TooDeep:
+        raise BadRequest("the body is nested too deeply") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        lone = yield from _has_lone_surrogate(text)
+        raise BadRequest(_LONE if lone else why_not(exc, b"0")) from None
+    if text[:1] != b"{":
+        raise BadRequest(f"Expected `object`, got `{values.name_of(values.of_json(text))}`")
+    found = yield from members(text, MOST_MEMBERS)
+    if found is None:
+        raise BadRequest(f"the body has more than {MOST_MEMBERS} members, which are the most of one; send fewer")
+    return found
+
+
+def _has_lone_surrogate(text: bytes) -> Steps[bool]:
+    for begin in range(0, len(text), PAGE):
+        found = _LONE_SURROGATE.search(
+            text, begin, begin + PAGE + 12
+        )  # The other half of a pair may be behind the page.
+        if found is not None and found.start() < begin + PAGE:
+            return True
+        yield 0
+    return False
+
+
+def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str, bytes]], Any]:
+    """Make the function from the members of a long body to a struct, of which nothing long is decoded. It raises BadRequest.
+
+    Arguments:
+        kind: the struct.
+        raw: its fields that are Raw, as far as it has them.
+    """
+    decode = msgspec.json.Decoder(kind).decode
+    names = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+    kept = [(field, names[field]) for field in raw if field in names]
+    short = sorted(frozenset(names.values()) - {name for _, name in kept})
+
+    def take(members: Mapping[str, bytes]) -> Any:
+        given = [b'"%b":%b' % (name.encode(), members[name]) for name in short if name in members]
+        given += [b'"%b":0' % name.encode() for _, name in kept if name in members]
+        text = b"{%b}" % b",".join(given)
+        try:
+            found = decode(text)
+        except msgspec.MsgspecError as exc:
+            raise BadRequest(why_not(exc, text)) from None
+        for field, name in kept:
+            if name in members:
+                setattr(found, field, msgspec.Raw(members[name]))
+        return found
+
+    return take
+
+
+def parameters_in_steps(text: bytes, most: int) -> Steps[dict[str, msgspec.Raw]]:
+    """Long parameters of a request, as `parameter_members` has them, of valid JSON. Raises BadRequest."""
+    if len(text) <= SHORT:
+        return parameter_members(text, most)
+    if text[:1] != b"{":
+        raise BadRequest("Expected `object | null` - at `$.parameters`")
+    found = yield from members(text, most)
+    if found is None:
+        raise BadRequest(f"`$.parameters` has more than {most} members; at most {most} are taken")
+    try:
+        extreme = yield from values.check_in_steps(text, MAX_DEPTH)
+    except values.NoValue as exc:
+        raise BadRequest(f"`$.parameters` {exc}") from None
+    if extreme > values.MOST_EXTREME:
+        raise BadRequest(f"`$.parameters` holds more than {values.MOST_EXTREME} numbers that may be out of range")
+    return {name: msgspec.Raw(value) for name, value in found.items()}
+
+
 def _takes_tensors(model: str | None, known: KnownModels | None) -> bool:
     """Whether a model takes tensors, to which bounds of texts do not apply."""
     return known is not None and known[model or known.default].takes is ValueKind.TENSORS
@@ -160,7 +283,7 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
-    elements = (_decode_few if text.count(b",") < MOST_INPUTS else first_elements(msgspec.Raw))(text)
+    elements = _decode_elements(text)
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     if len(elements) > most:
@@ -174,18 +297,19 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     return found
 
 
-_decode_few: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
+def _several_in_steps(text: bytes, most: int) -> Steps[list[bytes]]:
+    """Elements of a long JSON array, at least one and at most `most`."""
+    if text[:1] != b"[":
+        raise BadRequest(f"Expected `array`, got `{values.name_of(values.of_json(text))}` - at `$.inputs`")
+    found = yield from split(text, most)
+    if found is None:
+        raise PayloadTooLarge(f"`$.inputs` has more than {most} members, which are the most in one request")
+    if not found:
+        raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
+    return found
 
 
-@cache
-def first_elements(kind: Any) -> Callable[[bytes], list[Any]]:
-    """Decoder of the first elements of an array, one more than may be. The others are skipped, and nothing is made of them.
-
-    Making it takes 10 ms, which only a process pays that is sent very many elements.
-    """
-    fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_INPUTS + 1)]
-    decode = msgspec.json.Decoder(msgspec.defstruct("Elements", fields, array_like=True, gc=False)).decode
-    return lambda text: [one for one in msgspec.structs.astuple(decode(text)) if one is not msgspec.UNSET]
+_decode_elements: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def text_reader(settings: Settings) -> Callable[[bytes], str]:
@@ -253,8 +377,7 @@ def value_checker(settings: Settings) -> CheckValue | None:
             return check(value)
         if isinstance(value, Octets):
             return value
-        if most and (length := len(value.decode())) > most:
-            raise PayloadTooLarge(f"the input has {length} characters; at most {most} are taken (max_input_chars)")
+        _check_length(value, most)
         if keeps:
             return value
         try:
@@ -263,6 +386,35 @@ def value_checker(settings: Settings) -> CheckValue | None:
             raise BadRequest(f"the input cannot be read: {exc}") from None
 
     return check_value
+
+
+def _check_length(value: bytes, most: int) -> None:
+    if most and (length := len(value.decode())) > most:
+        raise PayloadTooLarge(f"the input has {length} characters; at most {most} are taken (max_input_chars)")
+
+
+def long_value_checker(settings: Settings) -> Callable[[Value], Steps[Value]] | None:
+    """Make the check of inputs that may be long, as `value_checker` does."""
+    check, check_value, keeps = text_checker(settings), value_checker(settings), settings.control_chars == "keep"
+    if check is None or check_value is None:
+        return None
+
+    def check_text(found: re.Match[bytes]) -> bytes:
+        return msgspec.json.encode(check(msgspec.json.decode(found[0], type=str)))
+
+    def in_steps(value: Value) -> Steps[Value]:
+        if not isinstance(value, bytes) or len(value) <= SHORT:
+            return check_value(value)
+        _check_length(value, settings.max_input_chars)
+        if keeps:
+            return value
+        found, pages = [], Pages(value, known=True)
+        for page in pages:
+            found.append(STRING.sub(check_text, page))
+            yield 0
+        return b",".join(found)
+
+    return in_steps
 
 
 def _each_text(tree: object, check: Check) -> object:
@@ -313,7 +465,7 @@ def why_not(exc: Exception, body: bytes) -> str:
     if not body:
         return "the body is empty; expected a JSON object"
     if _LONE_SURROGATE.search(body):
-        return r"the body contains a lone surrogate (\ud800 to \udfff without its other half), which is no text"
+        return _LONE
     quotes = (
         "; JSON has double quotes around names and texts, and no single ones"
         if _SINGLE_QUOTED.match(body[:100])

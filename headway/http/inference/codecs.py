@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core import values
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import (
@@ -27,10 +28,18 @@ from headway.http.inference.answer_pieces import (
     tensor_pieces,
     value_within,
 )
-from headway.http.inference.bodies import ABSENT, Asked, OtherInput, body_reader, text_reader, value_reader
+from headway.http.inference.bodies import (
+    ABSENT,
+    Asked,
+    OtherInput,
+    body_reader,
+    long_value_reader,
+    text_reader,
+    value_reader,
+)
 from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
 from headway.http.inference.octets import open_octets
-from headway.http.inference.tensor_bodies import fitting
+from headway.http.inference.tensor_bodies import fitting, fitting_in_steps
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
@@ -60,11 +69,13 @@ class Codec(msgspec.Struct, frozen=True):
         read_value: as `read`, of a body whose input may be any JSON value, or a list of several, with the version that it asks for.
             Its second argument is the models, by which it checks the values; without them it takes no model's for tensors.
         write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
+        read_long: as `read_value`, of a long body, in steps.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
         limit_lines: writer of the header fields by which a principal learns of its limits.
         compressed: whether its bodies may be compressed; what opens a head sees to that.
         tasks: whether its requests may become tasks; elsewhere `Prefer` is passed over.
         way: method and path of the route, as `POST /v1/inference`.
+        input: name of the member of a body that is the input.
     """
 
     open: OpenHead | None = None
@@ -72,11 +83,13 @@ class Codec(msgspec.Struct, frozen=True):
     write: WriteText = _never
     read_value: Callable[..., Asked] = _never
     write_many: WriteText = _never
+    read_long: Callable[[bytes, KnownModels], Steps[Asked]] = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
     compressed: bool = False
     tasks: bool = True
     way: str = ""
+    input: str = "input"
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         """Read a body in JSON that the native API defines; see `headway.http.inference.exchange.ReadRequest`."""
@@ -85,6 +98,18 @@ class Codec(msgspec.Struct, frozen=True):
         except OtherInput as exc:
             named, input, parameters, version = self.read_value(body, known)
             input = _fitting(known, named or known.default, input, exc)
+        write = self.write_all if isinstance(input, list) else self.write_one
+        return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
+
+    def read_json_in_steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        """Read a long body in JSON; see `read_json`."""
+        named, input, parameters, version = yield from self.read_long(body, known)
+        model = named or known.default
+        if known[model].takes is ValueKind.TENSORS:
+            input = yield from fitting_in_steps(known, model, input)
+        elif not isinstance(input, str):
+            what = "list" if isinstance(input, list) else values.name_of(input)
+            input = _fitting(known, model, input, OtherInput(f"Expected `str`, got `{what}` - at `$.{self.input}`"))
         write = self.write_all if isinstance(input, list) else self.write_one
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
@@ -217,19 +242,39 @@ _encode = msgspec.json.Encoder().encode
 def inference(settings: Settings) -> Codec:
     """Make the codec of `/v1/inference`."""
     return Codec(
-        None, body_reader(_Inference, settings), _write_inference, value_reader(_AnyInference, settings), _write_many
+        None,
+        body_reader(_Inference, settings),
+        _write_inference,
+        value_reader(_AnyInference, settings),
+        _write_many,
+        long_value_reader(_AnyInference, settings),
     )
 
 
 def plain(settings: Settings) -> Codec:
     """Make the codec of `/api/inference`."""
-    return Codec(None, body_reader(_Plain, settings), _write_plain, value_reader(_AnyPlain, settings))
+    return Codec(
+        None,
+        body_reader(_Plain, settings),
+        _write_plain,
+        value_reader(_AnyPlain, settings),
+        read_long=long_value_reader(_AnyPlain, settings),
+    )
 
 
 def predict(settings: Settings) -> Codec:
     """Make the codec of `/v1/predict`."""
-    texts = Codec(None, body_reader(_Predict, settings), _write_predict, value_reader(_AnyPredict, settings))
-    return replace(texts, open=open_octets(text_reader(settings), texts.read_json, texts.write_one))
+    texts = Codec(
+        None,
+        body_reader(_Predict, settings),
+        _write_predict,
+        value_reader(_AnyPredict, settings),
+        read_long=long_value_reader(_AnyPredict, settings),
+        input="input_data",
+    )
+    return replace(
+        texts, open=open_octets(text_reader(settings), texts.read_json, texts.read_json_in_steps, texts.write_one)
+    )
 
 
 def _write_inference(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headway.core.json_pages import SHORT
 from headway.errors import RequestError
 from headway.http.entrance import Entrance
 from headway.http.inference.exchange import JSON, CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
-from headway.http.server.connection_context import LARGE, ConnectionContext
+from headway.http.server.connection_context import ConnectionContext
 from headway.http.server.head import TRACE_FIELDS, Head, picked
 from headway.model import RequestOptions
-from headway.runtime.fair_turns import FairTurns
+from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.listening import SPARE
 
 UPLOADS = b"/v1/files"
@@ -43,8 +44,8 @@ class InferenceContext(ConnectionContext):
         self.codec_context = CodecContext(settings, gateway.served, entrance.counters)
         self.rate_limits = entrance.rate_limits
         self.quotas = gateway.quotas
-        self.large_bodies = FairTurns(loop=self.loop)
-        self.most_at_once = min(self.most_body, LARGE - 1)
+        self.large_bodies = FairTurns(loop=self.loop, budget=MILLISECOND)
+        self.most_at_once = min(self.most_body, SHORT)
         self.served = gateway.served
         self.version = settings.model_version
         self.tiers = entrance.tiers

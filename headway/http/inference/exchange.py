@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.config import Settings
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.server.head import Head
@@ -146,5 +147,21 @@ class RequestTarget(NamedTuple):
                 )
 
 
-OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, ReadRequest | None]]
+ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
+"""The same for a long body, a little of it at a time. The steps raise RequestError."""
+
+
+class Reader(NamedTuple):
+    """Reader of the bodies under one head.
+
+    Attributes:
+        at_once: reads one in one go.
+        in_steps: reads a long one; None where reading takes next to nothing, as of octets.
+    """
+
+    at_once: ReadRequest
+    in_steps: ReadInSteps | None = None
+
+
+OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, Reader | None]]
 """Head of a request to its options and the reader of its body; None for `Codec.read_json`. Raises RequestError."""

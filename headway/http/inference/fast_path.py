@@ -20,6 +20,7 @@ from operator import attrgetter
 from time import monotonic
 
 from headway.core.failures import failure_of, no_text
+from headway.core.json_pages import SHORT, Steps
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
@@ -38,6 +39,7 @@ from headway.http.server.connection_context import LARGE
 from headway.http.server.head import ID_PREFIX, Head
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
+from headway.runtime.fair_turns import MILLISECOND
 
 MOST_DIGITS = 9
 """Most digits of the length of a body whose head is remembered."""
@@ -386,7 +388,7 @@ class FastPathConnection(Connection):
             super().complete()
             return
         body = self.pieces.take()
-        if len(body) < LARGE and not request.coding:
+        if len(body) <= SHORT and not request.coding:
             self._begin(request, body)
             return
         self.phase = ASKED
@@ -418,11 +420,42 @@ class FastPathConnection(Connection):
         """Go on with a large body, unless the connection has ended meanwhile."""
         if self.phase == ASKED and self.request is request:
             try:
-                self._begin(request, body)
+                if request.read_long is None or len(body) <= SHORT:
+                    self._begin(request, body)
+                    self.advance()
+                    return
+                self.begun, only = monotonic(), self.principal.models
+                served = self.inference.served
+                known = served.seen_by(only) if only else served
+                self._read_long(request, request.read_long(body, request.options, known), 0)
             except Exception as exc:
                 self.fault(exc)
+
+    def _read_long(self, request: InferenceHead, steps: Steps[Exchange], size: int) -> None:
+        """Read some more of a long body, of which `size` bytes outside strings were read, unless the connection has ended meanwhile."""
+        if self.phase != ASKED or self.request is not request:
+            return
+        end, principal = monotonic() + MILLISECOND, self.principal
+        try:
+            while monotonic() < end:
+                size += next(steps)
+        except StopIteration as stop:
+            self._give_back()
+            if request.wish is not None and isinstance(stop.value.input, list):
+                self._charge_and_deny(request, several_as_task())
             else:
-                self.advance()
+                self._ask(request, b"", stop.value)
+        except RequestError as exc:
+            self._give_back()
+            self._charge_and_deny(request, exc)
+        except Exception as exc:
+            self.fault(exc)
+            return
+        else:
+            self._in_turn(partial(self._read_long, request, steps, size))
+            return
+        self.inference.entrance.charge_pages(principal, size)
+        self.advance()
 
     def _begin(self, request: InferenceHead, body: bytes) -> None:
         """Begin with a body that came in pieces, for which there was a reservation."""
@@ -494,7 +527,7 @@ class FastPathConnection(Connection):
             self.refuse(over or exc, head, None if over else inference.tiers[principal.tier])
             return
         length, buffer = head.length, self.buffer
-        whole = 0 <= length <= len(buffer) and length < LARGE and not (request.coding and length)
+        whole = 0 <= length <= len(buffer) and length <= SHORT and not (request.coding and length)
         if not whole and (over := entrance.excess(principal, self.id)) is not None:
             self.refuse(over, head, None)
             return
@@ -554,7 +587,7 @@ class FastPathConnection(Connection):
         """
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
         entrance, principal, there = self.inference.entrance, self.known, len(data) - begun
-        if not LARGE <= length <= self.context.most_body or there > length or self.still() is not principal:
+        if not SHORT < length <= self.context.most_body or there > length or self.still() is not principal:
             return False
         if (principal.limits and entrance.over(principal) is not None) or not self.reserve(length):
             return False
@@ -564,7 +597,8 @@ class FastPathConnection(Connection):
         self.codec, self.encode_error = request.codec, request.codec.encode_error
         self.request, self.principal = request, principal
         self.open, self.expects, self.missing = there < length, False, length - there
-        self._make_room(length, there)
+        if length >= LARGE:
+            self._make_room(length, there)
         self.pieces.append(memoryview(data)[begun:])
         if not self.open:
             try:
@@ -606,23 +640,29 @@ class FastPathConnection(Connection):
         if principal is not None:
             self._belong(principal)
 
-    def _ask(self, request: InferenceHead, body: bytes) -> None:
-        """Read a body, and hand its request in, on the lane for it if that is open."""
-        self.begun, only = monotonic(), self.principal.models
-        served = self.inference.served
-        try:
-            exchange = request.read(body, request.options, served.seen_by(only) if only else served)
-            if request.wish is not None and isinstance(exchange.input, list):
-                raise several_as_task()
-        except RequestError as exc:
-            self._charge_and_deny(request, exc)
-            return
-        self.phase, self.exchange = ASKED, exchange
-        model, text, parameters = exchange.model, exchange.input, exchange.parameters
+    def _ask(self, request: InferenceHead, body: bytes, exchange: Exchange | None = None) -> None:
+        """Read a body, unless it is read already, and hand its request in, on the lane for it if that is open."""
+        if exchange is None:
+            self.begun = monotonic()
+            only = self.principal.models
+            served = self.inference.served
+            try:
+                exchange = request.read(body, request.options, served.seen_by(only) if only else served)
+                if request.wish is not None and isinstance(exchange.input, list):
+                    raise several_as_task()
+            except RequestError as exc:
+                self._charge_and_deny(request, exc)
+                return
+        self.phase = ASKED
+        self.exchange = exchange
+        model = exchange.model
+        text = exchange.input
+        parameters = exchange.parameters
         if request.wish is not None or isinstance(text, list) or exchange.options is not request.options:
             self._ask_rarely(request, exchange)
             return
-        gateway, is_known = self.inference.gateway, request is self.memo
+        gateway = self.inference.gateway
+        is_known = request is self.memo
         lane = self.lane if is_known else CLOSED
         if lane.asked != model or lane.asker is not self.principal or lane.facts is not gateway.facts:
             lane = gateway.lane(self.principal, request.options, model)

@@ -15,7 +15,7 @@ from headway.config import Settings
 from headway.core.trace_context import read_trace_context
 from headway.errors import BadRequest
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, ReadRequest, RequestTarget
+from headway.http.inference.exchange import CodecContext, Reader, ReadInSteps, ReadRequest, RequestTarget
 from headway.http.server.head import ID_PREFIX, Head, read_id, shorten, too_large
 from headway.model import RequestOptions
 
@@ -51,6 +51,7 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         coding: coding of its body; empty for none.
+        read_long: reader of a long body, in steps; None where `read` is short for any.
     """
 
     codec: Codec
@@ -64,6 +65,7 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
     wish: Wish | None = None
     wait: float = 0.0
     coding: str = ""
+    read_long: ReadInSteps | None = None
 
 
 def read_inference_head(
@@ -97,23 +99,25 @@ def read_inference_head(
         wait = min(wish.wait, timeout)
         timeout = settings.longest_task_s
     options = read_options(single, settings, timeout, bool(id), origin, task=wish is not None, way=codec.way)
-    read: ReadRequest | None = None
+    reader: Reader | None = None
     if codec.open is None:
         target.refuse_named("name it in the body of /v1/inference")
     else:
-        options, read = codec.open(head, target, options, context.seen_by(only))
+        options, reader = codec.open(head, target, options, context.seen_by(only))
+    read, read_long = (codec.read_json, codec.read_json_in_steps) if reader is None else reader
     return InferenceHead(
         codec,
         options,
-        read or codec.read_json,
+        read,
         authorization=single.get(b"authorization", b""),
         id=id,
         expects=head.expects,
         repeatable=head.keep and head.length > 0 and not (head.expects or coding),
-        is_plain=read is None and wish is None,
+        is_plain=reader is None and wish is None,
         wish=wish,
         wait=min(wait, options.timeout),
         coding=coding,
+        read_long=read_long,
     )
 
 

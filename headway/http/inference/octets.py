@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 from msgspec.structs import replace
 
 from headway.core import values
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import PIECE, cut
@@ -21,6 +22,8 @@ from headway.http.inference.exchange import (
     Exchange,
     OpenHead,
     Outcome,
+    Reader,
+    ReadInSteps,
     ReadRequest,
     RequestTarget,
     WriteAnswer,
@@ -101,12 +104,15 @@ def _pieces(output: Value) -> Iterator[bytes]:
         yield output[begin : begin + PIECE].encode()
 
 
-def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: WriteAnswer) -> OpenHead:
+def open_octets(
+    text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
+) -> OpenHead:
     """Make what opens the heads of a route that also takes octets, and answers with them.
 
     Arguments:
         text: body to the input, where the model takes no octets.
         read_json: reader of bodies in JSON.
+        read_long: reader of long ones.
         write: writer of an answer in JSON.
     """
 
@@ -125,17 +131,22 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
         exchange.write = write_octets
         return exchange
 
+    def read_any_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        exchange = yield from read_long(body, options, known)
+        exchange.write = write_octets
+        return exchange
+
     writers = {Form.JSON: write, Form.OCTETS: write_octets, Form.AS_OUTPUT: write_as_output}
 
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
-    ) -> tuple[RequestOptions, ReadRequest | None]:
+    ) -> tuple[RequestOptions, Reader | None]:
         kind = head.single.get(b"content-type", b"").split(b";", 1)[0].strip().lower()
         if kind != OCTETS:
             target.refuse_named("name it in the body")
             if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
                 return options, None
-            return options, read_any
+            return options, Reader(read_any, read_any_in_steps)
         model, version = _named(target.query)
         writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
 
@@ -148,7 +159,7 @@ def open_octets(text: Callable[[bytes], str], read_json: ReadRequest, write: Wri
                 input = Octets(body) if served.takes is ValueKind.BYTES else text(body)
             return Exchange(model, input, b"", options, writer)
 
-        return replace(options, version=version) if version else options, read
+        return replace(options, version=version) if version else options, Reader(read)
 
     return open_head
 

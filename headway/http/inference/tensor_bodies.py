@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from headway.core.failures import error_of
-from headway.core.tensor_json import tensors_of
+from headway.core.json_pages import Steps, finish
+from headway.core.tensor_json import tensors_in_steps
 from headway.core.tensors import (
     SIZES,
     NoTensors,
@@ -28,6 +29,17 @@ def fitting(known: KnownModels, model: str, input: Value | list[Value]) -> Value
     if not isinstance(input, list):
         return _of(known, model, input, "")
     return [_of(known, model, one, f" - at `$.inputs[{place}]`") for place, one in enumerate(input)]
+
+
+def fitting_in_steps(known: KnownModels, model: str, input: Value | list[Value]) -> Steps[Value | list[Value]]:
+    """The same of values that may be long; see `fitting`."""
+    if not isinstance(input, list):
+        return (yield from _in_steps(known, model, input, ""))
+    found: list[Value] = []
+    for place, one in enumerate(input):
+        found.append((yield from _in_steps(known, model, one, f" - at `$.inputs[{place}]`")))
+        yield 0
+    return found
 
 
 def as_octets(output: Tensors) -> bytes | memoryview | None:
@@ -62,8 +74,12 @@ def one_embedding(output: Tensors) -> Tensor:
 
 
 def _of(known: KnownModels, model: str, input: Value, place: str) -> Tensors:
+    return finish(_in_steps(known, model, input, place))
+
+
+def _in_steps(known: KnownModels, model: str, input: Value, place: str) -> Steps[Tensors]:
     try:
-        tensors = tensors_of(input, known[model].inputs)
+        tensors = yield from tensors_in_steps(input, known[model].inputs)
     except NoTensors as exc:
         raise BadRequest(f"{exc}{place}") from None
     if place and (failure := known.check(model, tensors)) is not None:

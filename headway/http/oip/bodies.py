@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
 
+from headway.core.json_pages import SHORT, Steps, members, split
 from headway.core.tensors import MOST_AXES, MOST_TENSORS
+from headway.core.values import name_of, of_json
 from headway.errors import BadRequest
-from headway.http.inference.bodies import ABSENT, parameter_members
+from headway.http.inference.bodies import ABSENT, MOST_MEMBERS, parameter_members, parameters_in_steps, struct_reader
 from headway.oip.outputs import WantedOutput
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 
@@ -20,6 +23,9 @@ _SHORT = 200
 """Bytes of parameters, or of a shape, up to which what was read of them is remembered."""
 _LONGEST_SHAPE = 24 * MOST_AXES
 """Most bytes of a shape that is read."""
+
+_LONGEST_OUTPUTS = 1 << 15
+"""Most bytes of the outputs that a request asks for."""
 
 _Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -42,6 +48,15 @@ class AskedInput(msgspec.Struct, gc=False):
     parameters: InputParameters | None = None
 
 
+class LongRequest(msgspec.Struct, gc=False):
+    """Long JSON object of a request, whose members are read later."""
+
+    inputs: msgspec.Raw
+    id: str | None = None
+    outputs: msgspec.Raw = ABSENT
+    parameters: msgspec.Raw = ABSENT
+
+
 class OutputParameters(msgspec.Struct, gc=False):
     """Parameters of an output that a request asks for."""
 
@@ -55,6 +70,11 @@ class AskedOutput(msgspec.Struct, gc=False):
 
     name: str
     parameters: OutputParameters | None = None
+
+
+_take_input = struct_reader(AskedInput, ("shape", "data"))
+take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
+"""Makes a LongRequest of the members of a JSON object. Raises BadRequest."""
 
 
 def array_of(kind: Any) -> Any:
@@ -112,6 +132,8 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
     Raises:
         BadRequest: the member is malformed, or asks for what is not served.
     """
+    if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
+        raise BadRequest(f"the outputs take {size} bytes; at most {_LONGEST_OUTPUTS} are taken - at `$.outputs`")
     try:
         array = _decode_outputs(raw)
     except msgspec.MsgspecError as exc:
@@ -147,6 +169,37 @@ def parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, byte
     return (_split_often if len(text) <= _SHORT else _split)(text, most, tiers)
 
 
+def long_parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> Steps[tuple[Wishes, bytes]]:
+    """The same of parameters that may be long, and are valid JSON; see `parameters_of`."""
+    text = bytes(raw)
+    if len(text) <= SHORT:
+        return parameters_of(raw, most, tiers)
+    return _parted((yield from parameters_in_steps(text, most)), text, tiers)
+
+
+def long_inputs_of(raw: msgspec.Raw, most: int) -> Steps[list[AskedInput] | None]:
+    """Inputs of a request, of valid JSON that may be long; None where there are more than `most`. Raises BadRequest."""
+    text = bytes(raw)
+    if text[:1] != b"[":
+        raise BadRequest(f"Expected `array`, got `{name_of(of_json(text))}` - at `$.inputs`")
+    if (parts := (yield from split(text, most))) is None:
+        return None
+    found = []
+    for place, part in enumerate(parts):
+        where = f"$.inputs[{place}]"
+        if part[:1] != b"{":
+            raise BadRequest(f"Expected `object`, got `{name_of(of_json(part))}` - at `{where}`")
+        if (given := (yield from members(part, MOST_MEMBERS))) is None:
+            raise BadRequest(f"an input has more than {MOST_MEMBERS} members, which are the most - at `{where}`")
+        if len(given.get("parameters", b"")) > SHORT:
+            raise BadRequest(f"the parameters of an input take more than {SHORT} bytes - at `{where}.parameters`")
+        try:
+            found.append(_take_input(given))
+        except BadRequest as exc:
+            raise BadRequest(exc.message.replace("`$", f"`{where}", 1)) from None
+    return found
+
+
 def placed(exc: msgspec.MsgspecError, place: str) -> str:
     """Message of what is wrong in a part of the body, with its place in the body, for example `$.inputs[0].data`."""
     said = str(exc)
@@ -154,14 +207,17 @@ def placed(exc: msgspec.MsgspecError, place: str) -> str:
 
 
 def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    members = parameter_members(text, most)
-    if not members:
+    return _parted(parameter_members(text, most), text, tiers)
+
+
+def _parted(given: Mapping[str, msgspec.Raw], text: bytes, tiers: int) -> tuple[Wishes, bytes]:
+    if not given:
         return NONE, b""
-    asked = {name: _figure(members[name]) for name in KNOWN if name in members}
+    asked = {name: _figure(given[name]) for name in KNOWN if name in given}
     if not asked:
         return NONE, text
     wishes = read_wishes(asked, tiers)
-    rest = for_target(members)
+    rest = for_target(given)
     return wishes, msgspec.json.encode(rest) if rest else b""
 
 

@@ -8,14 +8,16 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core.failures import error_of
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import value_checker
+from headway.http.inference.bodies import long_value_checker, value_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Exchange, ReadRequest, RequestTarget
+from headway.http.inference.exchange import CodecContext, Exchange, Reader, RequestTarget
 from headway.http.oip.answers import Answerer, encode_error
 from headway.http.oip.bodies import LENGTH_FIELD
-from headway.http.oip.requests import request_reader
+from headway.http.oip.requests import long_request_reader, request_reader
+from headway.http.oip.tensor_requests import TensorsRequest
 from headway.http.server.head import Head, shorten
 from headway.model import RequestOptions
 
@@ -25,10 +27,11 @@ _LENGTH = re.compile(rb"[0-9]{1,19}")
 def infer(settings: Settings) -> Codec:
     """Make the codec of the inference routes."""
     read_request, check = request_reader(settings), value_checker(settings)
+    read_long, check_long = long_request_reader(settings), long_value_checker(settings)
 
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
-    ) -> tuple[RequestOptions, ReadRequest]:
+    ) -> tuple[RequestOptions, Reader]:
         target.refuse_named("name it in the path")
         model, version = target.names.get("model", ""), target.names.get("version")
         check_version(context.known, model, version)
@@ -51,7 +54,22 @@ def infer(settings: Settings) -> Codec:
             model = known.default  # It may be another than at the request before.
             return read(body, options, known)
 
-        return with_version(options, version), read if model else read_default
+        def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+            name = model if named else known.default
+            served = known[name]
+            try:
+                asked = yield from read_long(body, length, served)
+            except BadRequest:
+                if name in known:
+                    raise
+                return Exchange(name, "", b"", options, Answerer(name).write)
+            write = Answerer(name, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted).write
+            if isinstance(asked, TensorsRequest):
+                return asked.exchange(name, options, served.takes, check, write)
+            return (yield from asked.exchange_in_steps(name, options, served.takes, check_long, write))
+
+        named = bool(model)
+        return with_version(options, version), Reader(read if model else read_default, read_in_steps)
 
     return Codec(open=open_head, encode_error=encode_error, compressed=True, tasks=False)
 

@@ -6,35 +6,47 @@ means that the whole body is one element, without any length before it. Of a mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from headway.config import Settings
+from headway.core.json_pages import SHORT, Steps, split
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, CheckValue, first_elements, why_not
+from headway.http.inference.bodies import ABSENT, CheckValue, members_in_steps, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
     AskedInput,
     cut,
+    long_inputs_of,
+    long_parameters_of,
     parameters_of,
     placed,
     refuse_shared_memory,
     shape_of,
+    take_request,
     wanted_outputs,
 )
-from headway.http.oip.tensor_requests import TensorsRequest, tensors_reader
-from headway.model import RequestOptions, ValueKind
+from headway.http.oip.tensor_requests import TensorsRequest, long_tensors_reader, tensors_reader
+from headway.model import RequestOptions, Value, ValueKind
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
-from headway.oip.tensors import Element, NoElements, check_outputs, count_elements, unpack, values_of, wrong_number
+from headway.oip.tensors import (
+    Element,
+    NoElements,
+    check_outputs,
+    count_elements,
+    unpack,
+    values_in_steps,
+    values_of,
+    wrong_number,
+)
 
 _TENSORS = ValueKind.TENSORS
-_MANY_COMMAS = 4 * MOST_INPUTS
-"""Commas in the data of a tensor beyond which it may have far too many elements."""
 
 
 class _Inputs(msgspec.Struct, gc=False, array_like=True):
@@ -96,6 +108,23 @@ class InferRequest(msgspec.Struct, gc=False):
         input = values[0] if len(values) == 1 else values
         return Exchange(model, input, self.parameters, options, write, self.id or "", wishes.final)
 
+    def exchange_in_steps(
+        self,
+        model: str,
+        options: RequestOptions,
+        takes: ValueKind | None,
+        check: Callable[[Value], Steps[Value]] | None,
+        write: WriteAnswer,
+    ) -> Steps[Exchange]:
+        """Exchange of a long request; see `exchange`."""
+        values = yield from values_in_steps(self.elements, takes)
+        if check is not None:
+            for place, value in enumerate(values):
+                values[place] = yield from check(value)
+        options = self.wishes.applied_to(options)
+        input = values[0] if len(values) == 1 else values
+        return Exchange(model, input, self.parameters, options, write, self.id or "", self.wishes.final)
+
 
 _decode = msgspec.json.Decoder(_Request).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
@@ -149,6 +178,56 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     return read
 
 
+def long_request_reader(
+    settings: Settings,
+) -> Callable[[bytes, int | None, ServedModel], Steps[InferRequest | TensorsRequest]]:
+    """Make the function that reads long bodies, in steps; see `request_reader`."""
+    most, tiers, most_parameters = (
+        min(MOST_INPUTS, settings.max_queue),
+        len(settings.tier_names),
+        settings.max_parameters,
+    )
+    read_short, read_tensors = request_reader(settings), long_tensors_reader(settings)
+
+    def read(body: bytes, length: int | None, served: ServedModel) -> Steps[InferRequest | TensorsRequest]:
+        if served.takes is _TENSORS and length != 0:
+            return (yield from read_tensors(body, length, served))
+        text, binary = (bytes(body), None) if length is None else cut(body, length)
+        if length == 0 or len(text) <= SHORT:
+            return read_short(body, length, served)
+        asked = take_request((yield from members_in_steps(text)))
+        wishes, parameters = yield from long_parameters_of(asked.parameters, most_parameters, tiers)
+        inputs = yield from long_inputs_of(asked.inputs, 1)
+        try:
+            tensor = _sole(inputs)
+            shape = shape_of(tensor)
+            count = count_elements(tensor.name, tensor.datatype, shape, most)
+        except NoElements:
+            if served.takes is None:  # It may be what the model takes, of which nothing is known yet.
+                return (yield from read_tensors(body, length, served))
+            raise
+        data = bytes(tensor.data)
+        if data[:1] == b"[" and (yield from split(data, MOST_INPUTS)) is None:
+            raise BadRequest(
+                f"the data of the input have {MOST_INPUTS + 1} or more elements, and its shape says {count}"
+            )
+        elements = _elements(tensor, count, binary)
+        wanted: tuple[WantedOutput, ...] = ()
+        if asked.outputs is not ABSENT:
+            wishes, wanted = _outputs(wishes, asked.outputs, served)
+        return InferRequest(asked.id, shape, elements, wishes, parameters, wanted)
+
+    return read
+
+
+def _sole(inputs: Sequence[AskedInput] | None) -> AskedInput:
+    if not inputs:
+        raise wrong_number(2 if inputs is None else 0)
+    if inputs[0].parameters is not None:
+        refuse_shared_memory(inputs[0].parameters)
+    return inputs[0]
+
+
 def _only_input(inputs: _Inputs) -> AskedInput:
     tensor = inputs.first
     if isinstance(tensor, msgspec.UnsetType) or inputs.second is not ABSENT:
@@ -181,17 +260,12 @@ def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list
 def _texts(text: bytes, name: str, count: int) -> list[Element]:
     """Elements in JSON, also each in an array of its own."""
     nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
-    many = text.count(b",") > _MANY_COMMAS
     try:
-        if nested:
-            found = [one for (one,) in (first_elements(tuple[str]) if many else _decode_nested)(text)]
-        else:
-            found = (first_elements(str) if many else _decode_texts)(text)
+        found: list[Any] = [one for (one,) in _decode_nested(text)] if nested else _decode_texts(text)
     except msgspec.MsgspecError as exc:
         raise BadRequest(placed(exc, "$.inputs[0].data")) from None
     if len(found) != count:
-        more = "or more " if many and len(found) > MOST_INPUTS else ""
-        raise BadRequest(f"the data of the input have {len(found)} {more}elements, and its shape says {count}")
+        raise BadRequest(f"the data of the input have {len(found)} elements, and its shape says {count}")
     return found
 
 

@@ -11,33 +11,39 @@ from functools import lru_cache
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.core import tensor_json
-from headway.core.tensors import ALIGNED, BYTES, SIZES, NoTensors, TensorHead, count_of, opening, quoted
+from headway.core.json_pages import SHORT, Steps
+from headway.core.tensors import ALIGNED, BYTES, MOST_TENSORS, SIZES, NoTensors, TensorHead, count_of, opening, quoted
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, CheckValue, why_not
+from headway.http.inference.bodies import ABSENT, CheckValue, members_in_steps, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
     AskedInput,
     array_of,
     cut,
+    long_inputs_of,
+    long_parameters_of,
     members_of,
     parameters_of,
     refuse_shared_memory,
     shape_of,
+    take_request,
     wanted_outputs,
 )
 from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
-from headway.oip.inputs import checked_heads, value_of, value_of_raw
+from headway.oip.inputs import checked_heads, value_in_steps, value_of, value_of_raw
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
 
 _SHORT = 1024
 """Bytes of a JSON object up to which what was read of it is remembered, where the data are behind it. Clients send the same again and again."""
 _MOST_KNOWN = 256
+_EMPTY = msgspec.Raw(b"[]")
 
 
 class _Request(msgspec.Struct, gc=False):
@@ -145,6 +151,42 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     return read
 
 
+def long_tensors_reader(
+    settings: Settings,
+) -> Callable[[bytes, int | None, ServedModel], Steps[TensorsRequest]]:
+    """Make the function that reads long bodies, in steps; see `tensors_reader`."""
+    tiers, most_parameters = len(settings.tier_names), settings.max_parameters
+    read_short = tensors_reader(settings)
+
+    def said_of(text: bytes, served: ServedModel) -> Steps[_Said]:
+        asked = take_request((yield from members_in_steps(text)))
+        wishes, parameters = NONE, b""
+        if asked.parameters is not ABSENT:
+            wishes, parameters = yield from long_parameters_of(asked.parameters, most_parameters, tiers)
+        wanted = () if asked.outputs is ABSENT else wanted_outputs(asked.outputs, binary=wishes.binary)
+        check_names([one.name for one in wanted], names_of(served.outputs))
+        inputs = yield from long_inputs_of(asked.inputs, MOST_TENSORS)
+        if inputs is None:
+            raise BadRequest(f"the request has more than {MOST_TENSORS} inputs; expected 1 to {MOST_TENSORS}")
+        given = [TensorHead(one.name, one.datatype, shape_of(one, place)) for place, one in enumerate(inputs)]
+        heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
+        return _Said(asked.id, wishes, parameters, wanted, inputs, heads, *_form_of(inputs, heads))
+
+    def read(body: bytes, length: int | None, served: ServedModel) -> Steps[TensorsRequest]:
+        text, binary = (bytes(body), None) if length is None else cut(body, length)
+        if len(text) <= SHORT and len(body) - len(text) <= SHORT:
+            return read_short(body, length, served)
+        said = yield from said_of(text, served)
+        if binary is not None and len(binary) == said.size:
+            value = packed_in_place(binary, said.opening)
+        else:
+            data = yield from _data_in_steps(said.inputs, said.heads, binary)
+            value = yield from value_in_steps(said.heads, data)
+        return TensorsRequest(said.id, value, said.wishes, said.parameters, said.wanted)
+
+    return read
+
+
 def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple[int, bytes]:
     """Bytes of the data behind a JSON object, and those before them in the packed value; -1 where the data are not packed as they come."""
     if inputs[0].parameters is None:  # They are in JSON.
@@ -220,3 +262,23 @@ def _data_in_json(text: bytes, head: TensorHead) -> bytes:
         return tensor_json.read(text, head.name, head.datatype, head.shape)
     except NoTensors as exc:
         raise BadRequest(str(exc)) from None
+
+
+def _data_in_steps(
+    inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
+) -> Steps[list[bytes | memoryview]]:
+    """The same of inputs whose JSON may be long, for which empty ones stand at first; see `_data`."""
+    long = [len(bytes(one.data)) > SHORT for one in inputs]
+    found = _data(
+        [replace(one, data=_EMPTY) if is_long else one for one, is_long in zip(inputs, long, strict=True)],
+        [replace(head, shape=(0,)) if is_long else head for head, is_long in zip(heads, long, strict=True)],
+        binary,
+    )
+    for place, head in enumerate(heads):
+        if long[place]:
+            text = bytes(inputs[place].data)
+            try:
+                found[place] = yield from tensor_json.read_in_steps(text, head.name, head.datatype, head.shape)
+            except NoTensors as exc:
+                raise BadRequest(str(exc)) from None
+    return found

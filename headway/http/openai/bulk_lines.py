@@ -16,11 +16,12 @@ from headway import errors
 from headway.bulk.forms import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
+from headway.core.json_pages import SHORT, Steps
 from headway.errors import BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.bodies import why_not
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest
+from headway.http.inference.bodies import members_in_steps, struct_reader, why_not
+from headway.http.inference.exchange import Exchange, Outcome, Reader
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.chat import chat_reader
 from headway.http.openai.completions import completions_reader
@@ -35,7 +36,7 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-READERS: Mapping[str, Callable[[Settings], ReadRequest]] = {
+READERS: Mapping[str, Callable[[Settings], Reader]] = {
     "/v1/completions": completions_reader,
     "/v1/chat/completions": chat_reader,
     "/v1/embeddings": embeddings_reader,
@@ -80,6 +81,7 @@ class _Record(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 _decode = msgspec.json.Decoder(_Line).decode
+_take = struct_reader(_Line, ("body",))
 _decode_known = msgspec.json.Decoder(_Known).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -102,12 +104,12 @@ class OpenAILines(LineForm):
         self._most_answer = settings.max_bodies_mb << 19
         self._served, self._new_id = served, new_id
 
-    def read(self, job: BulkJob, number: int, text: bytes) -> AskedLine | bytes:
+    def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
         custom_id: str | None = None
         try:
-            line = self._decoded(text)
+            line = yield from self._decoded(text)
             custom_id = line.custom_id
-            exchange = self._exchange(job, line)
+            exchange = yield from self._exchange(job, line)
         except RequestError as exc:
             return self._failed(number, custom_id or _custom_id(text), exc)
         except NotYet:
@@ -134,13 +136,15 @@ class OpenAILines(LineForm):
     def expired(self, number: int, text: bytes) -> bytes:
         return _encode(_Record(self._record_id(), _custom_id(text), None, _EXPIRED, number))
 
-    def _decoded(self, text: bytes) -> _Line:
+    def _decoded(self, text: bytes) -> Steps[_Line]:
         if len(text) > self._most:
             raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
         try:
-            line = _decode(text)
+            line: _Line = _take((yield from members_in_steps(text))) if len(text) > SHORT else _decode(text)
+        except BadRequest as exc:
+            raise BadRequest(exc.message.replace("the body", "the line")) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, text).replace("the body", "the line")) from None
         if not 0 < len(line.custom_id) <= _MOST_CUSTOM_ID:
@@ -149,12 +153,16 @@ class OpenAILines(LineForm):
             raise BadRequest("expected POST - at `$.method`")
         return line
 
-    def _exchange(self, job: BulkJob, line: _Line) -> Exchange:
+    def _exchange(self, job: BulkJob, line: _Line) -> Steps[Exchange]:
         """Exchange of a line that may run. Raises RequestError."""
         if line.url != job.endpoint:
             raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
         only = frozenset(job.models)
-        exchange = self._readers[job.endpoint](bytes(line.body), _OPTIONS, self._served.seen_by(only))
+        reader, body, known = self._readers[job.endpoint], bytes(line.body), self._served.seen_by(only)
+        if reader.in_steps is not None and len(body) > SHORT:
+            exchange = yield from reader.in_steps(body, _OPTIONS, known)
+        else:
+            exchange = reader.at_once(body, _OPTIONS, known)
         if isinstance(exchange.write, ChoicesWriter) and exchange.write.stream:
             raise BadRequest("a batch has no streams; leave it out - at `$.stream`")
         model = exchange.model = exchange.model or self._served.default_of(only)

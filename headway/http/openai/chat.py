@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 
 from headway.config import Settings
-from headway.errors import BadRequest
+from headway.core.json_pages import Steps
+from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange, ReadRequest
-from headway.http.openai.chat_template import Message, Render, load_template
+from headway.http.inference.exchange import Exchange, Reader
+from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
+    Converse,
     Format,
     Members,
     check_format,
+    check_messages,
     drop_user,
+    long_reader,
     member,
     openai_codec,
     parameters_reader,
@@ -56,6 +61,11 @@ class _Sent(msgspec.Struct, gc=False):
     name: str | None = None
 
 
+MOST_PARTS = 1024
+"""Most parts of a message of a long conversation."""
+TOGETHER = 256
+"""Messages that are read between two yields."""
+
 _take_messages = member(list[_Sent])
 _take_format = member(Format)
 
@@ -69,7 +79,7 @@ def chat(settings: Settings) -> Codec:
     return openai_codec(chat_reader(settings))
 
 
-def chat_reader(settings: Settings) -> ReadRequest:
+def chat_reader(settings: Settings) -> Reader:
     """Make the reader of bodies.
 
     Raises:
@@ -98,7 +108,45 @@ def chat_reader(settings: Settings) -> ReadRequest:
             refuse(members, _UNSERVED)
         return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
 
-    return make
+    return Reader(make, long_reader(make, settings, "messages", _converse(settings)))
+
+
+def _converse(settings: Settings) -> Converse:
+    """Make what makes the text of a long conversation."""
+    check, render_for = input_checker(settings), long_templates(settings)
+
+    def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
+        raw = members.get("messages", msgspec.Raw(b"null"))
+        yield from check_messages(bytes(raw), "messages")
+        model = take_text({**members}, "model") or known.default
+        sent = _take_messages({"messages": raw}, "messages")
+        check_parts(sent or (), "messages")
+        yield 0
+        found = [] if sent else _messages_of(None)
+        for place, one in enumerate(sent or ()):
+            found.append(_message(place, one))
+            if place % TOGETHER == 0 or isinstance(one.content, list):
+                yield 0
+        text = yield from render_for(model)(found)
+        return check(text), raw
+
+    return converse
+
+
+def check_parts(sent: Sequence[Any], name: str) -> None:
+    """Check that no message has too many parts. Raises PayloadTooLarge."""
+    for place, one in enumerate(sent):
+        if isinstance(one.content, list) and len(one.content) > MOST_PARTS:
+            raise PayloadTooLarge(
+                f"{len(one.content)} parts; at most {MOST_PARTS} are taken, so join some - at `$.{name}[{place}].content`"
+            )
+
+
+def long_templates(settings: Settings) -> Callable[[str], RenderInSteps]:
+    """Make the function from a model's name to its template for long conversations. Raises SettingError."""
+    usual = load_long_template(settings.chat_template)
+    of_models = {name: load_long_template(one.chat_template) for name, one in settings.served.items()}
+    return lambda model: of_models.get(model, usual)
 
 
 def templates(settings: Settings) -> Callable[[str], Render]:
@@ -114,7 +162,10 @@ def templates(settings: Settings) -> Callable[[str], Render]:
 
 def _messages(members: Members) -> list[Message]:
     """Messages with one text each."""
-    sent = _take_messages(members, "messages")
+    return _messages_of(_take_messages(members, "messages"))
+
+
+def _messages_of(sent: Sequence[_Sent] | None) -> list[Message]:
     if not sent:
         raise BadRequest("Expected at least one message, an object with `role` and `content` - at `$.messages`")
     return [_message(place, one) for place, one in enumerate(sent)]

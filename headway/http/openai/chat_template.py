@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from headway.config.extras import install_hint
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest, SettingError
 
 PLAIN = "plain"
@@ -24,7 +25,13 @@ Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
 """Function from messages to text. Raises BadRequest for messages that a template does not take."""
 
+RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
+"""The same of a long conversation, in steps."""
+
 _SETTING = "chat_template"
+_ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
+_PIECES = 64
+"""Pieces of a text that are rendered between two yields."""
 
 
 def load_template(chosen: str) -> Render:
@@ -33,8 +40,47 @@ def load_template(chosen: str) -> Render:
     Raises:
         SettingError: the file cannot be read, is no template, or Jinja is not installed.
     """
-    if chosen == PLAIN:
+    template = _load(chosen)
+    if template is None:
         return _plain
+
+    def render(messages: Sequence[Message]) -> str:
+        try:
+            return str(template.render(messages=messages, **_ALWAYS))
+        except Exception as exc:
+            raise _not_taken(exc) from None
+
+    return render
+
+
+def load_long_template(chosen: str) -> RenderInSteps:
+    """Load a template for long conversations, of which a little is rendered at a time; see `load_template`."""
+    template = _load(chosen)
+
+    def render(messages: Sequence[Message]) -> Steps[str]:
+        if template is None:
+            return _plain(messages)
+        pieces: list[str] = []
+        try:
+            for piece in template.generate(messages=messages, **_ALWAYS):
+                pieces.append(piece)
+                if len(pieces) % _PIECES == 0:
+                    yield 0
+        except Exception as exc:
+            raise _not_taken(exc) from None
+        return "".join(pieces)
+
+    return render
+
+
+def _not_taken(exc: Exception) -> BadRequest:
+    return BadRequest(f"the chat template does not take these messages: {exc} - at `$.messages`")
+
+
+def _load(chosen: str) -> Any:
+    """Template of Jinja's; None for the one that is no file. Raises SettingError."""
+    if chosen == PLAIN:
+        return None
     try:
         source = Path(chosen).read_text(encoding="utf-8")
     except (OSError, ValueError) as exc:
@@ -50,19 +96,11 @@ def load_template(chosen: str) -> Render:
     environment.filters["tojson"] = _as_json
     environment.globals.update(raise_exception=_refuse, strftime_now=_now)
     try:
-        template = environment.from_string(source)
+        return environment.from_string(source)
     except jinja2.TemplateError as exc:
         raise _unusable(chosen, f"is no Jinja template: {exc}", "Mend the file.") from exc
     except RecursionError:
         raise _unusable(chosen, "nests too deep for a Jinja template", "Mend the file.") from None
-
-    def render(messages: Sequence[Message]) -> str:
-        try:
-            return str(template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token=""))
-        except Exception as exc:
-            raise BadRequest(f"the chat template does not take these messages: {exc} - at `$.messages`") from None
-
-    return render
 
 
 def _plain(messages: Sequence[Message]) -> str:

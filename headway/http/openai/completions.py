@@ -9,12 +9,13 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange, ReadRequest
+from headway.http.inference.exchange import Exchange, Reader
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
     Members,
     drop_user,
+    long_reader,
     member,
     openai_codec,
     parameters_reader,
@@ -52,7 +53,7 @@ def completions(settings: Settings) -> Codec:
     return openai_codec(completions_reader(settings))
 
 
-def completions_reader(settings: Settings) -> ReadRequest:
+def completions_reader(settings: Settings) -> Reader:
     """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
@@ -81,7 +82,7 @@ def completions_reader(settings: Settings) -> ReadRequest:
         asked = parameters(members) if members else b""
         return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)
 
-    return make
+    return Reader(make, long_reader(make, settings, "prompt"))
 
 
 def choices(members: Members, room: int) -> int:

@@ -17,11 +17,12 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Outcome, ReadRequest, Written
+from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
     drop_user,
+    long_reader,
     openai_codec,
     parameters_reader,
     read_members,
@@ -62,7 +63,7 @@ def embeddings(settings: Settings) -> Codec:
     return openai_codec(embeddings_reader(settings))
 
 
-def embeddings_reader(settings: Settings) -> ReadRequest:
+def embeddings_reader(settings: Settings) -> Reader:
     """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     check, parameters = input_checker(settings), parameters_reader(settings)
@@ -86,7 +87,7 @@ def embeddings_reader(settings: Settings) -> ReadRequest:
             return Exchange(model, inputs[0], parameters(members), options, write)
         return Exchange(model, [*inputs], parameters(members), options, write)
 
-    return make
+    return Reader(make, long_reader(make, settings, "input"))
 
 
 class _Writer(msgspec.Struct, frozen=True):

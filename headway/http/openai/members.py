@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from headway.config import Settings
+from headway.core.json_pages import SHORT, Pages, Steps, split
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import checked_parameters, why_not
+from headway.http.inference.bodies import checked_parameters, members_in_steps, parameters_in_steps, why_not
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Exchange, OpenHead, ReadRequest, RequestTarget
+from headway.http.inference.exchange import (
+    CodecContext,
+    Exchange,
+    OpenHead,
+    Reader,
+    ReadInSteps,
+    ReadRequest,
+    RequestTarget,
+)
 from headway.http.openai.errors import encode_error
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.head import Head
@@ -23,8 +32,20 @@ from headway.model import RequestOptions
 MOST_TEXTS = 2048
 """Most texts of one request, as in OpenAI's own API, whose clients make lists of that length by themselves."""
 
+MOST_MESSAGES = 4096
+"""Most messages of one conversation."""
+MOST_VALUES = 1 << 15
+"""Most values in these. Each message has two, and each of its parts two more."""
+
 T = TypeVar("T")
 Members = dict[str, msgspec.Raw]
+Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
+"""Function from members, which it leaves as they are, to the text of their messages and these as a parameter. Raises RequestError."""
+
+_MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
+"""Most bytes of members that the API reads."""
+_STANDS_FOR = {b"[": msgspec.Raw(b"[0]"), b"{": msgspec.Raw(b'{"":0}')}
+_ONE_MESSAGE = msgspec.Raw(b'[{"role":"user","content":""}]')
 
 _read = msgspec.json.Decoder(Members).decode
 _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
@@ -38,12 +59,14 @@ _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
-def read_members(body: bytes) -> Members:
-    """Members of a JSON object. Of one that is there twice the last counts. Raises BadRequest."""
+def read_members(body: Any) -> Members:
+    """Members of a JSON object, unless it is in parts already. Of one that is there twice the last counts. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()
         return _read(body)
+    except AttributeError:  # They are members, of a long body.
+        return cast(Members, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(why_not(exc, body)) from None
 
@@ -162,6 +185,85 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
     return parameters
 
 
+def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
+    """Make the reader of long bodies, out of that of others: it gets nothing that would take it long.
+
+    Arguments:
+        make: reader of others.
+        settings: bounds of parameters.
+        name: member with the texts, or with the messages.
+        converse: makes the text of messages, and the parameter `messages`; None: there are none.
+    """
+    most, most_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
+
+    def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        found = yield from members_in_steps(body)
+        members = {name: msgspec.Raw(text) for name, text in found.items()}
+        told = None
+        if converse is not None:
+            told = yield from converse(members, known)
+        elif (yield from _count(found.get(name, b""), most_texts)) > most_texts:
+            raise PayloadTooLarge(f"more than {most_texts} texts, which are the most in one request - at `$.{name}`")
+        long = {one: raw for one, raw in members.items() if one != name and len(found[one]) > SHORT}
+        for one in long:
+            if one in _MOST_READ:
+                if len(found[one]) > _MOST_READ[one]:
+                    raise PayloadTooLarge(
+                        f"{len(found[one])} bytes; at most {_MOST_READ[one]} are taken - at `$.{one}`"
+                    )
+                continue
+            members[one] = _STANDS_FOR.get(found[one][:1], members[one])
+        if told is not None:
+            members[name] = _ONE_MESSAGE
+        exchange = make(cast(Any, members), options, known)  # It leaves the parameters.
+        parameters = {one: long.get(one, raw) for one, raw in members.items()}
+        if told is not None:
+            exchange.input = [told[0]] * len(exchange.input) if isinstance(exchange.input, list) else told[0]
+            parameters["messages"] = told[1]
+        if parameters:
+            exchange.parameters = yield from _joined(parameters, most)
+        return exchange
+
+    return read
+
+
+def _count(text: bytes, most: int) -> Steps[int]:
+    """Number of elements of a long array, at most one more than `most`; 1 for anything else."""
+    if text[:1] != b"[":
+        return 1
+    found = yield from split(text, most)
+    return most + 1 if found is None else len(found)
+
+
+def _joined(members: Members, most: int) -> Steps[bytes]:
+    """Text of long parameters. Raises BadRequest."""
+    if len(members) > most:
+        raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
+    text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+    try:
+        yield from parameters_in_steps(text, most)
+    except BadRequest as exc:
+        raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
+    return text
+
+
+def check_messages(text: bytes, name: str) -> Steps[None]:
+    """Check that there are not too many messages in a long text. Raises PayloadTooLarge."""
+    if text[:1] != b"[":
+        return
+    if (yield from split(text, MOST_MESSAGES)) is None:
+        raise PayloadTooLarge(
+            f"more than {MOST_MESSAGES} messages, which are the most in one request; join some, or send the last - at `$.{name}`"
+        )
+    pages = Pages(text, known=True)
+    for _ in pages:
+        yield 0
+        if pages.commas > MOST_VALUES:
+            raise PayloadTooLarge(
+                f"the messages hold more than {MOST_VALUES} values, which are the most in one request; join their parts - at `$.{name}`"
+            )
+
+
 def _at(name: str, exc: Exception, raw: bytes) -> str:
     """Message about a wrong member, with the path from the body's root."""
     message = why_not(exc, raw)
@@ -171,15 +273,15 @@ def _at(name: str, exc: Exception, raw: bytes) -> str:
     return f"{text} - at `$.{name}{path}" if found else f"{text} - at `$.{name}`"
 
 
-def openai_codec(read: ReadRequest) -> Codec:
+def openai_codec(read: Reader) -> Codec:
     """Make the codec of one route."""
     return Codec(open=_opener(read), encode_error=encode_error, limit_lines=RateLimitHeaders.lines_and_counts)
 
 
-def _opener(read: ReadRequest) -> OpenHead:
+def _opener(read: Reader) -> OpenHead:
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
-    ) -> tuple[RequestOptions, ReadRequest]:
+    ) -> tuple[RequestOptions, Reader]:
         target.refuse_named("name the model in the body, and ask /v1/inference for a version")
         if options.task:
             raise BadRequest(
@@ -192,9 +294,9 @@ def _opener(read: ReadRequest) -> OpenHead:
 
         def count(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             context.counters.client_retries += 1
-            return read(body, options, known)
+            return read.at_once(body, options, known)
 
-        return options, count
+        return options, Reader(count, read.in_steps)
 
     return open_head
 

@@ -13,21 +13,25 @@ from typing import Any
 import msgspec
 
 from headway.config import Settings
+from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
 from headway.http.inference.bodies import input_checker
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Outcome, Written
+from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
-from headway.http.openai.chat import Part, templates, text_of
+from headway.http.openai.chat import TOGETHER, Part, check_parts, long_templates, templates, text_of
 from headway.http.openai.chat_template import Message
 from headway.http.openai.members import (
+    Converse,
     Format,
     Members,
     check_format,
+    check_messages,
     drop_user,
+    long_reader,
     member,
     openai_codec,
     parameters_reader,
@@ -107,6 +111,7 @@ _take_metadata = member(dict[str, str])
 _take_text_options = member(_TextOptions)
 _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
+_ONE_ITEM = msgspec.Raw(b'""')
 
 
 def responses(settings: Settings) -> Codec:
@@ -136,7 +141,22 @@ def responses(settings: Settings) -> Codec:
         write = _Writer(model, stream, {**SETTLED, **echoed, "metadata": metadata or {}})
         return Exchange(model, text, parameters(members), options, write)
 
-    return openai_codec(make)
+    return openai_codec(Reader(make, long_reader(make, settings, "input", _converse(settings))))
+
+
+def _converse(settings: Settings) -> Converse:
+    """Make what makes the text of a long conversation."""
+    check, render_for = input_checker(settings), long_templates(settings)
+
+    def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
+        yield from check_messages(bytes(members.get("input", b"")), "input")
+        found = {**members}
+        model = take_text(found, "model") or known.default
+        messages = yield from _messages_in_steps(found)
+        text = yield from render_for(model)(messages)
+        return check(text), msgspec.Raw(_encode(messages))
+
+    return converse
 
 
 def _messages(members: Members) -> list[Message]:
@@ -148,6 +168,20 @@ def _messages(members: Members) -> list[Message]:
     if not sent:
         raise BadRequest("Expected a text, or at least one message with `role` and `content` - at `$.input`")
     return [*messages, *[_message(place, one) for place, one in enumerate(sent)]]
+
+
+def _messages_in_steps(members: Members) -> Steps[list[Message]]:
+    """The same of a long conversation; see `_messages`."""
+    sent = _take_input({**members}, "input")
+    if not isinstance(sent, list):
+        return _messages(members)
+    check_parts(sent, "input")
+    messages = _messages({**members, "input": _ONE_ITEM})[:-1]
+    for place, one in enumerate(sent):
+        messages.append(_message(place, one))
+        if place % TOGETHER == 0 or isinstance(one.content, list):
+            yield 0
+    return messages
 
 
 def _message(place: int, item: _Item) -> Message:

@@ -1,0 +1,242 @@
+"""Long JSON texts, read a page at a time.
+
+Reading a megabyte of JSON in one go would hold the event loop for up to a quarter of a second. The functions here are
+generators that yield after every page, with the bytes of JSON in it that are read for the first time: those outside strings, as strings
+cost next to nothing. What is in the text is never built; a page is checked by msgspec, as a JSON text of its own:
+
+    text       {"a": [[1, 2], [3, 4], [5, 6]], "b": 7}
+    page             [3, 4], [5
+    checked    {"": [0, [3, 4], [5, 0]]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from itertools import accumulate
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+"""Work that yields whenever others may have a turn. Returns its result."""
+
+PAGE = 1 << 14
+"""Bytes of a page. A string is never cut, so a page that holds a long one is longer."""
+SHORT = 1 << 13
+"""Bytes of a JSON text up to which it is read in one go."""
+MAX_LEVELS = 102
+"""Deepest nesting of a text: a value may have 100 levels, within the members of a body."""
+_TOKENS = 1 << 9
+"""Brackets and commas that are looked at one by one between two yields."""
+
+# Python 3.11 before 3.11.5 mistakes possessive repeats of groups, so only those of single characters are used.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
+STRING = re.compile(_STRING, re.DOTALL)
+drop_strings, find_strings = STRING.sub, STRING.findall
+_CUT = re.compile(rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL)
+"""As much as ends with a comma that is in no string."""
+_LONG = re.compile(rb'[^",]*+(?:%b[^",]*+)*' % _STRING, re.DOTALL)
+"""What is before a comma, or before a string that ends behind the page."""
+_FLAT = rb'(?:[^\[\]{}"]++|%b)' % _STRING
+for _ in range(2):
+    _FLAT = rb"(?:%b|\[%b*\]|\{%b*\})" % (_FLAT, _FLAT, _FLAT)
+_INNER = re.compile(_FLAT + rb"*", re.DOTALL)
+"""What is within brackets, with the brackets in it as far as they are nested no more than twice."""
+_OUTER = re.compile(rb'[^\[\]{}",]*+(?:%b[^\[\]{}",]*+)*' % _STRING, re.DOTALL)
+_MEMBER = re.compile(rb"(%b)[ \t\r\n]*:[ \t\r\n]*" % _STRING, re.DOTALL)
+_BYTE = re.compile(r"\(byte (\d+)\)")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_LEVELS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")
+_CLOSING = bytes.maketrans(b"[{", b"]}")
+_BLANK = b" \t\r\n"
+_ZERO = {b"[": b"0", b"{": b'"":0'}
+"""What may stand next to a comma, by the bracket around it."""
+_COMMA, _QUOTE = b',"'
+_OPENING = frozenset(b"[{")
+
+_check = msgspec.json.Decoder(msgspec.Raw).decode
+_read_name = msgspec.json.Decoder(str).decode
+
+
+class TooDeep(ValueError):
+    """The text is nested deeper than MAX_LEVELS."""
+
+
+def finish(steps: Steps[T]) -> T:
+    """Do all steps at once, and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            found: T = stop.value
+            return found
+
+
+class Pages(Iterator[bytes]):
+    """Pages of a JSON text, cut at commas that are in no string.
+
+    Arguments:
+        text: the text.
+        known: whether it is known to be valid JSON. Else each page is checked.
+        reach: bytes of a page.
+
+    Attributes:
+        deepest: levels of the pages so far.
+        size: bytes of the last page outside its strings.
+        commas: commas outside strings so far.
+
+    Raises:
+        msgspec.DecodeError: the text is no valid JSON.
+        TooDeep: it is nested too deeply.
+    """
+
+    def __init__(self, text: bytes, *, known: bool = False, reach: int = PAGE) -> None:
+        self._text, self._known, self._reach = text, known, reach
+        self._at = 0
+        self._opened = b""
+        """Brackets that are open where the next page begins."""
+        self.deepest = self.size = self.commas = 0
+
+    def __next__(self) -> bytes:
+        text, begin = self._text, self._at
+        if begin >= len(text) and begin:
+            raise StopIteration
+        end, bare = self._cut(begin)
+        page = text[begin:end]
+        opened, self.size = self._opened, len(bare)
+        self.commas += bare.count(b",") + 1  # The one at its end, too.
+        brackets = bare.translate(None, _NO_BRACKET)
+        self.deepest = max(self.deepest, len(opened) + levels_of(brackets))
+        if self.deepest > MAX_LEVELS:
+            raise TooDeep
+        self._opened = _folded(opened + brackets)
+        if not self._known:
+            self._verify(page, begin, end, opened)
+        self._at = end + 1 if end < len(text) else max(end, 1)
+        return page
+
+    def _cut(self, at: int) -> tuple[int, bytes]:
+        """End of the page that begins here, the place of a comma or of the end of the text, and the page without its strings."""
+        text, size = self._text, len(self._text)
+        bare = b""
+        while True:
+            reach = min(at + self._reach, size)
+            found = None if reach == size else _CUT.match(text, at, reach)
+            if reach == size:
+                end = size
+            elif found is not None:
+                end = found.end() - 1
+            else:
+                end = _end_of(_LONG, text, at, reach)
+            bare += drop_strings(b"", text[at:end])
+            if found is not None or end == size:
+                return end, bare
+            if len(bare.translate(None, _NO_BRACKET)) > 4 * MAX_LEVELS:  # So many with no comma among them.
+                raise TooDeep
+            if text[end] == _QUOTE:
+                end = _end_of_string(text, end)
+            at = end
+
+    def _verify(self, page: bytes, begin: int, end: int, opened: bytes) -> None:
+        """Check a page, within the brackets that are around it, and with a 0 for what is before it there, and for what is behind."""
+        before = after = b""
+        if begin:
+            before = opened[:-1].replace(b"{", b'{"":') + opened[-1:] + _ZERO.get(opened[-1:], b"") + b","
+        if end < len(self._text):
+            after = b"," + _ZERO.get(self._opened[-1:], b"") + self._opened[::-1].translate(_CLOSING)
+        try:
+            _check(b"%b%b%b" % (before, page, after))
+        except msgspec.DecodeError as exc:
+            raise msgspec.DecodeError(_moved(str(exc), begin - len(before))) from None
+
+
+def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
+    """End of what a pattern matches, which may be nothing."""
+    found = pattern.match(text, begin, end)
+    return begin if found is None else found.end()
+
+
+def _end_of_string(text: bytes, begin: int) -> int:
+    """End of a long string that begins here; that of the text where it has none. Mostly no quote in it is escaped."""
+    at = begin
+    for _ in range(_TOKENS):
+        if (at := text.find(b'"', at + 1)) < 0:
+            return len(text)
+        before = text[max(at - 64, begin) : at]
+        slashes = len(before) - len(before.rstrip(b"\\"))
+        if slashes == len(before):
+            break
+        if slashes % 2 == 0:
+            return at + 1
+    found = STRING.match(text, begin)
+    return found.end() if found is not None else len(text)
+
+
+def _moved(message: str, by: int) -> str:
+    """Message of a decoder, with the place in the whole text."""
+    return _BYTE.sub(lambda found: f"(byte {max(int(found[1]) + by, 0)})", message)
+
+
+def levels_of(brackets: bytes) -> int:
+    """Levels that brackets reach above those before them."""
+    return max(accumulate(memoryview(brackets.translate(_LEVELS)).cast("b")), default=0)
+
+
+def _folded(brackets: bytes) -> bytes:
+    """Brackets that are left open."""
+    for _ in range(MAX_LEVELS + 1):
+        shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if len(shorter) == len(brackets):
+            return shorter
+        brackets = shorter
+    raise TooDeep
+
+
+def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
+    """Elements of a JSON array, or members of an object, each as its text; None where there are more than `most`.
+
+    Arguments:
+        text: valid JSON of an array or an object, without white space around it.
+        most: most elements or members.
+    """
+    found: list[bytes] = []
+    at = since = begin = 1
+    last, level, looked = len(text) - 1, 0, 0
+    while at < last:
+        at = _end_of(_INNER if level else _OUTER, text, at, min(at + PAGE, last))
+        looked += 1
+        if looked == _TOKENS or at - since > PAGE:
+            yield 0
+            since, looked = at, 0
+        byte = text[at]
+        if byte == _QUOTE:  # It ends behind the page.
+            since += (end := _end_of_string(text, at)) - at
+            at = end
+        elif byte in _OPENING:
+            level += 1
+            at += 1
+        elif byte == _COMMA and not level:
+            found.append(text[begin:at].strip(_BLANK))
+            if len(found) >= most:
+                return None
+            begin = at = at + 1
+        elif level and byte in b"]}":
+            level -= 1
+            at += 1
+    part = text[begin:last].strip(_BLANK)
+    return [*found, part] if part or found else []
+
+
+def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
+    """Members of a JSON object, of one that is there twice the last; None where there are more than `most`. See `split`."""
+    parts = yield from split(text, most)
+    if parts is None:
+        return None
+    found: dict[str, bytes] = {}
+    for part in parts:
+        if (name := _MEMBER.match(part)) is None:  # It would be no valid JSON.
+            raise msgspec.DecodeError("JSON is malformed")
+        found[_read_name(name[1])] = part[name.end() :]
+    return found

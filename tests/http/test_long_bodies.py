@@ -1,0 +1,245 @@
+"""Long bodies are read in steps, none of which holds the event loop for long, whatever they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core import json_pages
+from headway.core.json_pages import MAX_LEVELS, SHORT, Pages, Steps, TooDeep, finish, members, split
+from headway.core.values import NoValue, read, read_in_steps
+from headway.errors import RequestError
+from headway.http.entrance import CHARGED
+from headway.http.openai.chat import MOST_PARTS
+from headway.http.openai.members import MOST_MESSAGES, MOST_VALUES
+from tests.fuzz.dearest import MOST_AT_ONCE, Dear, at_once, bodies, steps_of
+from tests.http.stand import Stand, on_stand, post
+
+SIZE = 200_000
+MOST_BYTECODES = 100_000
+"""Most bytecodes of one step: some two milliseconds."""
+BODIES = {f"{one.name} at {one.path}": one for one in bodies(SIZE)}
+
+
+class Steppings:
+    """Bytecodes of each step of some steps, and the bytes that it read."""
+
+    def __init__(self, steps: Steps[Any]) -> None:
+        self.bytecodes: list[int] = []
+        self.sizes: list[int] = []
+        self.failure: RequestError | None = None
+        self._count = 0
+        sys.settrace(self._called)
+        try:
+            while True:
+                self._count = 0
+                try:
+                    self.sizes.append(next(steps))
+                except StopIteration:
+                    break
+                except RequestError as exc:
+                    self.failure = exc
+                    break
+                finally:
+                    self.bytecodes.append(self._count)
+        finally:
+            sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, _: Any) -> Any:
+        self._count += event == "opcode"
+        return self._step
+
+
+@pytest.mark.parametrize("dear", BODIES.values(), ids=BODIES)
+def test_no_step_of_the_dearest_bodies_takes_long(dear: Dear) -> None:
+    found = Steppings(steps_of(dear))
+    assert max(found.bytecodes) <= MOST_BYTECODES
+    assert max(found.sizes, default=0) <= MOST_AT_ONCE
+
+
+@pytest.mark.parametrize("dear", BODIES.values(), ids=BODIES)
+def test_a_long_body_has_the_outcome_that_it_would_have_at_once(dear: Dear) -> None:
+    try:
+        found = finish(steps_of(dear))
+    except RequestError:
+        return  # There are bounds for long bodies alone.
+    short = at_once(dear)
+    assert (found.model, found.input, found.parameters) == (short.model, short.input, short.parameters)
+
+
+_LEAVES = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=4), inner, max_size=6),
+    max_leaves=60,
+)
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_pages, "PAGE", 16)
+
+
+@settings(max_examples=300)
+@given(_TREES, st.sampled_from([(",", ":"), (" , ", " : ")]), st.data())
+def test_pages_of_a_text_are_valid_as_the_whole_is(tree: Any, separators: tuple[str, str], data: st.DataObject) -> None:
+    text = json.dumps(tree, separators=separators).encode()
+    cut = data.draw(st.integers(0, len(text)))
+    damaged = (
+        text[:cut]
+        + data.draw(st.sampled_from([b"", b",", b"]", b"}", b"[", b"{", b'"', b"0", b":", b"\\"]))
+        + text[cut + 1 :]
+    )
+    for one in (text, damaged):
+        assert _is_valid(one, reach=16) == _is_valid(one, reach=1 << 20) == _decodes(one)
+
+
+def _decodes(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _is_valid(text: bytes, reach: int) -> bool:
+    try:
+        for _ in Pages(text, reach=reach):
+            pass
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_text_is_split_as_a_decoder_would() -> None:
+    tree = {"a,]": [1, [2, {"b": '}\\"'}], []], "": {}, "long": "x" * 100 + '"', "c": [[[[["deep"], 1], 2], 3], 4]}
+    text = json.dumps(tree).encode()
+    found = finish(members(text, 10))
+    assert found is not None
+    assert {name: json.loads(value) for name, value in found.items()} == tree
+    for name, one in tree.items():
+        if isinstance(one, list):
+            parts = finish(split(found[name], 10))
+            assert parts is not None
+            assert [json.loads(part) for part in parts] == one
+    assert finish(split(b"[]", 1)) == []
+    assert finish(split(b"[1,2]", 1)) is None
+
+
+def test_the_place_of_what_is_no_json_is_that_in_the_whole_text() -> None:
+    text = b"[%b,nul]" % b",".join([b"0"] * 50)
+    told = []
+    for reach in (16, 1 << 20):
+        with pytest.raises(msgspec.DecodeError) as caught:
+            for _ in Pages(text, reach=reach):
+                pass
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+
+
+def test_what_is_nested_too_deeply_is_refused_before_it_is_walked() -> None:
+    for text in (b"[" * 500_000, b"[" * 500_000 + b"]" * 500_000, b"[0," * (MAX_LEVELS + 1) + b"]" * (MAX_LEVELS + 1)):
+        with pytest.raises(TooDeep):
+            for _ in Pages(text, reach=64):
+                pass
+
+
+@pytest.mark.parametrize(
+    "text", [rb"\u00e9", rb"\ud83d\ude00", rb"\ud83d", rb"\ude00", rb"\u0000", rb"\\\\u0000", rb"\n\\", "é😀".encode()]
+)
+def test_escapes_of_a_long_text_mean_what_they_do_in_a_short_one(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.core.values.PAGE", 40)
+    for before in range(45):
+        whole = b'["%b%b"]' % (b"x" * before, text)
+        assert _value(lambda: finish(read_in_steps(whole))) == _value(lambda: read(whole))  # noqa: B023
+
+
+def _value(make: Any) -> Any:
+    try:
+        return make()
+    except (NoValue, msgspec.DecodeError) as exc:
+        return type(exc)
+
+
+def _listed(before: str, one: str, count: int, after: str) -> bytes:
+    return f"{before}{','.join([one] * count)}{after}".encode()
+
+
+_MESSAGE = '{"role":"user","content":"a"}'
+_PART = '{"type":"text","text":""}'
+_CHAT, _RESPONSES = "/v1/chat/completions", "/v1/responses"
+BOUNDS = {
+    "messages": (
+        _CHAT,
+        _listed('{"messages":[', _MESSAGE, MOST_MESSAGES + 1, "]}"),
+        f"more than {MOST_MESSAGES} messages",
+    ),
+    "items": (
+        _RESPONSES,
+        _listed('{"input":[', _MESSAGE, MOST_MESSAGES + 1, "]}"),
+        f"more than {MOST_MESSAGES} messages",
+    ),
+    "values": (
+        _RESPONSES,
+        _listed('{"input":[{"role":"user","content":"a","x":[', "0", MOST_VALUES + 2, "]}]}"),
+        f"more than {MOST_VALUES} values",
+    ),
+    "parts": (
+        _CHAT,
+        _listed('{"messages":[{"role":"user","content":[', _PART, MOST_PARTS + 1, "]}]}"),
+        f"at most {MOST_PARTS} are taken, so join some - at `$.messages[0].content`",
+    ),
+    "metadata": (
+        _RESPONSES,
+        _listed('{"input":"a","metadata":{"a":"', "b", SHORT, '"}}'),
+        f"at most {SHORT} are taken - at `$.metadata`",
+    ),
+    "texts": ("/v1/embeddings", _listed('{"input":[', '"aaa"', 2049, "]}"), "more than 2048 texts"),
+    "inputs": ("/v1/inference", _listed('{"inputs":[', '"aaaaaaaaa"', 1025, "]}"), "more than 1024 members"),
+}
+
+
+@on_stand()
+async def test_bounds_of_long_bodies_are_told(stand: Stand) -> None:
+    for name, (path, body, why) in BOUNDS.items():
+        answer = await stand.ask(post(body, path))
+        assert answer.status == 413, name
+        assert why in json.dumps(json.loads(answer.body), ensure_ascii=False), (name, answer.body)
+    members = ",".join(f'"{one}":"{one}"' for one in range(1100))
+    answer = await stand.ask(post(f'{{"input":"a",{members}}}'))
+    assert answer.status == 400
+    assert b"more than 1024 members" in answer.body
+
+
+@on_stand(whole=True)
+async def test_a_chat_of_thousands_of_messages_is_answered(stand: Stand) -> None:
+    answer = await stand.ask(post(_listed('{"messages":[', _MESSAGE, 3000, "]}"), _CHAT))
+    assert answer.status == 200
+    assert stand.runs == ["user: a\n" * 3000 + "assistant:"]
+
+
+@on_stand(keys={"k": {"rate": 60.0, "burst": 20.0}}, whole=True)
+async def test_json_outside_texts_counts_by_its_pages(stand: Stand) -> None:
+    async def left(body: bytes | str) -> int:
+        answer = await stand.ask(post(body, "/v1/inference", "Authorization: Bearer k"))
+        found = re.search(r";r=(\d+)", answer.header["ratelimit"])
+        assert found is not None
+        return int(found[1])
+
+    assert await left('{"input":"a"}') == 19
+    assert await left(b'{"input":"%b"}' % (b"a" * 4 * CHARGED)) == 18
+    await left(_listed('{"input":[', "0", 2 * CHARGED + 99, "]}"))  # It is told before its pages are counted.
+    assert await left('{"input":"a"}') == 18 - 1 - 4 - 1

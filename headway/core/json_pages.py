@@ -28,6 +28,8 @@ SHORT = 1 << 13
 """Bytes of a JSON text up to which it is read in one go."""
 MAX_LEVELS = 102
 """Deepest nesting of a text: a value may have 100 levels, within the members of a body."""
+_LONGEST = 1 << 17
+"""Most bytes outside strings without a comma, which a single number or white space would have to be."""
 _TOKENS = 1 << 9
 """Brackets and commas that are looked at one by one between two yields."""
 
@@ -120,7 +122,7 @@ class Pages(Iterator[bytes]):
     def _cut(self, at: int) -> tuple[int, bytes]:
         """End of the page that begins here, the place of a comma or of the end of the text, and the page without its strings."""
         text, size = self._text, len(self._text)
-        bare = b""
+        bare, length, brackets = [], 0, 0
         while True:
             reach = min(at + self._reach, size)
             found = None if reach == size else _CUT.match(text, at, reach)
@@ -130,10 +132,14 @@ class Pages(Iterator[bytes]):
                 end = found.end() - 1
             else:
                 end = _end_of(_LONG, text, at, reach)
-            bare += drop_strings(b"", text[at:end])
+            bare.append(drop_strings(b"", text[at:end]))
             if found is not None or end == size:
-                return end, bare
-            if len(bare.translate(None, _NO_BRACKET)) > 4 * MAX_LEVELS:  # So many with no comma among them.
+                return end, b"".join(bare)
+            length += len(bare[-1])
+            if length > _LONGEST:
+                raise msgspec.DecodeError(f"more than {_LONGEST} bytes without a comma outside of texts")
+            brackets += len(bare[-1].translate(None, _NO_BRACKET))
+            if brackets > 4 * MAX_LEVELS:  # So many with no comma among them.
                 raise TooDeep
             if text[end] == _QUOTE:
                 end = _end_of_string(text, end)

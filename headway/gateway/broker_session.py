@@ -62,7 +62,7 @@ SETTLING = 2.0
 """Seconds after the broker was found to have lost what it had, by which all gateways have offered again what they hold."""
 SCARCE = "memory"
 """Reason of a refusal that an entry may get although the broker has it: without memory the broker cannot even look."""
-MOST_REPLIES = 128
+MOST_REPLIES = 64
 """Most replies of one turn of the event loop. To answer one takes some 50 µs, and hundreds may have joined the same outcome."""
 T = TypeVar("T")
 

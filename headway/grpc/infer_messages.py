@@ -18,6 +18,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.excerpt import excerpt
+from headway.core.json_pages import SHORT, Steps
 from headway.core.tensor_json import PAGE
 from headway.core.tensors import (
     BYTES,
@@ -42,11 +43,11 @@ from headway.grpc import message_parts, messages
 from headway.grpc.message_parts import Data
 from headway.http.inference.answer_pieces import PIECE, cut, packed_pieces, released
 from headway.http.inference.bodies import value_checker
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
+from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.requests import InferRequest
 from headway.http.oip.tensor_requests import TensorsRequest, packed_in_place
-from headway.model import RequestOptions, Tensors, TensorSpec, TokenCount, ValueKind, added_up
+from headway.model import RequestOptions, Tensors, TensorSpec, TokenCount, Value, ValueKind, added_up
 from headway.oip import parameters, tensors
 from headway.oip.inputs import checked_heads, value_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, form_of_output, names_of, told
@@ -57,8 +58,6 @@ _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
 """Byte before the length of the content of a tensor in an answer."""
-_LARGE = 1 << 14
-"""Bytes of a request from which its parts are looked at before it is decoded."""
 _MOST_INTEGERS = 1 << 18
 """Most integers of a request in `contents`, as each takes some 20 ns. An image of 224 × 224 pixels in three colours has fewer."""
 _LONGEST_FRONT = 1024
@@ -91,7 +90,7 @@ _TYPECODES = {
 }  # fmt: skip
 
 
-def infer_reader(settings: Settings) -> ReadRequest:
+def infer_reader(settings: Settings) -> Reader:
     """Make the reader of the messages of ModelInfer and ModelStreamInfer.
 
     Arguments:
@@ -144,7 +143,22 @@ def infer_reader(settings: Settings) -> ReadRequest:
         write = _Answerer(model, asked.id, request.shape, wanted, known).write
         return request.exchange(model, options, takes, check, write)
 
-    return read
+    def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        decoded = len(message_parts.split(body)[0])  # The value may be made in place of the message.
+        exchange = read(body, options, known)
+        yield _charged_for(decoded, exchange.input)
+        return exchange
+
+    return Reader(read, read_in_steps)
+
+
+def _charged_for(decoded: int, input: Value | list[Value]) -> int:
+    """Bytes of JSON that take as long as what was read one by one: integers among the bytes that were decoded, and elements of BYTES."""
+    if not isinstance(input, Tensors):
+        return 0
+    heads = header_of(input).heads
+    integers = sum(count_of(head.shape) for head in heads if "INT" in head.datatype)
+    return min(integers, decoded) + 3 * sum(count_of(head.shape) for head in heads if head.datatype == BYTES)
 
 
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
@@ -293,7 +307,7 @@ def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
     Raises:
         BadRequest: the bytes are no such message, or one that takes long to decode.
     """
-    if len(body) < _LARGE:
+    if len(body) <= SHORT:
         asked = messages.read(_REQUEST, body)
         return asked, asked.raw_input_contents
     rest, raw = message_parts.split(body)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from headway.core.json_pages import SHORT, finish
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
@@ -22,7 +23,7 @@ from headway.grpc.infer_messages import opened
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import CallStream
-from headway.http.inference.exchange import ReadRequest
+from headway.http.inference.exchange import Reader
 from headway.oip.parameters import FINAL, FINAL_WISH
 
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")
@@ -86,7 +87,7 @@ class InferStreamCall(StreamCall):
 
     __slots__ = ("_read",)
 
-    def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, read: Reader, way: str = "") -> None:
         super().__init__(port, stream, way)
         # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
         self.headers = [field for field in stream.head.headers if field[0] != b"x-request-id"]
@@ -163,7 +164,8 @@ class InferStreamCall(StreamCall):
         call = item.call
         try:
             options, id = call.begin()
-            call.submit(body, options, id, waited)
+            exchange = finish(call.long_steps(body, options)) if len(body) > SHORT else None
+            call.submit(body, options, id, waited, exchange=exchange)
             item.id, item.final = call.asked_id, call.asks_final
         except Exception as exc:
             item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, call.shown)

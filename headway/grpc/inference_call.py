@@ -11,13 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from headway.core.failures import error_of, failure_of, no_text
+from headway.core.json_pages import SHORT, Steps
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, marks_of
+from headway.http.inference.exchange import Exchange, Outcome, Reader, marks_of
 from headway.http.inference.inference_head import read_options
 from headway.http.server.head import ID_PREFIX, read_id
 from headway.http.server.large_answers import LargeAnswer
@@ -50,7 +51,7 @@ class InferenceCall(Call):
 
     __slots__ = ("_begun", "_charged", "_exchange", "_fan_out", "_read", "_reply", "_sink")
 
-    def __init__(self, port: PortContext, stream: CallStream, read: ReadRequest, way: str = "") -> None:
+    def __init__(self, port: PortContext, stream: CallStream, read: Reader, way: str = "") -> None:
         super().__init__(port, stream, way)
         self._read = read
         self._begun = self.begun
@@ -116,7 +117,14 @@ class InferenceCall(Call):
 
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
         """Submit the request in a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
-        size, work = len(body), partial(self.submit, body, options, id)
+        size = len(body)
+        if size <= SHORT:
+            work = partial(self.submit, body, options, id)
+        else:
+            begun = monotonic()
+            exchange = await self._read_long(body, options)
+            work = partial(self.submit, b"", options, id, exchange=exchange, spent=monotonic() - begun)
+            del exchange
         del body  # So that nothing but its entry stays, once it is read.
         try:
             await self.port.turns.take(self.owner, work)
@@ -127,28 +135,64 @@ class InferenceCall(Call):
         self.drop(size)
         return await self.outcome()
 
-    def submit(self, body: bytes, options: RequestOptions, id: str, waited: float) -> None:
+    async def _read_long(self, body: bytes, options: RequestOptions) -> Exchange:
+        """Read a long message, each step in its turn. Raises RequestError."""
+        exchange, steps = None, self.long_steps(body, options)
+        while exchange is None:
+            exchange = await self.port.turns.take(self.owner, partial(_step, steps))
+        return exchange
+
+    def long_steps(self, body: bytes, options: RequestOptions) -> Steps[Exchange]:
+        """Read a long message in steps, and charge its principal for what they cost. Raises RequestError."""
+        entrance, served, only = self.port.entrance, self.port.gateway.served, self.principal.models
+        known, size, in_steps = served.seen_by(only) if only else served, 0, self._read.in_steps
+        try:
+            if in_steps is None:
+                return self._read.at_once(body, options, known)
+            steps = in_steps(body, options, known)
+            while True:
+                try:
+                    size += next(steps)
+                except StopIteration as stop:
+                    exchange: Exchange = stop.value
+                    return exchange
+                yield 0
+        except RequestError:
+            if self._charged:
+                entrance.refund(self.principal)
+            entrance.charge(self.principal)
+            raise
+        finally:
+            entrance.charge_pages(self.principal, size)
+
+    def submit(
+        self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
+    ) -> None:  # fmt: skip
         """Submit the request in a message.
 
         Arguments:
             body: the message.
             options: options of the request.
             id: id of the request.
-            waited: seconds since the message was there.
+            waited: seconds for which it has waited for its turn.
+            exchange: the request, if the message is read already.
+            spent: seconds for which that took.
 
         Raises:
             RequestError: it is wrong.
         """
         entrance = self.port.entrance
         served, only = entrance.gateway.served, self.principal.models
+        waited += spent
         self._begun = monotonic() - waited
         if self._charged:
             entrance.refund(self.principal)
-        try:
-            exchange = self._read(body, options, served.seen_by(only) if only else served)
-        except RequestError:
-            entrance.charge(self.principal)
-            raise
+        if exchange is None:
+            try:
+                exchange = self._read.at_once(body, options, served.seen_by(only) if only else served)
+            except RequestError:
+                entrance.charge(self.principal)
+                raise
         exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
         asker = self.principal
         principal = self.principal = entrance.principal_for(exchange, asker)
@@ -228,6 +272,16 @@ class InferenceCall(Call):
         """End the call with an error, and how its outcome came about."""
         marks = marks_of(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
+
+
+def _step(steps: Steps[Exchange], waited: float) -> Exchange | None:
+    """Do one step of reading a message. Returns the exchange, once that is there."""
+    try:
+        next(steps)
+    except StopIteration as stop:
+        exchange: Exchange = stop.value
+        return exchange
+    return None
 
 
 def _begin(turn: asyncio.Future[None]) -> None:

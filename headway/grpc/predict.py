@@ -12,20 +12,20 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterator
-
-import msgspec
+from functools import partial
 
 from headway.config import Settings
 from headway.core import tensor_json, values
 from headway.core.failures import no_json
+from headway.core.json_pages import SHORT, Steps, finish
 from headway.core.tensors import NoTensors
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.bodies import text_reader
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, Written
-from headway.http.inference.tensor_bodies import fitting
+from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
+from headway.http.inference.tensor_bodies import fitting_in_steps
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")
@@ -35,7 +35,7 @@ _OUTPUT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["output"].number << 3 | 2,)
 _TENSORS = ValueKind.TENSORS
 
 
-def predict_reader(settings: Settings) -> ReadRequest:
+def predict_reader(settings: Settings) -> Reader:
     """Make the reader of the method's messages.
 
     Arguments:
@@ -49,41 +49,53 @@ def predict_reader(settings: Settings) -> ReadRequest:
         takes = known[model].takes
         input: Value | list[Value]
         if takes is _TENSORS:
-            input = fitting(known, model, _json_value(asked.input_data))
+            input = finish(_tensors(known, model, asked.input_data))
         else:
             input = Octets(asked.input_data) if takes is ValueKind.BYTES else text(asked.input_data)
-        del asked  # The answer's writer keeps nothing of the input.
+        return Exchange(model, input, b"", options, partial(_write, known, model))
 
-        def write(outcome: Outcome) -> Written:
-            [output] = outcome.outputs
-            answer = _RESPONSE(request_id=outcome.id, latency_ms=outcome.milliseconds)
-            if (used := added_up(outcome.tokens)) is not None:
-                answer.tokens_used = used.used
-            if isinstance(output, str):
-                answer.output = b64decode(output) if known[model].gives is ValueKind.BYTES else output.encode()
-            elif isinstance(output, Tensors):
-                pieces = _with_tensors(answer.SerializeToString(), output)
-                return b"", pieces if is_large(output) else b"".join(pieces)
-            else:
-                answer.output = output.content if isinstance(output, Octets) else output
-            return b"", answer.SerializeToString()
+    def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
+        asked = messages.read(_REQUEST, body)
+        model = asked.model_id or known.default
+        takes = known[model].takes
+        input: Value | list[Value]
+        if takes is _TENSORS:
+            input = yield from _tensors(known, model, asked.input_data)
+        else:
+            input = Octets(asked.input_data) if takes is ValueKind.BYTES else text(asked.input_data)
+        return Exchange(model, input, b"", options, partial(_write, known, model))
 
-        return Exchange(model, input, b"", options, write)
-
-    return read
+    return Reader(read, read_in_steps)
 
 
-def _json_value(text: bytes) -> Value:
-    """Value of a JSON text. Raises BadRequest."""
+def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[Value]]:
+    """Tensors of a JSON text. Raises BadRequest."""
     try:
-        return values.read(text)
+        value = values.read(text) if len(text) <= SHORT else (yield from values.read_in_steps(text))
     except values.NoValue as exc:
         raise BadRequest(f"the input {exc}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+    except (ValueError, RecursionError) as exc:
         raise BadRequest(
             f"the input is no JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
             "Protocol takes them as they are"
         ) from None
+    return (yield from fitting_in_steps(known, model, value))
+
+
+def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:
+    """Write the answer of a model."""
+    [output] = outcome.outputs
+    answer = _RESPONSE(request_id=outcome.id, latency_ms=outcome.milliseconds)
+    if (used := added_up(outcome.tokens)) is not None:
+        answer.tokens_used = used.used
+    if isinstance(output, str):
+        answer.output = b64decode(output) if known[model].gives is ValueKind.BYTES else output.encode()
+    elif isinstance(output, Tensors):
+        pieces = _with_tensors(answer.SerializeToString(), output)
+        return b"", pieces if is_large(output) else b"".join(pieces)
+    else:
+        answer.output = output.content if isinstance(output, Octets) else output
+    return b"", answer.SerializeToString()
 
 
 def _with_tensors(answer: bytes, output: Tensors) -> Iterator[bytes]:

@@ -160,7 +160,7 @@ _READERS = [
     (settings, read, kind, _kinds(kind))
     for settings in _SETTINGS
     for kind in ValueKind
-    for read in (predict_reader(settings), infer_reader(settings))
+    for read in (predict_reader(settings).at_once, infer_reader(settings).at_once)
 ]
 _REQUESTS = [
     request

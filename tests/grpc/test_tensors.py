@@ -14,6 +14,7 @@ import pytest
 
 from headway.config import Settings
 from headway.core.tensors import SIZES, join_elements
+from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import ServedModels
 from headway.grpc.infer_messages import infer_reader
 from headway.http.inference.exchange import Outcome
@@ -396,7 +397,7 @@ def test_a_large_raw_tensor_is_copied_once_on_its_way_in_and_once_on_its_way_out
     known.learn(model(inputs=(TensorSpec("x", "FP32", (-1,)),)))
     size = 600_000
     body = asked({"x": ("FP32", (1, size // 4), bytes(size))}).SerializeToString()
-    read = infer_reader(Settings())
+    read = infer_reader(Settings()).at_once
     exchange, peak = peak_of(lambda: read(body, RequestOptions(1.0), known))
     assert size < peak < 1.1 * size
     assert isinstance(exchange.input, Tensors)
@@ -467,3 +468,18 @@ async def test_predict_writes_a_large_tensor_in_turns(port: Port) -> None:
     port.gateway.output = tensors(True, y=rows)
     answer = predicted(await port.client().ask(PREDICT, predict("a")))
     assert json.loads(answer.output) == rows[0].tolist()
+
+
+@pytest.mark.parametrize("numbers", [10, 100_000])
+@on_port({"secret": {"rate": 1000.0, "burst": 10.0}}, whole=True)
+async def test_a_long_message_is_charged_by_what_it_takes_to_read(
+    port: Port, monkeypatch: pytest.MonkeyPatch, numbers: int
+) -> None:
+    """A limit of a thousand messages of a megabyte would otherwise buy most of a minute of the event loop."""
+    port.stand.real.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
+    charged: list[int] = []
+    monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
+    bearer, client = (("authorization", "Bearer secret"),), port.client()
+    await client.call(PREDICT, predict(json.dumps([1] * numbers)), bearer)
+    await client.call(INFER, typed("INT64", [1, numbers], int64_contents=[1] * numbers).SerializeToString(), bearer)
+    assert charged == ([] if numbers == 10 else [4, 1])

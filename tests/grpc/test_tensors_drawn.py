@@ -22,7 +22,7 @@ from tests.grpc.test_tensors import model, told
 from tests.oip.arrays import Drawn, several
 
 Status = grpc.StatusCode
-READ = infer_reader(Settings())
+READ = infer_reader(Settings()).at_once
 
 
 def message(drawn: list[Drawn], raw: bool, **members: Any) -> bytes:

@@ -69,12 +69,12 @@ def grpc_infer(model: str, body: bytes, version: str | None) -> Exchange:
         made = asked.inputs.add(name="INPUT", datatype=tensor["datatype"], shape=tensor["shape"])
         data = [str(one).encode() for one in tensor["data"]]
         made.contents.bytes_contents.extend(data if tensor["datatype"] == "BYTES" else [])
-    return infer_reader(SETTINGS)(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
+    return infer_reader(SETTINGS).at_once(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
 
 
 def grpc_predict(model: str, body: bytes, version: str | None) -> Exchange:
     asked = messages.message("headway.v1.PredictRequest")(model_id=model, input_data=body + b"\xff")
-    return predict_reader(SETTINGS)(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
+    return predict_reader(SETTINGS).at_once(asked.SerializeToString(), OPTIONS, KINDS.seen_by(ONLY))
 
 
 def told(read: Callable[[str, bytes, str | None], Exchange], model: str, body: bytes, version: str | None) -> object:

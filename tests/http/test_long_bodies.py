@@ -218,6 +218,9 @@ async def test_bounds_of_long_bodies_are_told(stand: Stand) -> None:
         answer = await stand.ask(post(body, path))
         assert answer.status == 413, name
         assert why in json.dumps(json.loads(answer.body), ensure_ascii=False), (name, answer.body)
+    answer = await stand.ask(post(_listed('{"input":[', "1000", 3000, "]}"), "/v1/embeddings"))
+    assert answer.status == 400
+    assert b"token arrays are not taken" in answer.body
     members = ",".join(f'"{one}":"{one}"' for one in range(1100))
     answer = await stand.ask(post(f'{{"input":"a",{members}}}'))
     assert answer.status == 400

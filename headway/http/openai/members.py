@@ -229,7 +229,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
 
 def _count(text: bytes, most: int) -> Steps[int]:
     """Number of elements of a long array, at most one more than `most`; 1 for anything else."""
-    if text[:1] != b"[":
+    if text[:1] != b"[" or _TOKENS.match(text):  # Those are refused by name.
         return 1
     found = yield from split(text, most)
     return most + 1 if found is None else len(found)

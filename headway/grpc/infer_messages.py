@@ -301,6 +301,11 @@ def _with_tensors(answer: Any, found: Sequence[OutputTensor]) -> bytes | Iterato
     return (piece for part in parts for piece in cut(part))
 
 
+def front_of(body: bytes) -> Any:
+    """Return the message of a request without its inputs, however long these are. Raises BadRequest."""
+    return messages.read(_REQUEST, message_parts.front_of(body))
+
+
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
     """Return the message of a request, and its raw contents, which that of a large one is without.
 

@@ -19,7 +19,7 @@ from headway.core.json_pages import SHORT, finish
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
-from headway.grpc.infer_messages import opened
+from headway.grpc.infer_messages import front_of
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import CallStream
@@ -226,7 +226,7 @@ def _failed(item: Item, error: RequestError) -> bytes:
 def _told_in(body: bytes) -> tuple[str, bool]:
     """Id that the client gave a request, and whether its answer says that it is the last; none of it where it cannot be read."""
     try:
-        asked, _ = opened(body)
+        asked = front_of(body)
     except BadRequest:
         return "", False
     return str(asked.id), FINAL_WISH in asked.parameters and asked.parameters[FINAL_WISH].bool_param

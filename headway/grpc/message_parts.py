@@ -82,6 +82,24 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
     return b"".join(rest), raw
 
 
+def front_of(body: bytes) -> bytes:
+    """Return the beginning of a message, up to its inputs: its names, its id and its parameters, as far as they are short.
+
+    Raises:
+        BadRequest: it is malformed.
+    """
+    walk, at = _Walk(body), 0
+    while at < len(body):
+        tag, content = walk.varint(at, len(body))
+        if tag & 7 != 2 or tag >= _INPUTS:
+            break
+        size, content = walk.varint(content, len(body))
+        if content + size > min(len(body), _MOST_FRONT):
+            break
+        at = content + size
+    return body[:at]
+
+
 def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
     """Check that typed data are few or quickly decoded. Raises BadRequest."""
     size = sum(end - content for _, _, content, end in typed)
@@ -116,14 +134,14 @@ class _Walk:
                 )
             tag, content = body[at], at + 1
             if tag > 0x7F:
-                tag, content = self._varint(at, end)
+                tag, content = self.varint(at, end)
             kind = tag & 7
             if kind == 2:
-                size, content = self._varint(content, end)
+                size, content = self.varint(content, end)
             elif kind in _FIXED:
                 size = _FIXED[kind]
             elif kind == 0:
-                size = self._varint(content, end)[1] - content
+                size = self.varint(content, end)[1] - content
             else:
                 raise self._malformed()
             after = content + size
@@ -134,7 +152,7 @@ class _Walk:
         self._left -= len(found)
         return found
 
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
+    def varint(self, at: int, end: int) -> tuple[int, int]:
         """Return the number at a place, and where it ends."""
         number = shift = 0
         while at < end and shift < 64:

@@ -373,6 +373,19 @@ async def test_a_stream_answers_each_request_in_order_and_outlives_an_error(port
 
 
 @on_port()
+async def test_the_id_of_a_request_with_too_much_in_it_is_in_its_error(port: Port) -> None:
+    call = port.client().stream(STREAM)
+    asked = request("text", id="n0")
+    for _ in range(30_000):
+        asked.inputs.add(name="more")
+    await call.write(asked.SerializeToString())
+    await call.done_writing()
+    answer = streamed(await call.read())
+    assert "take long to decode" in answer.error_message
+    assert answer.infer_response.id == "n0"
+
+
+@on_port()
 async def test_an_answer_on_a_stream_says_that_it_is_the_last_where_that_is_asked_for(port: Port) -> None:
     def asked(*texts: str, wish: bool | None = True, **members: Any) -> bytes:
         made = request(*texts, **members)

@@ -15,7 +15,18 @@ from headway import errors
 from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.input_policy import Effect
-from headway.model import Capacity, GpuFigures, ProcessInfo, Role, Scaling, TierDepth, WorkerInfo, WorkerStatus
+from headway.model import (
+    Capacity,
+    CostLine,
+    CostShape,
+    GpuFigures,
+    ProcessInfo,
+    Role,
+    Scaling,
+    TierDepth,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.runtime.counters import Counters, Histogram
 from headway.telemetry import metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
@@ -46,6 +57,7 @@ NAMES = {
     "headway_gpu_ecc_errors": ("counter", {"model", "worker"}),
     "headway_gpu_xid_errors": ("counter", {"model", "worker", "cause"}),
     "headway_workers": ("gauge", {"model", "status"}),
+    "headway_padded_models": ("gauge", {"model"}),
     "headway_capacity_items_per_second": ("gauge", {"model"}),
     "headway_capacity_estimated": ("gauge", {"model"}),
     "headway_desired_workers": ("gauge", {"model"}),
@@ -150,7 +162,13 @@ def full_state() -> State:
     counters.scaling_failures["m"] = 18
     counters.rollout_changes["m", "step"] = 19
     workers = [
-        WorkerInfo(worker_id="gpu-0", model="m", status=WorkerStatus.HEALTHY, utilisation=0.5),
+        WorkerInfo(
+            worker_id="gpu-0",
+            model="m",
+            status=WorkerStatus.HEALTHY,
+            utilisation=0.5,
+            cost=CostLine(CostShape.PADDED, 0.008, 1e-6, 900.0),
+        ),
         WorkerInfo(worker_id="gpu-1", model="m", status=WorkerStatus.OFFLINE, reason="no heartbeat"),
     ]
     capacities = [
@@ -233,6 +251,7 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("workers", {"model": "m", "status": "healthy"}, 1),
         ("workers", {"model": "m", "status": "offline"}, 1),
         ("workers", {"model": "m", "status": "degraded"}, 0),
+        ("padded_models", {"model": "m"}, 1),
         ("worker_restarts", {"worker": "gpu-0"}, 4),
         ("bulk_kills", {"worker": "gpu-0"}, 1),
         ("model_loads", {"model": "m", "worker": "m/gpu-0"}, 3),

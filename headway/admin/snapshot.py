@@ -16,6 +16,7 @@ from headway.core.health import latest
 from headway.model import (
     BulkDepth,
     Capacity,
+    CostLine,
     Departed,
     GpuFigures,
     ProcessInfo,
@@ -64,6 +65,16 @@ class LineOfWeight(msgspec.Struct, frozen=True):
     by_octet: float
 
 
+class LineOfCost(msgspec.Struct, frozen=True):
+    """Line by which the run time of a call is told; the names are those of `CostLine`, and `shape` is its value."""
+
+    shape: str
+    alpha: float
+    beta: float
+    longest: float
+    error: float
+
+
 class GpuLine(msgspec.Struct, frozen=True):
     """GPU of a worker; the names are those of `GpuFigures`. `xids` is by the code as text."""
 
@@ -106,6 +117,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
     zone: str
     failed: float
     gpu_figures: GpuLine | None
+    cost: LineOfCost | None = None
 
 
 class MemberLine(msgspec.Struct, frozen=True):
@@ -266,6 +278,7 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
             loading_seconds=round(worker.loading, 1),
             retry_seconds=round(worker.retry_in, 1),
             gpu_figures=gpu_line(worker.gpu_figures),
+            cost=_cost(worker.cost),
         )
         for worker in workers
     ]
@@ -334,6 +347,12 @@ def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
 
 def _weight(line: WeightLine | None) -> LineOfWeight | None:
     return None if line is None else LineOfWeight(round(line.fixed, 4), round(line.by_octet, 6))
+
+
+def _cost(line: CostLine | None) -> LineOfCost | None:
+    if line is None:
+        return None
+    return LineOfCost(line.shape.value, line.alpha, line.beta, round(line.longest, 1), round(line.error, 4))
 
 
 def _age(instant: float, now: float) -> float:

@@ -101,6 +101,7 @@ def overview(found: dict[str, Any]) -> str:
         parts.append(members_table(found["members"]))
     if found["workers"]:
         parts += [workers_table(found["workers"]), *gpus_table(found["workers"]), *reasons(found["workers"])]
+        parts += costs(found["workers"])
     parts += departed_table(found.get("departed", []))
     return "\n\n".join(parts)
 
@@ -228,6 +229,23 @@ def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
     told = sorted((str(one["worker_id"]), one["status"], reason) for one in workers if (reason := one.get("reason")))
     lines = [f"{worker} is {status}: {escape(reason)}" for worker, status, reason in told]
     return ["\n".join(lines)] if lines else []
+
+
+def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines on what the calls of models cost whose time goes by more than the number of inputs, as one text; none without any."""
+    each = {
+        "weight": "for each unit of the inputs' weight",
+        "padded": "for each input and unit of the longest's weight, up to which it fills all; inputs of like length ride together",
+    }
+    lines = {
+        str(
+            worker["model"]
+        ): f"a call of {worker['model']} takes {line['alpha'] * 1000:.3g} ms and {line['beta'] * 1e6:.3g} µs "
+        f"{each[line['shape']]} (mean error {line['error']:.0%})"
+        for worker in workers
+        if (line := worker.get("cost")) and line["shape"] in each and worker["status"] == "healthy"
+    }
+    return ["\n".join(lines[model] for model in sorted(lines))] if lines else []
 
 
 def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:

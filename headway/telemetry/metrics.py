@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from headway import errors
+from headway.core import batch_cost
 from headway.core.departure import APART, DEADLINE, EARLY, FULL, HEADWAY, RETRY, WINDOW
 from headway.core.health import heard
 from headway.core.locality.placement import BUSY, COLD, MIN_WARM
@@ -384,6 +385,8 @@ ROWS = (
     Row(COUNTER, "bulk_delayed_requests", "model", "Requests that have waited for a GPU that ran lines of bulk jobs alone.",
         lambda of: of.of_bulk(lambda one: one.delayed)),
     Row(GAUGE, "workers", "model status", "Workers of the fleet by status.", lambda of: of.census),
+    Row(GAUGE, "padded_models", "model", "1 while the model is known to fill the inputs of a call up to the longest, else 0.",
+        lambda of: of.of_models(dict.fromkeys(batch_cost.padded(of.fleet.workers), 1.0))),
     Row(GAUGE, "expected_workers", "", "Healthy workers that the fleet should have; 0: nobody has said.",
         lambda of: of.fleet.expected if of.exports_fleet else None),
     # Scrape configurations have a label `role` of their own.

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headway.cli.admin import Admin
-from headway.cli.status import look, overview, serves
+from headway.cli.status import costs, look, overview, serves
 from tests.cli.command import code_of
 
 HEALTH: dict[str, Any] = {
@@ -281,3 +281,11 @@ def test_zones_are_shown_where_there_are_any(port: Port) -> None:
     assert ["edge-1", "gateway", "b"] in [line[:3] for line in lines]
     assert ["host-b/gpu-0", "a"] in [line[:2] for line in lines]
     assert ["host-a/gpu-0", "-"] in [line[:2] for line in lines]
+
+
+def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
+    line = {"shape": "padded", "alpha": 0.0081, "beta": 1.18e-6, "longest": 900.0, "error": 0.021}
+    text = "\n\n".join(costs([{**WORKERS[0], "cost": line}, {**WORKERS[1], "cost": {**line, "alpha": 9.0}}]))
+    assert text.startswith("a call of default takes 8.1 ms and 1.18 µs for each input and unit of the longest's weight")
+    assert text.endswith("(mean error 2%)")
+    assert costs([{**WORKERS[0], "cost": None}, {**WORKERS[0], "cost": {**line, "shape": "number"}}]) == []

@@ -189,6 +189,7 @@ async def test_workers_are_listed(stand: Stand, port: Port) -> None:
         "zone": "",
         "failed": 0.0,
         "gpu_figures": None,
+        "cost": None,
     }
 
 

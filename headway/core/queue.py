@@ -490,7 +490,7 @@ class ModelQueue:
         size, waited = self._size(members), now - min(map(_ARRIVED, members))
         room = seats(self.service, size, limit, waited, limits.promise)
         weight = sum(member.weight for member in members)
-        riders = bulk.fill(int(room) - len(members), room * limits.unit - weight)
+        riders = bulk.fill(int(min(room, limit)) - len(members), room * limits.unit - weight)
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:

@@ -78,6 +78,17 @@ def test_a_batch_keeps_within_its_weight() -> None:
     assert weights_of(departs(queue, 4)) == [200, 190, 10]
 
 
+def test_bulk_lines_take_no_more_seats_than_a_batch_has() -> None:
+    """The size of a batch with a long entry is more than the number of its entries."""
+    queue = queue_of(100.0, limit=8)
+    queue.service.alpha, queue.service.beta, queue.service.largest = 0.001, 0.01, 8.0
+    for _ in range(4):
+        queue.offer(entry(400), 0.0)
+    for number in range(30):
+        queue.offer_bulk(entry(10, f"bulk {number}", tier=1), 0.0)
+    assert len(departs(queue, 8).members) <= 8
+
+
 Tenants = Mapping[str, tuple[int, int]]
 """Weight of each tenant's entries, and how many of them always wait."""
 

@@ -150,7 +150,7 @@ function bulk.fill(s, entries, limit, size, waited)
   for _, entry in ipairs(entries) do
     weight = weight + counted_weight(s, entry.weight)
   end
-  for _, entry in ipairs(wanted(s, take(s, math.floor(room) - before, s.weighed and room * s.unit - weight or INF))) do
+  for _, entry in ipairs(wanted(s, take(s, math.floor(math.min(room, limit)) - before, s.weighed and room * s.unit - weight or INF))) do
     entries[#entries + 1] = entry
   end
   return #entries - before

@@ -300,6 +300,8 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
         with lone_service(target, *flags, name="neighbours", environment=environment, grpc=True) as made:
             yield made, keys
         return
+    if worst.file:
+        doors += ("--ledger", f"sqlite:///{folder / 'jobs.db'}")
     with fleet(
         target, name="neighbours", gateways=2, grpc=True, gateway_flags=(*doors, *worst.gateway_flags),
         worker_flags=(*batch, *gpus, *worst.worker_flags), controller_flags=worst.controller_flags, environment=environment,

@@ -54,6 +54,12 @@ PROGRAMS = {
     ),
     "overload": _program("load", "floods, lost workers, exact limits", "--seconds 8 --minutes 0.2"),
     "neighbours": _program("load", "one tenant at its worst, another one beside it", "--seconds 3", "--seconds 20"),
+    "loadgen": _program(
+        "load",
+        "the most queries/s that MLPerf LoadGen finds valid, beside mosec and LitServe",
+        "--seconds 3 --steps 5",
+        "--seconds 20",
+    ),
     "shared_gpus": _program("load", "several models on shared GPUs", "--seconds 5", "--seconds 20"),
     "bulk": _program("load", "requests beside bulk jobs", "--seconds 8 --rounds 1"),
     "foretold": _program(
@@ -85,7 +91,7 @@ PROGRAMS = {
         "--seconds 30 --only rolling slow troubles --troubles redis-blip sentinel-planned --proxy haproxy",
     ),
 }
-REPLAYING = ("policies", "never_worse")
+REPLAYING = ("policies", "never_worse", "loadgen")
 """Those that take traces."""
 
 

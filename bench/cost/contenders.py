@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from bench.stand import generators, stand
 from bench.stand.fleet import Fleet, Operations
@@ -169,7 +169,12 @@ def _since(before: Operations | None, server: Server | Fleet) -> Operations | No
 
 @contextmanager
 def mosec(
-    fast_json: bool = False, max_batch: int = MAX_BATCH, wait_ms: int = WAIT_MS, batch_ms: float = 0.0, workers: int = 1
+    fast_json: bool = False,
+    max_batch: int = MAX_BATCH,
+    wait_ms: int = WAIT_MS,
+    batch_ms: float = 0.0,
+    workers: int = 1,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Mosec, up and answering.
 
@@ -179,26 +184,46 @@ def mosec(
         wait_ms: milliseconds that a batch waits for more inputs.
         batch_ms: run time of a batch in milliseconds.
         workers: number of its worker processes.
+        environment: variables besides: what it serves (see bench/stand/peer_models.py).
     """
     port = stand.free_port()
     program = str(stand.HERE / "mosec_server.py")
     command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
-    environment = {
-        "BENCH_MAX_BATCH": str(max_batch),
-        "BENCH_MAX_WAIT_MS": str(wait_ms),
+    variables = {
+        **_shape(max_batch, wait_ms, workers),
         "BENCH_BATCH_MS": str(batch_ms),
-        "BENCH_WORKERS": str(workers),
         "BENCH_MSGSPEC": "1" if fast_json else "",
+        **(environment or {}),
     }
-    with Server("peer-mosec", command, _mosec_role, environment) as server:
+    with Server("peer-mosec", command, _mosec_role, variables) as server:
         server.url = server.admin = f"http://127.0.0.1:{port}"
         server.wait_for(lambda: _answers(server.url))
         yield server
 
 
+@contextmanager
+def litserve(max_batch: int, wait_ms: int, workers: int, environment: Mapping[str, str]) -> Iterator[Server]:
+    """LitServe, up and answering; its arguments are as for mosec."""
+    port = stand.free_port()
+    command = [sys.executable, str(stand.HERE / "litserve_server.py"), "--port", str(port)]
+    variables = {**_shape(max_batch, wait_ms, workers), **environment}
+    with Server("peer-litserve", command, lambda _: "litserve", variables) as server:
+        server.url = server.admin = f"http://127.0.0.1:{port}"
+        server.wait_for(lambda: _answers(server.url))
+        yield server
+
+
+def _shape(max_batch: int, wait_ms: int, workers: int) -> dict[str, str]:
+    return {
+        "BENCH_MAX_BATCH": str(max_batch),
+        "BENCH_MAX_WAIT_MS": str(wait_ms),
+        "BENCH_WORKERS": str(workers),
+    }
+
+
 def _answers(url: str) -> bool:
     try:
-        with urlopen(f"{url}{ROUTE}", data=BODY, timeout=2) as answer:
+        with urlopen(Request(f"{url}{ROUTE}", BODY, {"Content-Type": "application/json"}), timeout=2) as answer:
             return bool(answer.status == 200)
     except (HTTPError, URLError, OSError):
         return False

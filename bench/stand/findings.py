@@ -21,7 +21,7 @@ OUT = Path(__file__).parent.parent / "out"
 """Where results and the logs of servers go."""
 
 _WIDTH = 200
-_PACKAGES = ("headway", "mosec", "uvloop", "httptools", "msgspec", "torch")
+_PACKAGES = ("headway", "mosec", "litserve", "mlcommons-loadgen", "uvloop", "httptools", "msgspec", "torch")
 
 
 class Findings:

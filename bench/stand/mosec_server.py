@@ -2,36 +2,39 @@
 
     python bench/stand/mosec_server.py --address 127.0.0.1 --port 8000
 
-With BENCH_MSGSPEC set, JSON is decoded and encoded by msgspec, which mosec does not do by itself. BENCH_BATCH_MS is the
-time that a batch takes, BENCH_WORKERS the number of worker processes.
+With BENCH_MSGSPEC set, JSON is decoded and encoded by msgspec, which mosec does not do by itself. BENCH_MAX_BATCH is the
+largest batch, BENCH_MAX_WAIT_MS how long one waits for more, BENCH_WORKERS the number of worker processes. What it serves is
+told in peer_models.py.
 """
 
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import msgspec
 from mosec import Server, Worker
 
+from bench.stand import peer_models
+
 MAX_BATCH = int(os.environ.get("BENCH_MAX_BATCH", "64"))
 MAX_WAIT_MS = int(os.environ.get("BENCH_MAX_WAIT_MS", "2"))
-BATCH_SECONDS = float(os.environ.get("BENCH_BATCH_MS", "0")) / 1000.0
 WORKERS = int(os.environ.get("BENCH_WORKERS", "1"))
 FAST_JSON = bool(os.environ.get("BENCH_MSGSPEC"))
 
 
-class Upper(Worker):
-    """Each input in capitals."""
+class Peer(Worker):
+    """The output of each input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run = peer_models.made()
 
     def forward(self, data: list[Any]) -> list[Any]:
-        if BATCH_SECONDS:
-            time.sleep(BATCH_SECONDS)
-        return [{"output": body["input"].upper()} for body in data]
+        return [{"output": output} for output in self._run([body["input"] for body in data])]
 
 
-class FastUpper(Upper):
+class FastPeer(Peer):
     """The same with msgspec's JSON."""
 
     def __init__(self) -> None:
@@ -49,7 +52,7 @@ class FastUpper(Upper):
 if __name__ == "__main__":
     server = Server()
     server.append_worker(
-        FastUpper if FAST_JSON else Upper,
+        FastPeer if FAST_JSON else Peer,
         num=WORKERS,
         max_batch_size=MAX_BATCH,
         max_wait_time=MAX_WAIT_MS,

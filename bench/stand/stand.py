@@ -42,6 +42,8 @@ GUARD = "headway-guard"
 
 module = "headway"
 """Module that is run; `holding` in its place writes down what holds the event loops."""
+checkout = ROOT
+"""Whose code servers run: a module is looked for first in the folder in which it is started."""
 
 START_SECONDS = 60.0
 """Longest wait for a server to come up."""
@@ -141,7 +143,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=ROOT,
+                cwd=checkout,
                 env=inherited | dict(environment or {}),
             )
 

@@ -125,6 +125,21 @@ class Emulated:
         return [text.upper() for text in inputs]
 
 
+class Padded:
+    """Each text in capitals, after what a batch takes that is filled up to its longest text: α + β · number · longest.
+
+    BENCH_ALPHA_MS is α, BENCH_BETA_US β for each octet.
+    """
+
+    def __init__(self) -> None:
+        self.alpha = float(os.environ["BENCH_ALPHA_MS"]) / 1000.0
+        self.beta = float(os.environ["BENCH_BETA_US"]) / 1e6
+
+    def __call__(self, inputs: list[str]) -> list[str]:
+        time.sleep(self.alpha + self.beta * len(inputs) * max(map(len, inputs)))
+        return [text.upper() for text in inputs]
+
+
 class Measure:
     """The number of octets of each input, after EMULATED_MS milliseconds."""
 

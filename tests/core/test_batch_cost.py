@@ -57,6 +57,39 @@ def test_the_line_holds_that_tells_run_times_best(seconds: Seconds, shape: CostS
     assert learnt(seconds, noise=noise).shape is shape
 
 
+def in_calls(seconds: Seconds, lengths: Sequence[int], batches: int) -> tuple[BatchCost, int]:
+    """What is learnt from full batches that run as they are cut, and the batches that were cut."""
+    cost, cuts = BatchCost(), 0
+    for _ in range(batches):
+        calls = cost.calls(lengths)
+        cuts += len(calls) > 1
+        for call in calls:
+            cost.observe(weights := [lengths[place] for place in call], seconds(weights))
+    return cost, cuts
+
+
+MIXED = [2_000, *[100] * 31]
+
+
+def test_that_a_model_pads_is_found_though_all_batches_are_alike() -> None:
+    """Full batches that each have one of the longest inputs there are fit all three lines; trials tell them apart."""
+    cost, _ = in_calls(padded, MIXED, 40)
+    assert cost.shape is CostShape.PADDED
+    assert (cost.line.alpha, cost.line.beta) == pytest.approx((ALPHA, BETA), rel=0.05)
+
+
+@pytest.mark.parametrize("seconds", [constant, by_number])
+def test_few_batches_of_a_model_that_does_not_pad_run_in_halves_on_trial(seconds: Seconds) -> None:
+    cost, cuts = in_calls(seconds, MIXED, 1_000)
+    assert cost.shape is CostShape.NUMBER
+    assert cuts <= 4
+
+
+def test_inputs_of_like_length_are_no_trial() -> None:
+    assert in_calls(constant, [100] * 32, 1_000)[1] == 0
+    assert in_calls(padded, [100], 1_000)[1] == 0
+
+
 def test_the_coefficients_are_those_of_the_model() -> None:
     line = learnt(padded).line
     assert (line.alpha, line.beta) == pytest.approx((ALPHA, BETA))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.batch_cost import BatchCost, cut, is_news
+from headway.core.batch_cost import BatchCost, is_news
 from headway.core.weight_estimate import octets
 from headway.model import CostLine, CostShape, Value
 
@@ -30,11 +30,11 @@ class Calls:
     @property
     def cuts(self) -> bool:
         """True while batches may be cut into several calls."""
-        return self._cost.shape is CostShape.PADDED and not self._whole
+        return not self._whole and self._cost.cuts
 
     def parts(self, weights: Sequence[int]) -> list[list[int]]:
         """Calls that a batch of inputs of these weights is run in: places of the inputs of each."""
-        return cut(weights, self._cost.line) if self.cuts and weights else [list(range(len(weights)))]
+        return self._cost.calls(weights) if self.cuts and weights else [list(range(len(weights)))]
 
     def ran(self, inputs: Sequence[Value], seconds: float) -> None:
         """Learn from a batch that ran in one call."""

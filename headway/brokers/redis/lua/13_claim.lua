@@ -24,8 +24,6 @@ end
 local function size_of_batch(s, entries)
   if not s.weighed then
     return #entries
-  elseif s.longest > 0 then
-    return nearest.size(s, entries)
   end
   local weight = 0
   for _, entry in ipairs(entries) do

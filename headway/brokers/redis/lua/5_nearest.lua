@@ -105,15 +105,6 @@ function nearest.chooses(s, limit)
   return s.longest > 0 and s.q.fresh > limit
 end
 
--- Size of a batch, as `QueueLimits.padded_size`.
-function nearest.size(s, entries)
-  local longest = 0
-  for _, entry in ipairs(entries) do
-    longest = math.max(longest, counted_weight(s, entry.weight))
-  end
-  return #entries * longest / s.longest
-end
-
 -- Take candidates for at most `room.count` places: tiers in order, with the last places kept for those below the highest. `allowed` has
 -- the tiers that may still have some. Returns those taken by tier, their members in order, and a tier that has no more.
 local function take_seats(s, room, allowed, line_of, heavier, gone)

@@ -44,6 +44,7 @@ PROGRAMS = {
         "simulated", "the cases of the default policy, all policies on real traffic, and poison, simulated"
     ),
     "never_worse": _program("simulated", "the default policy on random services", "--configurations 16"),
+    "fit": _program("simulated", "inputs of like length together, on random models that pad", "--configurations 12"),
     "sharding": _program("simulated", "a queue cut into shards, simulated"),
     "warm_models": _program("simulated", "loads of models on GPUs that cannot hold all", "--seconds 900"),
     "cases": _program(
@@ -91,7 +92,7 @@ PROGRAMS = {
         "--seconds 30 --only rolling slow troubles --troubles redis-blip sentinel-planned --proxy haproxy",
     ),
 }
-REPLAYING = ("policies", "never_worse", "loadgen")
+REPLAYING = ("policies", "never_worse", "fit", "loadgen")
 """Those that take traces."""
 
 

@@ -46,6 +46,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
         breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
         guard: ends what workers have started if this process is killed.
         warms_up: whether its start measures what batches take.
+        cuts: whether a batch may run in several calls where that saves time.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         certificates: certificates towards a remote API; None: none are set.
         counters: counters of the process; None: nothing is counted.
@@ -59,6 +60,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
     breaker: Breaker | None = None
     guard: GroupGuard | None = None
     warms_up: bool = True
+    cuts: bool = True
     weights: WeightEstimate | None = None
     certificates: RemoteCertificates | None = None
     counters: Counters | None = None
@@ -118,6 +120,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         weights=plan.weights,
         arena_bytes=settings.arena_mb << 20,
         count=plan.count_large,
+        cuts=plan.cuts,
     )
 
 

@@ -18,6 +18,7 @@ from headway.config.target import RemoteTarget, shown_target
 from headway.core.deadlines import fitting
 from headway.core.service_model import ServiceModel
 from headway.errors import SettingError, TargetError
+from headway.model import CostShape
 
 if TYPE_CHECKING:
     from headway.app.backends import SlotPlan
@@ -119,7 +120,7 @@ def check(
     click.echo(
         msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
         if json
-        else _as_text(target, settings, found, advice)
+        else _as_text(target, settings, found, advice, record)
     )
     if found.faults:
         raise click.exceptions.Exit(1)
@@ -168,7 +169,9 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
     weights = make_weights(settings, spec, 0)
     name = worker_name(settings, spec, devices, 0)
     certificates = make_remote_certificates(settings, [spec], Counters())
-    plan = SlotPlan(settings, name, devices.of(0), warms_up=False, weights=weights, certificates=certificates)
+    plan = SlotPlan(
+        settings, name, devices.of(0), warms_up=False, cuts=False, weights=weights, certificates=certificates
+    )
     backend = make_backend(spec, plan)
     try:
         choose = partial(choose_inputs, order.given, settings.max_batch_size)
@@ -246,7 +249,7 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
         if model.seconds(most) > 0
         else f"--max-batch-size {most}"
     ]
-    if model.beta > 0 and model.alpha < model.beta * most / 2:
+    if model.beta > 0 and model.alpha < model.beta * most / 2 and found.cost.shape is CostShape.NUMBER:
         knee = max(1, round(model.alpha / model.beta * 2))
         advice.append(
             f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of {found.unit}s"
@@ -271,6 +274,32 @@ def _ms(milliseconds: float) -> str:
     if not milliseconds:
         return "0"
     return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
+
+
+_SHAPES = {
+    CostShape.NUMBER: "number",
+    CostShape.WEIGHT: "length",
+    CostShape.PADDED: "number × longest",
+}
+
+
+def _cost_line(settings: Settings, found: Findings, record: Path | None) -> list[str]:
+    """Words on whether a call takes time by the number of its inputs, their length, or number × longest; none where nothing tells these apart."""
+    cost, shape = found.cost, found.cost.shape
+    errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
+    if len({round(error, 2) for error in cost.errors.values()}) == 1:
+        return []
+    line, unit = cost.line, "weight" if settings.weight else "length"
+    told = f"mean error of forecasts: {', '.join(errors)}".replace("length", unit)
+    if shape is CostShape.NUMBER:
+        return [told]
+    alpha, beta, what = _ms(line.alpha * 1000), f"{line.beta * 1000:.3g}", record or "FILE"
+    options = f"--padded --lengths {what}" if shape is CostShape.PADDED else f"--weights {what}"
+    pads = ": the model pads" if shape is CostShape.PADDED else ""
+    return [
+        f"a call takes α + β · {_SHAPES[shape].replace('length', unit)}{pads}; {told}",
+        f"  headway plan and simulate: --batch-ms {alpha} --beta-ms {beta} {options}",
+    ]
 
 
 def _weight_advice(settings: Settings, found: Findings) -> list[str]:
@@ -322,13 +351,19 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
         "alpha_ms": found.model.alpha * 1000,
         "beta_ms": found.model.beta * 1000,
+        "cost": {
+            "shape": found.cost.shape.value,
+            "alpha_ms": found.cost.line.alpha * 1000,
+            "beta_ms": found.cost.line.beta * 1000,
+            "errors": {shape.value: error for shape, error in found.cost.errors.items()},
+        },
         "recorded": len(found.recorded),
         "weight": found.weight or None,
         "advice": advice,
     }
 
 
-def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]) -> str:
+def _as_text(target: str, settings: Settings, found: Findings, advice: list[str], record: Path | None) -> str:
     from headway.cli.admin import table
     from headway.cli.trial_inputs import brief
     from headway.runtime.log import escape
@@ -344,10 +379,12 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
         lines += ["", table(columns, rows), ""]
     if found.answers:
         lines += [table(("INPUT", "ANSWER"), [(brief(value), brief(output)) for value, output in found.answers]), ""]
-    if rows and not found.faults:
+    if rows and not found.faults and found.cost.shape is CostShape.NUMBER:
         alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
         lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms")
         lines += filter(None, [_misfit(found.model, medians)])
+    if not found.faults:
+        lines += _cost_line(settings, found, record)
     lines += [f"  {line}" for line in advice]
     if found.recorded:
         lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")

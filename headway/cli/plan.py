@@ -10,6 +10,7 @@ import click
 
 from headway.cli.commands import command, option
 from headway.cli.flags import with_fields
+from headway.cli.simulate import scenario_values, with_lengths
 from headway.cli.waiting import waiting
 from headway.simulator.scenario import Scenario
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _TARGETS = "Targets"
 _FIELDS = (
-    "rate", "alpha", "times", "max_batch", "beta", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
+    "rate", "alpha", "times", "max_batch", "beta", "padded", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
     "seed",
 )  # fmt: skip
 """Fields of a scenario that a plan goes by."""
@@ -26,6 +27,7 @@ _FIELDS = (
 
 @command()
 @with_fields(Scenario, _FIELDS, required=("rate",), alpha=None, max_batch=32)
+@with_lengths
 @option("--p95", type=float, metavar="MS", group=_TARGETS, help="Highest 95th percentile of latency.")
 @option("--p99", type=float, metavar="MS", group=_TARGETS, help="Highest 99th percentile of latency.")
 @option(
@@ -60,13 +62,13 @@ def plan(
     at which the targets are no longer met, and whether the answer is on the edge: within 3 % or 2 ms of a target.
 
     A batch of n entries takes --batch-ms and n times --beta-ms; `headway check` measures both. With --weights it takes
-    --batch-ms and its weight times --beta-ms.
+    --batch-ms and its weight times --beta-ms. With --padded it takes --batch-ms and n × its longest input times --beta-ms, in as many
+    calls as the workers would make of it, and the plan says how many GPUs inputs that ride as they come would need.
 
     Exit codes: 0 done, 3 a bad setting or a target that cannot be met.
     """
     import msgspec
 
-    from headway.cli.simulate import scenario_values
     from headway.errors import SettingError
     from headway.simulator.batch_times import BATCH_MS_HINT
     from headway.simulator.planner import Goal, make_plan
@@ -95,7 +97,7 @@ def _show(found: Plan, arrivals: str) -> None:
 
     print_line = standard_console().print
     print_line(
-        f"[bold]{found.gpus} GPU{'s' if found.gpus > 1 else ''}[/] for {found.rate:,.15g} requests/s ({arrivals}, "
+        f"[bold]{_gpus(found.gpus)}[/] for {found.rate:,.15g} requests/s ({arrivals}, "
         f"variation of gaps {found.arrivals_cv:.2f})"
     )
     print_line(f"  latency    {_percentiles(found)}")
@@ -109,6 +111,8 @@ def _show(found: Plan, arrivals: str) -> None:
     if found.with_room > found.gpus:
         share = found.load * found.gpus / found.with_room
         print_line(f"  with room  {found.with_room} GPUs: the load is {share:.0%} of their capacity")
+    if found.first_come is not None:
+        print_line(f"  inputs that ride as they come, all in one call, would need {_gpus(found.first_come)}")
     if found.bulk is not None:
         print_line(f"  bulk       {found.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
     if found.on_the_edge:
@@ -129,6 +133,10 @@ def _show(found: Plan, arrivals: str) -> None:
     )
     if arrivals != "Poisson":
         print_line("             (of this record only, begun at different places: other days may be burstier)")
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
 
 
 def _percentiles(prediction: Prediction) -> str:

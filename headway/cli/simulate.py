@@ -14,11 +14,21 @@ from headway.cli.commands import command, option
 from headway.cli.flags import fields_from, with_fields
 from headway.cli.waiting import waiting
 from headway.errors import SettingError
-from headway.simulator.scenario import EVERYBODY, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
+from headway.simulator.scenario import EVERYBODY, LENGTHS_HINT, POLICIES, USUAL_MIX, Scenario, parse_kills, parse_steps
 
 _SCALING = "Autoscaler"
 _SETTLING = 75.0
 """Batch times of warm-up by default, as a fleet that starts in step near saturation needs so many to spread."""
+
+
+with_lengths = option(
+    "--lengths",
+    metavar="LOW-HIGH|FILE",
+    group="Load",
+    help="How long inputs are, for a model that pads: evenly between two whole numbers, or as FILE says, with one length a line or from "
+    "`headway check --record`.",
+)
+"""Option of the lengths of inputs, which are what entries of a model that pads weigh."""
 
 
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
@@ -30,6 +40,7 @@ _DAY_TAKES = _DAY_ONLY | {
 
 @command()
 @with_fields(Scenario, workers=None, max_batch=32, alpha=None, warmup=None)
+@with_lengths
 @option("--compare", is_flag=True, group="Batching", help="Run every policy on the same arrivals.")
 @option(
     "--autoscale",
@@ -120,8 +131,20 @@ def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
     values = fields_from(Scenario, given)
     times = values["times"] = None if given["times"] is None else read_batch_times(Path(given["times"]))
     values["alpha"] = values["alpha"] or 0.0
-    weights, trace = given["weights"], given["trace"]
-    values["weights"] = read_weights(weights) if weights else times.weights if times else ()
+    weights, lengths, trace = given["weights"], given["lengths"], given["trace"]
+    if lengths and (weights or not (given["padded"] or times)):
+        hint = (
+            "Leave --weights out."
+            if weights
+            else "Give --padded or, of a model whose time goes by weight, --weights instead."
+        )
+        raise SettingError("--lengths", lengths, "is for models that pad", hint)
+    if given["padded"] and times:
+        raise SettingError("--padded", True, "cannot go with --batch-times, which tell it", "Leave one of them out.")
+    if lengths:
+        values["weights"] = read_weights(lengths, "--lengths", LENGTHS_HINT)
+    else:
+        values["weights"] = read_weights(weights) if weights else times.weights if times else ()
     values["trace"] = read_trace(Path(trace)) if trace else ()
     return values
 

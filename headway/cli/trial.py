@@ -12,6 +12,7 @@ import msgspec
 
 from headway.cli.recording import weights_of
 from headway.core import deadlines
+from headway.core.batch_cost import BatchCost
 from headway.core.service_model import ServiceModel
 from headway.core.tensors import rows_of
 from headway.core.values import shown
@@ -45,6 +46,7 @@ class Findings(msgspec.Struct):
         recorded: run times of the batches that were to be recorded, all or none.
         answers: some of the inputs, no two alike, each with its output in a batch as large as could be.
         model: service model fitted to them.
+        cost: cost of calls by the lengths of their inputs, or what these weigh by a function of the target. Of rows nothing is learnt.
         weight: mean weight of the inputs by a function of the target; 0 where they are not weighed.
         faults: rules that were broken; empty when the target is fit to serve.
         notes: remarks that are no faults.
@@ -56,6 +58,7 @@ class Findings(msgspec.Struct):
     recorded: list[RecordedBatch] = msgspec.field(default_factory=list)
     answers: list[tuple[Value, Value]] = msgspec.field(default_factory=list)
     model: ServiceModel = msgspec.field(default_factory=ServiceModel)
+    cost: BatchCost = msgspec.field(default_factory=BatchCost)
     weight: float = 0.0
     faults: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
@@ -177,9 +180,12 @@ class Trial:
             ran = await self._ran(batch)
             if ran is None or self._outputs(ran[1]) is None:
                 return
-            weights = weights_of(batch) if self._weights is None else self._weights.latest
-            recorded.append(RecordedBatch(list(weights), ran[0]))
+            recorded.append(RecordedBatch(self._weighed(batch), ran[0]))
         self._found.recorded = recorded
+
+    def _weighed(self, batch: Sequence[Value]) -> list[int]:
+        """Weights of the inputs of the batch that ran last."""
+        return weights_of(batch) if self._weights is None else list(self._weights.latest)
 
     def _check_alone(self, alone: Value, whole: list[Value]) -> None:
         """Compare the first input's output alone and in the largest batch."""
@@ -240,7 +246,10 @@ class Trial:
             if isinstance(exc, WorkerCrashed):
                 await self._backend.start()
             return None
-        return self._clock() - begun, items
+        seconds = self._clock() - begun
+        if self._found.unit == "input" and (weights := self._weighed(inputs)):
+            self._found.cost.observe(weights, seconds)
+        return seconds, items
 
     def _failed(self, size: int, error: BackendError) -> bool:
         """Keep a failed batch; returns whether it is the first one for its reason."""

@@ -31,7 +31,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from headway.config.checks import MAX_BATCH, MOST_WEIGHT
+from headway.core.batch_cost import BatchCost
 from headway.errors import SettingError
+from headway.model import CostShape
 
 NEAR = 5
 """Recorded batches of which one is drawn."""
@@ -77,17 +79,22 @@ class BatchTimes:
         weights: weights of all inputs in them.
         largest: size of the largest batch.
         heaviest: weight of the heaviest input.
+        padded: whether the model fills all inputs of a call up to the longest, as a worker would find.
     """
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
         self.weights = tuple(weight for batch in batches for weight in batch.weights)
         self.largest = max(len(batch.weights) for batch in batches)
         self.heaviest = max(self.weights)
+        cost = BatchCost()
+        for batch in batches:
+            cost.observe(batch.weights, batch.seconds)
+        self.padded = cost.shape is CostShape.PADDED
         self._line = _fitted([(_terms(batch.weights), batch.seconds) for batch in batches])
         self._known = sorted(
             _Known(_point(batch.weights), batch.seconds / self._formula(batch.weights)) for batch in batches
         )
-        self._means: dict[tuple[int, tuple[int, ...], int], float] = {}
+        self._means: dict[tuple[int, tuple[int, ...], int, int], float] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -97,19 +104,22 @@ class BatchTimes:
         near = self._near(_point(weights), NEAR)
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
-    def mean(self, count: int, weights: tuple[int, ...], max_weight: int) -> float:
+    def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
         """Mean run time in seconds of batches of inputs drawn from these weights.
 
         Arguments:
             count: most inputs in a batch.
             weights: weights of inputs, each as likely as the others.
             max_weight: most weight of a batch; 0 for no bound.
+            near: batches of inputs that are drawn together and sorted, so that each is of inputs of like weight.
         """
-        key = (count, weights, max_weight)
+        key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
-            batches = [_packed(rng.choices(weights, k=count), max_weight) for _ in range(DRAWS)]
-            self._means[key] = statistics.fmean(self._expected(batch) for batch in batches)
+            drawn = [rng.choices(weights, k=near * count) for _ in range(DRAWS // near)]
+            sorted_ = [sorted(batch) if near > 1 else batch for batch in drawn]
+            batches = [batch[begin : begin + count] for batch in sorted_ for begin in range(0, near * count, count)]
+            self._means[key] = statistics.fmean(self._expected(_packed(batch, max_weight)) for batch in batches)
         return self._means[key]
 
     def error(self) -> float:
@@ -138,13 +148,17 @@ class BatchTimes:
         return math.fsum(factor * term for factor, term in zip(self._line, _terms(weights), strict=True))
 
 
-def read_batch_times(path: Path) -> BatchTimes:
+def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
     """Read a file of recorded batches.
+
+    Arguments:
+        path: where it lies.
+        setting: option that names it, for errors.
 
     Raises:
         SettingError: it cannot be read, a line is no batch, or there are too few or too many.
     """
-    setting, shown = "--batch-times", str(path)
+    shown = str(path)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as exc:

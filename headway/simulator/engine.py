@@ -27,11 +27,21 @@ from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
 from headway.core.fair_queue import QueuedEntry
-from headway.core.health import DEGRADED_AFTER
+from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY
 from headway.core.slot_pace import SlotPace
 from headway.core.warm_up import WarmUpRun
-from headway.model import Cause, Entry
-from headway.simulator.fleet import SET_EVERY, Came, Gateway, LowestTierThrottle, Shard, Worker, Zone, choose_gateway
+from headway.model import Cause, CostLine, Entry
+from headway.simulator.fleet import (
+    SET_EVERY,
+    Came,
+    Gateway,
+    LowestTierThrottle,
+    Shard,
+    Worker,
+    Zone,
+    choose_gateway,
+    reported,
+)
 from headway.simulator.record import EXPIRED, FAILED, REFUSED, Record
 from headway.simulator.scenario import Kill, Scenario
 from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
@@ -81,6 +91,8 @@ class _Simulation:
         for shard in self._shards:
             shard.queue.service.warm_up(warm)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
+        self._line: CostLine | None = None
+        """Line by which the queues fill inputs up."""
         self._slots = 0
         self._came: dict[QueuedEntry, float] = {}
         """Instants at which entries came that then gathered."""
@@ -337,11 +349,14 @@ class _Simulation:
         self._give_up(departure.late, now)
         worker.departure, worker.shard = departure, shard
         size = len(departure.members)
-        seconds = self._batch_seconds([member.entry.weight for member in departure.members])
-        if worker.slow:
-            seconds *= self._scenario.slow
+        factor = self._scenario.slow if worker.slow else 1.0
         if self._log_deviation:
-            seconds *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
+            factor *= self._noise.lognormvariate(self._log_mean, self._log_deviation)
+        weights = [member.entry.weight for member in departure.members]
+        if self._scenario.pads:
+            seconds = self._run_calls(worker, weights, factor, now)
+        else:
+            seconds = self._seconds(weights) * factor
         fill = departure.size / self._scenario.max_batch
         crosses = shard.zone != worker.home.zone
         self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill, crosses)
@@ -356,16 +371,29 @@ class _Simulation:
             while shard.queue.offer_bulk(next(self._lines), now) is not None:
                 pass
 
-    def _batch_seconds(self, weights: Sequence[int]) -> float:
-        """Run time of a batch of these weights, before what a worker or chance adds."""
+    def _run_calls(self, worker: Worker, weights: Sequence[int], factor: float, now: float) -> float:
+        """Run time of a batch of these weights in as many calls as its worker finds best, from which the worker learns."""
+        ran = [(call, self._seconds(call) * factor) for call in worker.child.calls(weights)]
+        seconds = math.fsum(taken for _, taken in ran)
+        if worker.child.ran(weights, ran):
+            self._at(now + seconds + HEARTBEAT_EVERY, self._fill_up)
+        return seconds
+
+    def _fill_up(self, now: float) -> None:
+        """Have queues go by what the workers have told of the model's costs."""
+        line = batch_cost.padded(map(reported, self._workers.values())).get("")
+        if batch_cost.is_news(line, self._line):
+            self._line = line
+            for shard in self._shards:
+                shard.queue.bound(self._scenario.limits().filling_up(line))
+
+    def _seconds(self, weights: Sequence[int]) -> float:
+        """Run time of a call of inputs of these weights, before what a worker or chance adds."""
         scenario = self._scenario
         if scenario.times is not None:
             return scenario.times.draw(weights, self._noise.random)
         if scenario.padded:
-            calls = batch_cost.cut(weights, scenario.cost_line)
-            return sum(
-                scenario.alpha + scenario.beta * len(call) * max([weights[place] for place in call]) for call in calls
-            )
+            return scenario.alpha + scenario.beta * len(weights) * max(weights)
         return scenario.alpha + scenario.beta * (sum(weights) if scenario.weights else len(weights))
 
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:

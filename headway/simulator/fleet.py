@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from headway.core.batch import Departure
+from headway.core.batch_cost import BatchCost, is_news
 from headway.core.capacity import capacity
 from headway.core.departure import Load
 from headway.core.queue import ModelQueue
@@ -20,7 +21,7 @@ from headway.core.shards import in_turn, parts
 from headway.core.slot_pace import SlotPace
 from headway.core.throttle import Throttle, room
 from headway.core.zones import choose
-from headway.model import Entry, WorkerInfo, WorkerStatus
+from headway.model import CostLine, CostShape, Entry, WorkerInfo, WorkerStatus
 from headway.simulator.scenario import Scenario
 
 Came = tuple[Entry, float]
@@ -43,6 +44,32 @@ class Shard:
         self.looks_at = math.inf
 
 
+class Child:
+    """What the process of a worker finds out about the costs of calls: the batches of a model that pads are cut into several."""
+
+    __slots__ = ("_cost", "line")
+
+    def __init__(self) -> None:
+        self._cost = BatchCost()
+        self.line: CostLine | None = None
+        """Line that it has told last; None before the first."""
+
+    def calls(self, weights: Sequence[int]) -> list[list[int]]:
+        """Weights of the inputs of each call that a batch is run in."""
+        return [[weights[place] for place in call] for call in self._cost.calls(weights)]
+
+    def ran(self, weights: Sequence[int], calls: Iterable[tuple[Sequence[int], float]]) -> bool:
+        """Learn from a batch that ran in calls of so many seconds each. Returns whether there is something to tell."""
+        self._cost.note_batch(weights)
+        for call, seconds in calls:
+            self._cost.observe(call, seconds)
+        line = self._cost.line
+        if not is_news(line, self.line) or (self.line is None and line.shape is CostShape.NUMBER):
+            return False
+        self.line = line
+        return True
+
+
 class Zone:
     """Part of the fleet: its shards, the workers that are known to live there, and how many shards are in use."""
 
@@ -58,7 +85,7 @@ class Worker:
     """A GPU. `life` counts its lives, so that work of an earlier one is known to be void; `rest` counts its rests."""
 
     __slots__ = (
-        "alive", "departure", "died_at", "helped", "home", "known", "life", "look", "looks_at", "name", "pace", "rest", "shard", "slow",
+        "alive", "child", "departure", "died_at", "helped", "home", "known", "life", "look", "looks_at", "name", "pace", "rest", "shard", "slow",
         "strays",
     )  # fmt: skip
 
@@ -73,6 +100,7 @@ class Worker:
         self.strays: list[Shard] = []
         """Shards of other zones that were behind when it last looked."""
         self.pace = pace
+        self.child = Child()
         self.slow = slow
         self.life = self.rest = 0
         self.alive = True
@@ -178,13 +206,13 @@ class LowestTierThrottle:
             now: the instant.
         """
         found = capacity(
-            "", [_reported(worker, load.entry_size) for worker in workers], load, self._scenario.target_utilisation
+            "", [reported(worker, load.entry_size) for worker in workers], load, self._scenario.target_utilisation
         )
         flow = self._throttle.count(now)
         self._throttle.set_rate(room(found, self._scenario.reserved_share, [flow]), now)
 
 
-def _reported(worker: Worker, entry_size: float) -> WorkerInfo:
+def reported(worker: Worker, entry_size: float = 1.0) -> WorkerInfo:
     """Worker as its heartbeat would describe it."""
     return WorkerInfo(
         worker_id=worker.name,
@@ -192,4 +220,5 @@ def _reported(worker: Worker, entry_size: float) -> WorkerInfo:
         status=WorkerStatus.HEALTHY if worker.alive else WorkerStatus.OFFLINE,
         items_per_second=worker.pace.items_per_second / entry_size,
         estimated=worker.pace.estimated,
+        cost=worker.child.line,
     )

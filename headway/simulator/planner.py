@@ -26,6 +26,8 @@ BULK_SEEDS = 2
 """Runs by which the lines of bulk jobs are foretold, which differ little."""
 SETTLING = 75.0
 """Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
+FOUND_OUT = 3.0
+"""Times as many of a model that pads: what waits piles up until that is found out."""
 MEASURED = 50.0
 """Least batch times measured."""
 MEASURED_REQUESTS = 10_000
@@ -156,6 +158,8 @@ class Plan(Prediction, frozen=True, kw_only=True):
         one_more: prediction for one GPU more, where it is on the edge; else null.
         with_room: least number of GPUs of whose capacity the load is no more than the target utilisation.
         cost: cost of the GPUs; null without a price.
+        first_come: least number of GPUs for a model that pads if inputs rode in the order in which they come, all in one call; null where it
+            does not pad, or they are more than may be considered.
         bulk: lines of bulk jobs per second that these GPUs answer in empty seats; null where nobody asked.
         seeds: simulations behind the figures.
         requests: requests measured in those simulations.
@@ -170,6 +174,7 @@ class Plan(Prediction, frozen=True, kw_only=True):
     one_more: Prediction | None
     with_room: int
     cost: Cost | None
+    first_come: int | None
     bulk: float | None
     seeds: int
     requests: int
@@ -197,12 +202,7 @@ class _Planner:
 
     def plan(self) -> Plan:
         goal, rate = self._goal, self._goal.scenario.rate
-        bound = self._least()
-        gpus = self._search(bound)
-        while not self._meets(gpus, rate, SEEDS):
-            if gpus >= goal.max_gpus:
-                self._give_up(gpus, rate, SEEDS)
-            gpus += 1
+        bound, gpus = self._least(), self.fewest()
         found = self._prediction(gpus, rate, SEEDS)
         runs = self._several(gpus, rate, SEEDS)
         capacity = self._with(gpus, rate, 0).capacity
@@ -218,10 +218,30 @@ class _Planner:
             one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
             with_room=max(gpus, math.ceil(rate * gpus / (capacity * goal.target_utilisation) - 1e-9)),
             cost=None if goal.gpu_hour_cost is None else _cost(gpus, rate, goal.gpu_hour_cost),
+            first_come=self._first_come(),
             bulk=self._bulk(gpus, rate) if goal.bulk else None,
             seeds=SEEDS,
             requests=sum(run.requests for run in runs),
         )
+
+    def fewest(self) -> int:
+        """Least number of GPUs that meets the targets with all seeds."""
+        gpus, rate = self._search(self._least()), self._goal.scenario.rate
+        while not self._meets(gpus, rate, SEEDS):
+            if gpus >= self._goal.max_gpus:
+                self._give_up(gpus, rate, SEEDS)
+            gpus += 1
+        return gpus
+
+    def _first_come(self) -> int | None:
+        """Least number of GPUs that would meet the targets if inputs rode in the order in which they come."""
+        if not self._goal.scenario.pads:
+            return None
+        as_they_come = replace(self._goal.scenario, first_come=True)
+        try:
+            return _Planner(msgspec.structs.replace(self._goal, scenario=as_they_come), self._progress).fewest()
+        except SettingError:
+            return None
 
     def _bulk(self, gpus: int, rate: float) -> float:
         """Lines of bulk jobs per second beside the load. Its highest percentile is what was promised."""
@@ -236,6 +256,8 @@ class _Planner:
     def _least(self) -> int:
         """Least number of GPUs that can carry the load."""
         goal, scenario = self._goal, self._goal.scenario
+        if scenario.pads:  # How much cuts save is not foretold.
+            return 1
         busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.full
         least = max(1, math.floor(busy) + 1)
         if least > goal.max_gpus:
@@ -267,8 +289,13 @@ class _Planner:
         return gpus
 
     def _foretold(self) -> int:
-        """Number of GPUs by the formula; 0 where it knows too little, as of recorded batches or entries that are weighed."""
+        """Number of GPUs by the formula; 0 where it knows too little, as of recorded batches or entries that are weighed.
+
+        Of a model that pads it is the one from which its load is less than what can be foretold of its capacity.
+        """
         scenario, target = self._goal.scenario, self._goal.p95
+        if scenario.pads:
+            return math.floor(scenario.rate / scenario.capacity) + 1
         if target is None or scenario.times is not None or scenario.weights:
             return 0
         alpha, beta, most = scenario.alpha + scenario.overhead, scenario.beta, scenario.max_batch
@@ -287,7 +314,7 @@ class _Planner:
 
     def _highest_rate(self, found: Prediction, capacity: float) -> float:
         """Highest rate at which the GPUs of a prediction meet the targets."""
-        low, high = found.rate, capacity
+        low, high = found.rate, max(found.rate, capacity)
         for _ in range(RATE_STEPS):
             middle = (low + high) / 2
             if all(self._meets_in_a_run(found, middle, seed) for seed in range(RATE_SEEDS)):
@@ -324,7 +351,8 @@ class _Planner:
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
         least_timeout = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
-        warmup, measured = SETTLING * cycle, max(MEASURED * cycle, (requests or MEASURED_REQUESTS) / rate)
+        settling = SETTLING * (FOUND_OUT if given.pads else 1.0)
+        warmup, measured = settling * cycle, max(MEASURED * cycle, (requests or MEASURED_REQUESTS) / rate)
         if given.trace:
             warmup = measured = len(given.trace) / rate
         return replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 
 import msgspec
@@ -14,15 +14,16 @@ from headway.config.tool_options import check_options, check_within, tool_option
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
 from headway.core.likeness import nearest
-from headway.core.queue_limits import Padding, QueueLimits
+from headway.core.queue import NEAR_BATCHES
+from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError
-from headway.model import CostLine, CostShape
 from headway.simulator.batch_times import BatchTimes
 
 POLICIES = (*policies.NAMES, "eager")
 """The production policies, and one for contrast."""
 EVERYBODY = "all"
 """Name of the one tier when no mix is asked for."""
+LENGTHS_HINT = "Give --lengths, such as 5-250, or a file with one length a line or from headway check --record."
 WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line."
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
 
@@ -76,7 +77,9 @@ class Scenario:
         beta: seconds for each entry in the batch (β); where entries have weights, for each unit of their weight.
         times: recorded run times, from which those of batches are drawn; None where α and β tell them.
         max_batch: most entries in a batch.
-        weights: weights of entries, each as likely as the others; empty where all are alike.
+        weights: weights of entries, each as likely as the others; empty where all are alike. Where the model pads, their lengths.
+        padded: whether the model fills all inputs of a call up to the longest, which its workers find out.
+        first_come: entries ride in the order of their turns, in one call, whatever the workers find out; to compare with.
         max_weight: most weight of a batch; 0 for no bound.
         jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
         slow: factor by which the first worker takes longer for a batch than the others.
@@ -174,7 +177,15 @@ class Scenario:
         "--padded",
         "",
         _MODEL,
-        "The model fills all inputs of a batch up to the longest: --beta-ms is for each unit of number × longest.",
+        "The model fills all inputs of a call up to the longest: it takes --batch-ms and number × longest of --lengths times --beta-ms.",
+        type=bool,
+    )
+    first_come: bool = tool_option(
+        False,
+        "--first-come",
+        "",
+        _BATCHING,
+        "With --padded, to compare with: inputs ride as they come, all in one call.",
         type=bool,
     )
     max_weight: int = tool_option(
@@ -345,6 +356,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         check_options(self, tool_options_of(self).keys() - {"alpha", "beta", "clients", "rate"})
+        if self.padded and not self.weights:
+            raise SettingError("--padded", True, "needs to know how long inputs are", LENGTHS_HINT)
         if self.max_weight and not self.weights:
             raise SettingError("--max-batch-weight", self.max_weight, "needs to know what entries weigh", WEIGHTS_HINT)
         if not 0 <= self.warmup < self.duration:
@@ -427,8 +440,21 @@ class Scenario:
     def cycle(self, size: int) -> float:
         """Seconds from the departure of a batch of `size` until its GPU is free again."""
         if self.times is not None:
-            return self.times.mean(size, self.weights, self.max_weight) + self.overhead
+            near = NEAR_BATCHES if self.pads and size > 1 else 1
+            return self.times.mean(size, self.weights, self.max_weight, near) + self.overhead
+        if self.padded:
+            return self.alpha + self.beta * size * self._filled_up_to(size) + self.overhead
         return self.alpha + self.beta * self._weight(size) + self.overhead
+
+    def _filled_up_to(self, size: int) -> float:
+        """Mean length to which the inputs of full batches of a size are filled up. It is foretold from what waits in a long queue."""
+        ascending = sorted(self.weights)
+        longest = _mean_longest(ascending, size)
+        if self.first_come:
+            return longest
+        parts = NEAR_BATCHES
+        ends = [ascending[max(len(ascending) * part // parts - 1, 0)] for part in range(1, parts)]
+        return min(longest, (sum(ends) + _mean_longest(ascending, parts * size)) / parts)
 
     def _weight(self, count: int) -> float:
         """Mean weight of so many entries, as far as a batch may hold it."""
@@ -439,22 +465,27 @@ class Scenario:
         """Bounds of the queue."""
         return QueueLimits(
             len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight,
-            promise=self.promise or 0.0, padding=self._padding(),
+            promise=self.promise or 0.0,
         )  # fmt: skip
 
     @property
-    def cost_line(self) -> CostLine:
-        """Line by which the model's batches are cut into calls."""
-        return CostLine(CostShape.PADDED if self.padded else CostShape.NUMBER, self.alpha, self.beta)
-
-    def _padding(self) -> Padding | None:
-        if not self.padded:
-            return None
-        return Padding(self.mean_weight, self.alpha / self.beta / self.max_batch if self.beta else 0.0)
+    def pads(self) -> bool:
+        """Whether workers find out that the model fills inputs up, and entries ride by that."""
+        return (self.padded or (self.times is not None and self.times.padded)) and not self.first_come
 
     def make_policy(self) -> Policy:
         """Make a fresh policy."""
         return Eager() if self.policy == "eager" else policies.build(self.policy, self.max_wait)
+
+
+def _mean_longest(ascending: Sequence[int], count: int) -> float:
+    """Mean of the longest of so many lengths, drawn from these."""
+    total, below, mean = len(ascending), 0.0, 0.0
+    for place, length in enumerate(ascending, 1):
+        reached = (place / total) ** count
+        mean += length * (reached - below)
+        below = reached
+    return mean
 
 
 def parse_steps(texts: Iterable[str]) -> tuple[Step, ...]:

@@ -15,6 +15,7 @@ from headway.core.arrival_trace import instants
 from headway.core.arrivals import poisson, replay
 from headway.errors import SettingError
 from headway.model import Entry
+from headway.simulator.batch_times import read_batch_times
 from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
 MOST_RANGE = 1_000_000
@@ -42,8 +43,13 @@ def read_trace(path: Path) -> tuple[float, ...]:
     return found
 
 
-def read_weights(text: str) -> tuple[int, ...]:
+def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT) -> tuple[int, ...]:
     """Read weights of entries, each as likely as the others: all from LOW to HIGH of `LOW-HIGH`, or a file's.
+
+    Arguments:
+        text: range, or path of a file with a weight a line, or of one that `headway check --record` has written.
+        setting: option that it is the value of, for errors.
+        hint: what to give instead, for errors.
 
     Raises:
         SettingError: it is neither a range nor a file with a whole number from 1 on in each line.
@@ -51,16 +57,19 @@ def read_weights(text: str) -> tuple[int, ...]:
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
         if not 1 <= int(low) <= int(high) <= MOST_RANGE:
-            raise SettingError("--weights", text, f"must rise, from 1 on and to {MOST_RANGE} at most", WEIGHTS_HINT)
+            raise SettingError(setting, text, f"must rise, from 1 on and to {MOST_RANGE} at most", hint)
         return tuple(range(int(low), int(high) + 1))
     try:
-        found = tuple(int(line) for line in Path(text).read_text(encoding="utf-8-sig").split())
+        content = Path(text).read_text(encoding="utf-8-sig")
+        if content.startswith("{"):
+            return read_batch_times(Path(text), setting).weights
+        found = tuple(map(int, content.split()))
     except OSError as exc:
-        raise SettingError("--weights", text, f"cannot be read: {exc.strerror}", WEIGHTS_HINT) from None
+        raise SettingError(setting, text, f"cannot be read: {exc.strerror}", hint) from None
     except ValueError:
-        raise SettingError("--weights", text, "has a line that is no whole number", WEIGHTS_HINT) from None
+        raise SettingError(setting, text, "has a line that is no whole number", hint) from None
     if not found or not 1 <= min(found) <= max(found) <= MOST_WEIGHT:
-        raise SettingError("--weights", text, f"has no weights, or one that is not 1 to {MOST_WEIGHT}", WEIGHTS_HINT)
+        raise SettingError(setting, text, f"has no weights, or one that is not 1 to {MOST_WEIGHT}", hint)
     return found
 
 

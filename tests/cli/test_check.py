@@ -99,6 +99,17 @@ def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("headway: --parameters = '[1]': is no JSON object")
 
 
+PADDING = """
+import time
+
+def padding(inputs: list[str]) -> list[str]:
+    with open("calls", "a") as file:
+        print(len(inputs), file=file)
+    time.sleep(2e-5 * len(inputs) * max(map(len, inputs)))
+    return [text.upper() for text in inputs]
+"""
+
+
 def test_a_record_of_batches_is_one_that_simulations_take(tmp_path: Path) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     (tmp_path / "inputs.txt").write_text("short\n\na somewhat longer text\n")
@@ -117,6 +128,19 @@ def test_a_record_of_batches_is_one_that_simulations_take(tmp_path: Path) -> Non
     for option, value in (("--record", "none/times"), ("--inputs", "none")):
         wrong = run([*check, option, value], tmp_path)
         assert (wrong.returncode, wrong.stderr.startswith(f"headway: {option} = ")) == (3, True), wrong.stderr
+
+
+def test_check_says_that_the_model_pads_and_runs_each_batch_in_one_call(tmp_path: Path) -> None:
+    (tmp_path / "targets.py").write_text(PADDING)
+    (tmp_path / "inputs.txt").write_text("".join("x" * (10 + 50 * number) + "\n" for number in range(20)))
+    check = ["check", "targets.py:padding", "--max-batch-size", "8", "--repeats", "1", "--inputs", "inputs.txt"]
+    done = run([*check, "--record", "times.jsonl"], tmp_path, **PATIENT)
+    assert done.returncode == 0, done.stderr
+    assert "a call takes α + β · number × longest: the model pads; mean error of forecasts: " in done.stdout
+    assert "--padded --lengths times.jsonl" in done.stdout
+    calls = list(map(int, (tmp_path / "calls").read_text().split()))
+    recorded = [len(json.loads(line)["weights"]) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert calls[-len(recorded) :] == recorded
 
 
 def test_what_inputs_weigh_by_a_function_is_shown(tmp_path: Path) -> None:

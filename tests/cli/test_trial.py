@@ -12,7 +12,7 @@ from headway.cli.trial_inputs import brief, choose_inputs
 from headway.core import tensor_json
 from headway.core.tensors import rows_of
 from headway.errors import BatchRaised, BatchTimeout, SettingError, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult, Octets, Signature, TensorSpec, Value, ValueKind
+from headway.model import CostShape, Entry, ItemResult, Octets, Signature, TensorSpec, Value, ValueKind
 from tests import virtual_time
 
 Function = Callable[[list[str]], list[ItemResult]]
@@ -95,6 +95,23 @@ class TestRecord:
         assert [batch.weights for batch in result.recorded] == [[1, 3], [3] * 5]
         assert [batch.seconds for batch in result.recorded] == pytest.approx([0.104, 0.110])
         assert {run.size for run in result.runs} == {1, 2}
+
+    def test_it_is_found_that_the_model_pads(self) -> None:
+        class Padded(Box):
+            async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
+                await asyncio.sleep(0.001 * len(entries) * max(len(entry.input) for entry in entries))
+                return await super().run(entries, timeout)
+
+        async def main(clock: Callable[[], float]) -> Findings:
+            batches = [["a", *["a" * (1 + number % 7 * 9)] * (1 + number % 5)] for number in range(40)]
+            trial = Trial(
+                Padded(upper, 0.008, 0.0), lambda _: ["a", "b"], b"", 3.0, "m", 1, clock, record=lambda _: batches
+            )
+            return await trial.run()
+
+        line = virtual_time.run(main).cost.line
+        assert line.shape is CostShape.PADDED
+        assert (line.alpha, line.beta) == pytest.approx((0.008, 0.001), rel=0.05)
 
     def test_nothing_is_recorded_of_a_target_that_breaks_a_rule(self) -> None:
         def function(inputs: list[str]) -> list[ItemResult]:

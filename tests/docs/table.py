@@ -133,6 +133,7 @@ ROWS: list[Row] = [
         r"headway serve (http|grpc)://triton\.example\.com",
         Parse("it takes Triton: tests/e2e/test_triton.py has it"),
     ),
+    ("docs/padding.md", r"python -c ", Run()),
     ("docs/guide.md", r"headway check .* --record ", Run((("model.py:Model", "model.py:Ender"),))),
     (
         "docs/tensors.md",

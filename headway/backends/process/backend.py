@@ -120,12 +120,13 @@ class ProcessBackend:
         spawn: Spawn = ChildProcess,
         arena_bytes: int = 0,
         count: Count = lambda direction, by_arena: None,
+        cuts: bool = True,
     ) -> None:
         self._spawn, self._arena_bytes, self._count = spawn, arena_bytes, count
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
-        self._max_rows = max_rows
+        self._max_rows, self._cuts = max_rows, cuts
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
         self._weights = weights
@@ -282,7 +283,7 @@ class ProcessBackend:
             async with asyncio.timeout(self._start_timeout):
                 folder = self._spec.folder if isinstance(self._spec, ModuleTarget) else ""
                 function, most = ("", 0) if self._weights is None else (self._weights.function, self._weights.most)
-                build = Build(self._spec.arguments, folder, function, most, self._max_rows)
+                build = Build(self._spec.arguments, folder, function, most, self._max_rows, not self._cuts)
                 word = await child.ask(_encode(build))
                 if isinstance(word, TargetRefused):
                     raise TargetError(word.message, word.trace)

@@ -369,12 +369,20 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
             told.together,
         )
     )
-    serve(pipe, target, loop, weighing, build.max_rows)
+    serve(pipe, target, loop, weighing, build.max_rows, whole=build.whole)
 
 
-def serve(pipe: Pipe, target: Target, loop: UserLoop, weighing: Weighing | None = None, most_rows: int = 0) -> None:
-    """Run batches until the pipe closes."""
-    calls = Calls(target.one_call)
+def serve(
+    pipe: Pipe,
+    target: Target,
+    loop: UserLoop,
+    weighing: Weighing | None = None,
+    most_rows: int = 0,
+    *,
+    whole: bool = False,
+) -> None:
+    """Run batches until the pipe closes; each in one call if `whole`."""
+    calls = Calls(whole or target.one_call)
     while True:
         if not pipe.holds:
             loop.idle(pipe.fd)

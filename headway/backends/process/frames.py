@@ -33,7 +33,8 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
     `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
     empty from the working directory. `weight` names its weight function, empty for none, and `max_weight` is most weight of
-    a run; 0 for no bound. `max_rows` is most rows of a run of a target that takes tensors.
+    a run; 0 for no bound. `max_rows` is most rows of a run of a target that takes tensors. `whole`: each batch is one call, as far as its
+    weight allows.
     """
 
     arguments: str = ""
@@ -41,6 +42,7 @@ class Build(msgspec.Struct, array_like=True, gc=False):
     weight: str = ""
     max_weight: int = 0
     max_rows: int = 0
+    whole: bool = False
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):

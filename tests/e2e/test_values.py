@@ -47,7 +47,7 @@ def test_json_values_are_asked_kept_replayed_and_checked(tmp_path: Path) -> None
 
         refused = ask(server, [1])
         assert (refused.status, refused.json["error"]) == (422, "REJECTED_BY_MODEL")
-        assert refused.json["message"] == "TypeError: expected an object, got list"
+        assert refused.json["message"] == "this model takes an object as an input, and this one is of type array"
         nan = ask(server, {"nan": True})
         assert (nan.status, nan.json["error"]) == (502, "BACKEND_ERROR")
         assert "NaN" in nan.json["message"]

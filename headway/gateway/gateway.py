@@ -234,7 +234,7 @@ class Gateway:
         """Close the lanes if what they were decided by has changed, as it may by what workers report."""
         served = self.served
         of_each = [
-            (model, one, one.versions.sole, one.traces is None, one.settings, one.takes)
+            (model, one, one.versions.sole, one.traces is None, one.settings, one.takes, one.is_plain, one.takes_rows)
             for model, one in served.items()
         ]
         facts = (

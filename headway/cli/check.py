@@ -18,7 +18,7 @@ from headway.config.target import RemoteTarget, shown_target
 from headway.core.deadlines import fitting
 from headway.core.service_model import ServiceModel
 from headway.errors import SettingError, TargetError
-from headway.model import CostShape
+from headway.model import ALL_PARAMETERS, CostShape
 
 if TYPE_CHECKING:
     from headway.app.backends import SlotPlan
@@ -359,6 +359,7 @@ def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]
         },
         "recorded": len(found.recorded),
         "weight": found.weight or None,
+        "together": found.per_call,
         "advice": advice,
     }
 
@@ -386,6 +387,9 @@ def _as_text(target: str, settings: Settings, found: Findings, advice: list[str]
     if not found.faults:
         lines += _cost_line(settings, found, record)
     lines += [f"  {line}" for line in advice]
+    if found.per_call:
+        which = "all parameters" if found.per_call == ALL_PARAMETERS else escape(", ".join(found.per_call))
+        lines.append(f"together: a call has one value of {which}; requests with others run in other calls")
     if found.recorded:
         lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")
     lines += [f"note: {escape(note)}" for note in found.notes]

@@ -18,7 +18,7 @@ from headway.core.tensors import rows_of
 from headway.core.values import shown
 from headway.core.weight_estimate import WeightEstimate
 from headway.errors import BackendError, BatchRaised, BatchTimeout, TargetError, WorkerCrashed
-from headway.model import Entry, ItemResult, Signature, Value
+from headway.model import Entry, ItemResult, PerCall, Signature, Value
 from headway.ports import Backend
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
@@ -51,6 +51,7 @@ class Findings(msgspec.Struct):
         faults: rules that were broken; empty when the target is fit to serve.
         notes: remarks that are no faults.
         unit: what sizes count: `input`, or `row` where an input has several.
+        per_call: parameters that a call has once.
     """
 
     warm_up: float = 0.0
@@ -63,6 +64,7 @@ class Findings(msgspec.Struct):
     faults: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     unit: str = "input"
+    per_call: PerCall = ()
 
     def fault(self, text: str) -> None:
         """Add a fault, once."""
@@ -146,7 +148,7 @@ class Trial:
         except TargetError as exc:
             self._trace(exc)
             raise
-        self._inputs = self._choose(self._backend.signature)
+        self._inputs, found.per_call = self._choose(self._backend.signature), self._backend.signature.per_call
         if _rows(self._inputs) > len(self._inputs):
             found.unit = "row"
         last: dict[int, list[Value] | None] = {}

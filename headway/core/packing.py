@@ -2,7 +2,7 @@
 
 A batch is full when the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
 is: none is put before it for being lighter, but other tiers may have the room that is left. An entry that is heavier than a
-whole batch runs alone. Where entries have rows, all of a batch are of one shape, and its next entry is the next of that shape.
+whole batch runs alone. Where entries have rows or parameters of a call, all of a batch are of one shape, and its next entry is the next of that shape.
 
 The room that is kept for lower tiers may be too little for their next entry, or that be of another shape. It is then owed to them, and added to what is
 kept of the next batch, until that entry fits, or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
@@ -49,7 +49,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
         share: share of the batch that is kept for lower tiers.
         owed: weight that lower tiers are owed besides.
         pages: most pages of large entries together, unless there is only one of them; infinite for no bound.
-        rows: whether entries have rows, so that only those of one shape ride together.
+        rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
         hopeless: instant at which the batch ends. An entry due before it does not ride while more waits than fits.
     """
 
@@ -94,7 +94,8 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
     """
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
-    several = len(waiting) != 1 or (weighs and not _are_ones(waiting[0], terms))
+    picks = weighs or terms.rows
+    several = len(waiting) != 1 or (picks and not _are_ones(waiting[0], terms))
     packed = Packed([], []) if several else _pack_of_one(waiting[0], terms)
     left, pages = terms.weight, terms.pages
     if weighs:
@@ -114,7 +115,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         contended = depth > count or (weight > left and (depth > 1 or not empty))
         for tier_queue in turns(allowed, room, terms.share, terms.unit, owed):
             ended = False
-            if most is None and (empty or not weighs):
+            if most is None and (empty or not picks):
                 queued = tier_queue.pop()
             else:
                 heaviest = math.inf if empty else room.weight - room.kept
@@ -232,6 +233,8 @@ class _Candidates:
     def __init__(self, first: QueuedEntry, near: Nearness) -> None:
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
+        self._free: set[QueuedEntry] = set()
+        """Those whose turn is behind that of one of another shape. They have seats that would have been empty, so their tenants pay nothing."""
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
         """Take the nearest entry of a tier, of the lighter or the heavier ones, that has at most so many pages and weighs no more than `weight`."""
@@ -239,15 +242,21 @@ class _Candidates:
             self._lines[tier_queue] = self._around(islice(tier_queue.in_turn(), self._near.most))
         for queued in self._lines[tier_queue][heavier]:
             if queued.pages <= pages and queued.weight <= weight:
-                tier_queue.take_early(queued, self._near.cost(max(queued.weight, self._weight)))
+                cost = 0.0 if queued in self._free else self._near.cost(max(queued.weight, self._weight))
+                tier_queue.take_early(queued, cost)
                 return queued
         return None
 
     def _around(self, entries: Iterable[QueuedEntry]) -> tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]:
         lighter, heavier = list[QueuedEntry](), list[QueuedEntry]()
+        passed = False
         for queued in entries:
-            if queued.entry.shape == self._shape:
-                (heavier if queued.weight > self._weight else lighter).append(queued)
+            if queued.entry.shape != self._shape:
+                passed = True
+                continue
+            (heavier if queued.weight > self._weight else lighter).append(queued)
+            if passed:
+                self._free.add(queued)
         return iter(sorted(lighter, key=_WEIGHT, reverse=True)), iter(sorted(heavier, key=_WEIGHT))
 
 

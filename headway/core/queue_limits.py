@@ -33,7 +33,7 @@ class QueueLimits:
 
     Attributes:
         max_weight: most weight of a batch; 0 where entries are not weighed.
-        rows: whether entries have rows, so that only those of one shape ride together.
+        rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
         promise: latency in seconds that was promised; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
         unit: weight of one of the places of a batch; infinite where entries are not weighed.
@@ -79,9 +79,11 @@ class QueueLimits:
     def counting_rows(self) -> QueueLimits:
         """Bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
 
-        Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`.
+        Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`. Where the
+        model pads, entries weigh their length, and have one row each.
         """
-        return replace(self, max_weight=self.max_weight or self.max_batch, rows=True)
+        most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
+        return replace(self, max_weight=most, rows=True)
 
     def shed(self, tier: int, depth: int) -> int:
         """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""

@@ -23,16 +23,20 @@ MOST_PADDED = 4
 """Most bytes of a larger padded call, as a multiple of those of its rows."""
 _ELEMENT = 8
 """Bytes that an element of BYTES takes in the array of a call."""
-_NUMBER_BYTES = 5
+NUMBER_BYTES = 5
 """Bytes of a number of shapes: too many for a client to find shapes that have one in common."""
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Whether rows count, by each model of which healthy workers tell what they take: while any of them takes tensors."""
+    """Whether entries have rows or shapes, by each model of which healthy workers tell what they take.
+
+    They do while any of them takes tensors, or parameters that a call has once.
+    """
     found: dict[str, bool] = {}
     for worker in workers:
         if worker.takes and worker.status is WorkerStatus.HEALTHY:
-            found[worker.model] = found.get(worker.model, False) or worker.takes == ValueKind.TENSORS.value
+            counts = worker.takes == ValueKind.TENSORS.value or worker.per_call != ()
+            found[worker.model] = found.get(worker.model, False) or counts
     return found
 
 
@@ -69,7 +73,7 @@ def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, 
             if max_batch * sum(_bytes_of_row(spec, longest) for spec in specs) <= PADDED_FREELY:
                 return 0
             shapes = {name: tuple(_step(size, len(sizes)) for size in sizes) for name, sizes in free.items()}
-    digest = blake2b(repr(sorted(shapes.items())).encode(), digest_size=_NUMBER_BYTES).digest()
+    digest = blake2b(repr(sorted(shapes.items())).encode(), digest_size=NUMBER_BYTES).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -171,11 +171,11 @@ class Suspects:
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
         """Take members of a group for one run: all, unless the slot takes fewer, or less weight, or they are of several shapes."""
-        members, others = group.members, list[QueuedEntry]()
+        members = group.members
+        shape = members[0].entry.shape
+        others = [member for member in members if member.entry.shape != shape]
+        members = [member for member in members if member.entry.shape == shape] if others else members
         if weight < math.inf:
-            shape = members[0].entry.shape
-            others = [member for member in members if member.entry.shape != shape]
-            members = [member for member in members if member.entry.shape == shape] if others else members
             weights = accumulate(member.weight for member in members)
             limit = min(limit, max(1, sum(together <= weight for together in weights)))
         taken, left = members[:limit], members[limit:] + others

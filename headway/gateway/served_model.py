@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from headway.config import CHARS, Settings
-from headway.core import batch_cost, ratelimit, rows
+from headway.core import batch_cost, call_parameters, ratelimit, rows
 from headway.core.dedup import digest
 from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
 from headway.core.versions import read_weights
@@ -22,6 +22,7 @@ from headway.model import (
     Entry,
     InferenceRequest,
     Limit,
+    PerCall,
     RequestOptions,
     RowsTogether,
     Tensors,
@@ -64,6 +65,7 @@ class ServedModel:
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
         takes_parameters: whether all workers' targets get the parameters of requests; true while that is not known.
+        per_call: parameters that a call has once, so that only requests ride together whose values of these are equal.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
         longest: most seconds of a request in all; infinite where its connection sees to that.
@@ -72,7 +74,7 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_padded", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "queue_timeout", "reported", "settings",
+        "_line", "_padded", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "per_call", "queue_timeout", "reported", "settings",
         "sharing", "takes", "takes_parameters", "traces", "versions", "weigh",
     )  # fmt: skip
 
@@ -100,6 +102,7 @@ class ServedModel:
         self.queue_timeout = settings.queue_timeout_ms / 1000
         self._line = UNKNOWN
         self._together: RowsTogether | None = None
+        self.per_call: PerCall = ()
         self._unweighed: dict[bytes, bool] = {}
         """Whether values with these bytes before their data have to be weighed no more."""
         self._set_weigh(rows=False, padded=False)
@@ -117,6 +120,7 @@ class ServedModel:
         )  # Each worker judges, while some take tensors.
         self.gives = _largest(one.gives for one in healthy)
         self.takes_parameters = all(one.takes_parameters for one in healthy)
+        self.per_call = call_parameters.per_call(healthy)
         self._set_weigh(rows=rows, padded=bool(batch_cost.padded(healthy)))
         self.example = next((one.example for one in healthy if one.example), "")
         inputs = next((one.inputs for one in healthy if one.inputs), ())
@@ -136,6 +140,7 @@ class ServedModel:
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
         self._together, self.takes_parameters = former._together, former.takes_parameters
+        self.per_call = former.per_call
         self._set_weigh(rows=former._rows, padded=former._padded)
         self.versions.roll(former.versions.rollout)
 
@@ -143,11 +148,12 @@ class ServedModel:
         """Have inputs weigh their rows or, where batches are bounded by weight or inputs filled up, what the settings say."""
         settings = self.settings
         self._rows, self._padded = rows, padded
-        self._weighs = rows or padded or settings.max_batch_weight > 0
+        weighs = padded or settings.max_batch_weight > 0
+        self._weighs = rows or weighs or self.per_call != ()
         self.weigh: Callable[[Value], int] = _one
         if self._rows:
             self.weigh = self._weight_of_rows
-        elif self._weighs:
+        elif weighs:
             self.weigh = self._estimate if settings.weight != CHARS else _characters
 
     def counted(self, inputs: Sequence[Value]) -> int:
@@ -162,7 +168,8 @@ class ServedModel:
     @property
     def takes_rows(self) -> bool:
         """Whether that holds but for the weight of its input, and all workers take tensors, whose rows weigh one each."""
-        return self._is_unmarked and self.takes is ValueKind.TENSORS and not self.settings.max_batch_weight
+        texts = self.takes is not ValueKind.TENSORS
+        return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 
     @property
     def _is_unmarked(self) -> bool:
@@ -234,6 +241,8 @@ class ServedModel:
             weight, limits = self._weighed(request.input, limits, several)
             if self._together is not None:
                 shape = rows.shape_number(request.input, self._together, self.inputs, self.settings.max_batch_size)
+            if self.per_call:
+                shape = call_parameters.shape_number(request.parameters, self.per_call, shape)
         if several is not None:
             if not several.payer:
                 several.payer, count = nonce, several.count

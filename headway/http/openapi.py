@@ -20,7 +20,7 @@ from headway.http.openai.members import MOST_MESSAGES, MOST_TEXTS
 from headway.http.openai.responses import SETTLED
 from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT
-from headway.model import MOST_OUTPUT, TensorSpec, ValueKind
+from headway.model import ALL_PARAMETERS, MOST_OUTPUT, PerCall, TensorSpec, ValueKind
 from headway.oip.tensors import INPUT
 
 MOST_ZEROS = 64
@@ -44,12 +44,14 @@ class Kinds(NamedTuple):
     Attributes:
         takes, gives: the kinds.
         inputs, outputs: specifications of its tensors; empty where it has none, or they are not to be told.
+        per_call: parameters that a call of it has once; empty where they are not to be told.
     """
 
     takes: ValueKind | None
     gives: ValueKind | None
     inputs: Specs = ()
     outputs: Specs = ()
+    per_call: PerCall = ()
 
 
 TEXTS = Kinds(ValueKind.TEXT, ValueKind.TEXT)
@@ -120,6 +122,7 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
         "taken": _any_of(taken),
         "given": _any_of(given),
         "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}{numbers}.",
+        "parameters_told": f"Handed to the model as it is.{_of_calls(models)}",
         **_of_tensors(models, settings),
         **protocol_parts(_filled(contract["parts"]["oip_texts"], settled), tensors),
     }
@@ -134,6 +137,16 @@ def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> di
     for path in [path for path in found["paths"] if unserved and path.startswith(("/v1/files", "/v1/batches"))]:
         del found["paths"][path]
     return found
+
+
+def _of_calls(models: Iterable[Kinds]) -> str:
+    """Words on the parameters that a call of one of these models has once."""
+    found = [one.per_call for one in models if one.per_call]
+    if not found:
+        return ""
+    names = sorted({f"`{name}`" for one in found if one != ALL_PARAMETERS for name in one})
+    which = "all of it" if ALL_PARAMETERS in found else ", ".join(names)
+    return f" Only requests with equal values of {which} run in one call."
 
 
 def _filled(value: Any, facts: dict[str, Any]) -> Any:

@@ -100,7 +100,7 @@ class _Routes:
 
 
 def _kinds(model: ServedModel, public: bool) -> Kinds:
-    specs = (model.inputs, model.outputs) if public else ()
+    specs = (model.inputs, model.outputs, model.per_call) if public else ()
     return Kinds(model.takes, model.gives, *specs)
 
 

@@ -41,6 +41,7 @@ from headway.model.request import InferenceRequest, RequestOptions
 from headway.model.rollout import Rollout, RolloutState, VersionCounts
 from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
+    ALL_PARAMETERS,
     KIND,
     KIND_OF_LETTER,
     KINDS,
@@ -52,6 +53,7 @@ from headway.model.value import (
     KindFacts,
     Octets,
     Output,
+    PerCall,
     RowsTogether,
     Signature,
     Tensors,

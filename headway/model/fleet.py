@@ -8,7 +8,7 @@ import msgspec
 
 from headway.model.queue_name import QueueName
 from headway.model.rollout import Rollout, VersionCounts
-from headway.model.value import CostLine, RowsTogether, TensorSpec, WeightLine
+from headway.model.value import CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 """Xid errors that a program can cause by itself, or by its end, on a GPU that is well."""
@@ -198,6 +198,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
         together: which rows of its tensors run in one call.
         takes_parameters: whether its target gets the parameters of requests.
+        per_call: parameters that a call of its target has once.
         cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
     """
 
@@ -235,6 +236,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
     takes_parameters: bool = True
+    per_call: PerCall = ()
     cost: CostLine | None = None
 
     @property

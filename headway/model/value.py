@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -192,6 +192,11 @@ class RowsTogether(enum.Enum):
     PADDED = "padded"
 
 
+PerCall = tuple[str, ...] | Literal["all"]
+"""Names of the parameters that a call has once, so that only requests ride together whose values of these are equal."""
+ALL_PARAMETERS: Final = "all"
+
+
 class Signature(msgspec.Struct, frozen=True):
     """Signature of a target, as its annotations and its attribute `example` tell.
 
@@ -204,6 +209,7 @@ class Signature(msgspec.Struct, frozen=True):
         inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
         together: which rows of its tensors run in one call.
         takes_parameters: whether it gets the parameters of requests.
+        per_call: parameters that a call has once.
     """
 
     takes: ValueKind = ValueKind.TEXT
@@ -215,6 +221,7 @@ class Signature(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
     takes_parameters: bool = True
+    per_call: PerCall = ()
 
     @property
     def warm_up_input(self) -> Value | None:

@@ -207,6 +207,7 @@ class SlotFigures:
             outputs=signature.outputs if signature is not None else (),
             together=signature.together if signature is not None else RowsTogether.ANY,
             takes_parameters=signature is None or signature.takes_parameters,
+            per_call=signature.per_call if signature is not None else (),
             cost=signature.cost if signature is not None else None,
         )
 

@@ -110,6 +110,19 @@ def padding(inputs: list[str]) -> list[str]:
 """
 
 
+def test_parameters_of_a_call_are_told_and_what_names_none_is_refused(tmp_path: Path) -> None:
+    target = "def same(inputs, parameters):\n    return inputs\n\nsame.together = {}\n"
+    for together, words in (("('top', 'seed')", "seed, top"), ("'all'", "all parameters")):
+        (tmp_path / "targets.py").write_text(target.format(together))
+        done = run(["check", "targets:same", "--max-batch-size", "2"], tmp_path, **PATIENT)
+        assert f"together: a call has one value of {words}; requests with others" in done.stdout, done.stderr
+    (tmp_path / "targets.py").write_text(target.format("'top'"))
+    for command in (["check", "targets:same"], ["serve", "targets:same", "--port", "0", "--admin-port", "0"]):
+        done = run(command, tmp_path)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "write together = ('top',), or together = \"all\"" in done.stderr.splitlines()[-1]
+
+
 def test_a_record_of_batches_is_one_that_simulations_take(tmp_path: Path) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     (tmp_path / "inputs.txt").write_text("short\n\na somewhat longer text\n")

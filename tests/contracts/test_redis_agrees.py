@@ -47,6 +47,8 @@ BULK_WEIGHED = replace(WEIGHED, promise=0.4, delayed=0.3)
 PADDED = replace(LIMITS, padding=Padding(12.0, 3.0))
 PADDED_WEIGHED = replace(WEIGHED, padding=Padding(12.0, 3.0))
 BULK_PADDED = replace(BULK, padding=Padding(12.0, 3.0))
+PADDED_TOGETHER = PADDED.counting_rows()
+PADDED_WEIGHED_TOGETHER = PADDED_WEIGHED.counting_rows()
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
 """Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
@@ -62,7 +64,7 @@ class Pair:
         self.server = server
         self.rng = random.Random(seed)
         self.weights = COUNTS if limits is ROWS else WEIGHTS if limits.weighs else (1,)
-        self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits is ROWS else (0,)
+        self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits.rows else (0,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
         self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
@@ -301,6 +303,11 @@ async def trace(pair: Pair) -> None:
         *(pytest.param(seed, "valkey", WEIGHED, id=f"{seed}-weighed") for seed in SEEDS),
         *(pytest.param(seed, "valkey", PADDED, id=f"{seed}-padded") for seed in SEEDS),
         *(pytest.param(seed, "valkey", PADDED_WEIGHED, id=f"{seed}-padded-weighed") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", PADDED_TOGETHER, id=f"{seed}-padded-together") for seed in SEEDS),
+        *(
+            pytest.param(seed, "valkey", PADDED_WEIGHED_TOGETHER, id=f"{seed}-padded-weighed-together")
+            for seed in SEEDS
+        ),
         *(pytest.param(seed, "valkey", ROWS, id=f"{seed}-rows") for seed in SEEDS),
         *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(2 * len(SEEDS))),
         *(pytest.param(seed, "valkey", BULK_WEIGHED, id=f"{seed}-bulk-weighed") for seed in SEEDS),

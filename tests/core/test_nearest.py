@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,6 +63,34 @@ def test_all_ride_where_all_fit() -> None:
     for weight in (900, 10, 90):
         queue.offer(entry(weight), 0.0)
     assert weights_of(departs(queue, 4)) == [900, 10, 90]
+
+
+@pytest.mark.parametrize("count", [3, 12])
+def test_only_entries_of_one_shape_ride_where_these_count(count: int) -> None:
+    limits = queue_of(100.0, limit=4).limits.counting_rows()
+    queue = ModelQueue(limits)
+    queue.set_slots(GPUS)
+    for number in range(count):
+        queue.offer(msgspec.structs.replace(entry(100 + number, f"tenant {number}"), shape=number % 2), 0.0)
+    ridden = []
+    while queue.depth:
+        departure = departs(queue, 4)
+        assert len({member.entry.shape for member in departure.members}) == 1
+        ridden += weights_of(departure)
+    assert sorted(ridden) == [100 + number for number in range(count)]
+
+
+def test_those_that_ride_past_another_shape_cost_their_tenant_nothing() -> None:
+    """Their seats would have been empty. The first one pays, and its neighbour before the other shape."""
+    queue = ModelQueue(queue_of(100.0, limit=4).limits.counting_rows())
+    queue.set_slots(GPUS)
+    for tenant, shape in (("a", 1), ("b", 1), ("other", 2), ("c", 1), ("d", 1), ("e", 1)):
+        queue.offer(msgspec.structs.replace(entry(100, tenant), shape=shape), 0.0)
+    assert [member.entry.tenant for member in departs(queue, 4).members] == ["a", "b", "c", "d"]
+    for tenant in "bc":
+        queue.offer(msgspec.structs.replace(entry(100, tenant), shape=3), 0.0)
+    order = [departs(queue, 4).members for _ in range(3)]
+    assert [[member.entry.tenant for member in members] for members in order] == [["other"], ["e"], ["c", "b"]]
 
 
 def test_a_heavier_entry_of_a_higher_tier_waits_for_its_turn_only() -> None:

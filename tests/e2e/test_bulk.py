@@ -27,10 +27,15 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def submit(server: Server, texts: list[str], to: Server | None = None, model: str = "default") -> str:
+def submit(server: Server, texts: list[str], to: Server | None = None, model: str = "default", **members: Any) -> str:
     """Upload lines, and begin a job of them, there or at another gateway. Returns its id."""
     lines = [
-        {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": {"model": model, "prompt": text}}
+        {
+            "custom_id": str(at),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": model, "prompt": text, **members},
+        }
         for at, text in enumerate(texts)
     ]
     content = "\n".join(map(json.dumps, lines))

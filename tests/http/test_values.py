@@ -12,7 +12,7 @@ from headway.config import Settings
 from headway.http import openapi
 from headway.http.inference.routes import codecs
 from headway.http.openapi import Kinds
-from headway.model import ValueKind, WorkerInfo, WorkerStatus
+from headway.model import PerCall, ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Stand, get, on_stand, post, served
 
 BODIES = {
@@ -121,6 +121,21 @@ async def test_a_json_answer_is_kept_for_a_task_a_key_and_the_cache(stand: Stand
 
 def ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
+
+
+@pytest.mark.parametrize(
+    ("per_call", "words"),
+    [
+        ([()], ""),
+        ([("t",), ()], " Only requests with equal values of `t` run in one call."),
+        ([("t", "u"), ("s",)], " Only requests with equal values of `s`, `t`, `u` run in one call."),
+        ([("t",), "all"], " Only requests with equal values of all of it run in one call."),
+    ],
+)
+def test_the_contract_tells_parameters_of_a_call(per_call: list[PerCall], words: str) -> None:
+    kinds = [Kinds(ValueKind.TEXT, ValueKind.TEXT, per_call=one) for one in per_call]
+    schema = openapi.document(Settings(), *kinds)["components"]["schemas"]["InferenceRequest"]
+    assert schema["properties"]["parameters"]["description"] == f"Handed to the model as it is.{words}"
 
 
 def test_the_contract_of_several_models_has_the_union_of_their_kinds() -> None:

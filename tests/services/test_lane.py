@@ -13,6 +13,8 @@ from headway import errors
 from headway.gateway.lane import Lane
 from headway.gateway.pending import FutureSink
 from headway.model import (
+    CostLine,
+    CostShape,
     InferenceRequest,
     Limit,
     Principal,
@@ -107,6 +109,19 @@ async def test_lanes_close_with_what_they_were_decided_by(stand: Stand) -> None:
     gateway.closed = True
     assert gateway.facts is not between
     assert not gateway.lane(ANYBODY, PLAIN, None).open
+
+
+@pytest.mark.parametrize(
+    "told", [{"per_call": ("t",)}, {"cost": CostLine(CostShape.PADDED, 0.01, 0.001)}], ids=["per call", "padded"]
+)
+async def test_lanes_close_as_entries_get_a_shape_or_a_weight(stand: Stand, told: dict[str, Any]) -> None:
+    gateway = stand.gateway
+    for how in ({}, told, {}):
+        gateway.served.learn(
+            [WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY, takes="text", gives="text", **how)]
+        )
+        gateway.learn()
+        assert gateway.lane(ANYBODY, PLAIN, None).open is not bool(how)
 
 
 async def test_in_a_fleet_the_one_version_that_is_there_has_a_lane_and_versions_that_are_drawn_have_none(

@@ -13,9 +13,19 @@ from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.served_models import ServedModels
 from headway.gateway.workers_watcher import READ_WORKERS_EVERY, WorkersWatcher
-from headway.model import Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import (
+    ALL_PARAMETERS,
+    InferenceRequest,
+    PerCall,
+    RequestOptions,
+    Value,
+    ValueKind,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
+from tests.services.fake_backend import ANYBODY
 from tests.virtual_time import Clock
 
 HEALTHY, STARTING = WorkerStatus.HEALTHY, WorkerStatus.STARTING
@@ -58,6 +68,37 @@ def test_parameters_are_for_a_model_all_of_whose_workers_take_them_or_of_which_n
         kinds.learn(workers)
         known.append(kinds["m"].takes_parameters)
     assert known == [True, False, False, False, True]
+
+
+def test_requests_get_the_number_of_what_a_call_has_once() -> None:
+    kinds, both = ServedModels(["m"]), ("seed", "temperature")
+
+    def numbers(*per_call: PerCall) -> list[int]:
+        kinds.learn(
+            [msgspec.structs.replace(worker("text", id=str(at)), per_call=names) for at, names in enumerate(per_call)]
+        )
+        asked = [b"", b'{"temperature":1}', b'{"seed":3,"temperature":1.0}']
+        return [
+            kinds["m"].entry(InferenceRequest(ANYBODY, "id", RequestOptions(4.0, 1), "m", "a", text), (), "g", 1, None, False).shape
+            for text in asked
+        ]  # fmt: skip
+
+    assert numbers(()) == [0, 0, 0]
+    none, one, other = numbers(("temperature",), ())
+    assert none == 0 < one == other
+    assert len(set(numbers(("temperature",), both))) == 3
+    assert len(set(numbers(ALL_PARAMETERS))) == 3
+    assert kinds["m"].weigh("long text") == 1
+    assert not kinds["m"].is_plain
+    assert numbers(()) == [0, 0, 0]
+    assert kinds["m"].is_plain
+
+
+def test_rows_of_other_parameters_take_the_longer_way() -> None:
+    kinds = ServedModels(["m"])
+    for names, rows in (((), True), (("t",), False)):
+        kinds.learn([msgspec.structs.replace(worker("tensors"), per_call=names)])
+        assert kinds["m"].takes_rows is rows
 
 
 def test_a_model_that_is_loaded_when_it_is_asked_for_is_ready() -> None:

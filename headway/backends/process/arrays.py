@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from headway.backends.process import frames
@@ -32,6 +33,7 @@ def run(
     most: int,
     call: Callable[[Any, list[int]], object],
     describe: Callable[[BaseException], str],
+    keys: Mapping[int, bytes] = MappingProxyType({}),
 ) -> Outputs | Failed:
     """Run a batch of a target that takes arrays, in as many calls as its shapes and rows need.
 
@@ -42,6 +44,7 @@ def run(
         most: most rows of a call; 0 for no bound.
         call: calls the target with its inputs, and the places of the entries that its rows are of.
         describe: words on an exception that the target returned.
+        keys: what only entries have in common that may be in one call, by their places; empty where all may.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
@@ -50,7 +53,7 @@ def run(
             entries.append(read(value, place, kind))
         except ValueError as exc:
             whole.errors[place] = str(exc), False
-    groups = list(_groups(entries, kind, most))
+    groups = list(_groups(entries, kind, most, keys))
     for turn, group in enumerate(groups, 1):
         result = call(_argument(group, kind), [one.place for one in group for _ in range(one.length)])
         if (failed := _put(whole, group, result, kind, describe)) is not None:
@@ -79,13 +82,13 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
     return Rows(place, arrays, heads[0].shape[0], header_of(value).single)
 
 
-def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int) -> Iterator[list[Rows]]:
-    """Entries that run together: of rows of one shape, but for padded axes and lists, and of no more rows than `most`, but alone."""
-    of_shape: dict[tuple[tuple[int, ...], ...], list[Rows]] = {}
+def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
+    """Entries that run together: of rows of one shape, but for padded axes and lists, and of no more rows than `most`, but alone; and of one key."""
+    of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
     for one in entries:
         mixed = kind.takes == LIST or kind.pad is not None
         shape = () if mixed else tuple(array.shape[1:] for array in one.arrays.values())
-        of_shape.setdefault(shape, []).append(one)
+        of_shape.setdefault((keys.get(one.place, b""), shape), []).append(one)
     groups: Iterable[list[Rows]] = of_shape.values()
     if kind.pad is not None:
         groups = [part for group in groups for part in padded_alike(group)]

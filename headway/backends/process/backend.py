@@ -523,4 +523,5 @@ def _signature(ready: Ready) -> Signature:
         outputs=ready.outputs,
         together=ready.together,
         takes_parameters=ready.takes_parameters,
+        per_call=ready.per_call,
     )

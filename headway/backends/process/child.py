@@ -132,7 +132,8 @@ def run(
     """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
 
     With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. `calls` learns what
-    calls cost, and may cut a batch into several. A call that fails fails the batch. `most_rows` is most rows of one call of a
+    calls cost, and may cut a batch into several. Inputs whose parameters cannot be those of one call run in several, too: queues
+    keep them apart, but for those that came before it was known of the target. A call that fails fails the batch. `most_rows` is most rows of one call of a
     target that takes arrays; 0 for no bound.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
@@ -141,8 +142,9 @@ def run(
             return _run_arrays(target, target.arrays, batch, most_rows)
         inputs, reasons = target.read(batch.inputs)
         parameters = batch.parameters_of_each()
-        if reasons or weighing is not None or (calls is not None and calls.cuts):
-            return _run_in_parts(target, batch, inputs, reasons, weighing, calls)
+        groups = target.calls(parameters) if target.per_call else {}
+        if reasons or groups or weighing is not None or (calls is not None and calls.cuts):
+            return _run_in_parts(target, batch, inputs, reasons, weighing, calls, groups)
         begun = monotonic()
         result = target.run(inputs, parameters)
         if calls is not None:
@@ -159,8 +161,9 @@ def _run_in_parts(
     reasons: Mapping[int, str],
     weighing: Weighing | None,
     calls: Calls | None,
+    groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Have user code run a batch in as many calls as its weight allows and saves time, those with `reasons` left out."""
+    """Have user code run a batch in as many calls as its `groups` and its weight ask for and saves time, those with `reasons` left out."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -169,7 +172,7 @@ def _run_in_parts(
     counted = [weights[place] for place in places] if weights else [octets(batch.inputs[place]) for place in places]
     parameters = batch.parameters_of_each()
     ran = list[tuple[list[int], float]]()
-    for part in _parts(counted, weighing, calls):
+    for part in _parts(counted, weighing, calls, _positions(places, groups)):
         here, begun = [places[at] for at in part], monotonic()
         try:
             result = target.run([inputs[at] for at in part], parameters and [parameters[place] for place in here])
@@ -185,14 +188,24 @@ def _run_in_parts(
     return _too_large(number, sum(len(output or "") for output in whole.outputs)) or whole
 
 
-def _parts(weights: list[int], weighing: Weighing | None, calls: Calls | None) -> Iterator[list[int]]:
+def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
+    """Positions in `places` of the inputs that may be in one call, group by group."""
+    if not groups:
+        return [list(range(len(places)))] if places else []
+    at = {place: position for position, place in enumerate(places)}
+    found = [[at[place] for place in group if place in at] for group in groups.values()]
+    return [group for group in found if group]
+
+
+def _parts(
+    weights: list[int], weighing: Weighing | None, calls: Calls | None, groups: list[list[int]]
+) -> Iterator[list[int]]:
     """Places of the inputs of each call of a batch of inputs of these weights."""
-    parts = [slice(0, len(weights))] if weighing is None else weighing.parts(weights)
-    for part in parts if weights else ():
-        if calls is None:
-            yield list(range(*part.indices(len(weights))))
-        else:
-            yield from ([part.start + at for at in call] for call in calls.parts(weights[part]))
+    for group in groups:
+        of_group = [weights[at] for at in group]
+        for part in [slice(0, len(group))] if weighing is None else weighing.parts(of_group):
+            found = [range(len(group[part]))] if calls is None else calls.parts(of_group[part])
+            yield from ([group[part.start + at] for at in call] for call in found)
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
@@ -202,8 +215,10 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
     parameters = batch.parameters_of_each()
     if target.takes_parameters and parameters is None:
         parameters = [b""] * len(batch.inputs)
+    here: list[int] = []
 
     def call(inputs: Any, places: list[int]) -> object:
+        here[:] = sorted(set(places))
         try:
             return target.run(inputs, parameters and [parameters[place] for place in places])
         except ValueError as exc:
@@ -211,7 +226,12 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
                 exc.args = (f"{exc}; the arrays of a batch can only be read: change a copy, as by x = x.copy()",)
             raise
 
-    return arrays.run(batch.number, batch.inputs, kind, most_rows, call, describe)
+    keys = {place: key for key, group in target.calls(parameters).items() for place in group}
+    try:
+        return arrays.run(batch.number, batch.inputs, kind, most_rows, call, describe, keys)
+    except BaseException as exc:
+        blamed = here if len(here) < len(batch.inputs) else []
+        return Failed(batch.number, False, describe(exc), trace(exc), blamed)
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
@@ -367,6 +387,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
             told.inputs,
             told.outputs,
             told.together,
+            told.per_call,
         )
     )
     serve(pipe, target, loop, weighing, build.max_rows, whole=build.whole)

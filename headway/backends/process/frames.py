@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.arena import Place
-from headway.model import MOST_OUTPUT, CostLine, RowsTogether, TensorSpec, TokenCount, ValueKind
+from headway.model import MOST_OUTPUT, CostLine, PerCall, RowsTogether, TensorSpec, TokenCount, ValueKind
 
 HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
@@ -85,7 +85,8 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
     """Message of the child: the target is loaded.
 
     `source` is its file, empty when it has none; `example` a JSON text, or the content of packed tensors where it takes these;
-    `inputs` and `outputs` are the specifications of its tensors; `together` tells which rows of them run in one call.
+    `inputs` and `outputs` are the specifications of its tensors; `together` tells which rows of them run in one call, and
+    `per_call` which parameters that has once.
     """
 
     takes_parameters: bool
@@ -96,6 +97,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
+    per_call: PerCall = ()
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):

@@ -6,6 +6,8 @@ The target may be:
   one object per input, `{}` for a request without parameters;
 - a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
+- either of them with an attribute `together`, the names of parameters that a call has once, or "all": a call gets inputs of
+  which these are equal. If the second parameter is annotated as a mapping, it is one, with the values of these;
 - either of them `async`. One event loop lives as long as the process.
 
 Its annotations say whether inputs and outputs are texts, JSON values, octets or arrays (`array_kind.py`). An attribute `example`
@@ -23,12 +25,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.backends.process.values import (
     NoArrays,
     NoOutput,
     annotations_of,
     are_arrays,
+    are_one_mapping,
     decoder,
     encoder,
     has_arrays,
@@ -41,7 +46,7 @@ from headway.backends.process.values import (
 )
 from headway.core import arguments as class_arguments
 from headway.core import parameters as json_parameters
-from headway.model import Signature, Value, ValueKind
+from headway.model import ALL_PARAMETERS, PerCall, Signature, Value, ValueKind
 
 if TYPE_CHECKING:
     import asyncio
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from headway.backends.process.array_kind import ArrayKind
 
 _MAX_TEXT = 500
+_MAX_SHOWN = 60
 _MAX_TRACE = 16_000
 
 
@@ -154,6 +160,8 @@ class Target:
         signature: kinds of its inputs and outputs, and its example.
         arrays: how it takes and gives arrays; None where it has to do with none.
         takes_parameters: whether it gets the parameters of each input.
+        per_call: parameters that a call has once.
+        takes_mapping: whether it gets the parameters as one mapping.
         takes_views: whether it gets octets as views, which end with its batch.
         one_call: whether it says that it wants each batch in one call.
 
@@ -193,6 +201,14 @@ class Target:
             self.signature = Signature(
                 takes, gives, value, inputs=arrays.inputs, outputs=arrays.outputs, together=arrays.together
             )
+        self.per_call = per_call_of(call, name, self.takes_parameters)
+        self.takes_mapping = are_one_mapping(hints.get("parameters")) and self.takes_parameters
+        if self.takes_mapping and not self.per_call:
+            raise Refusal(
+                f"target {name}: its parameter parameters is annotated as one mapping, and the inputs of a call may have different "
+                f'parameters. Set its attribute together = "all", so that they have not, or write parameters: list[dict].'
+            )
+        self.signature = msgspec.structs.replace(self.signature, per_call=self.per_call)
         self.one_call = getattr(call, "one_call", False) is True
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview
@@ -214,10 +230,56 @@ class Target:
         """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, or empty."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
-        decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
+        decoded: object
+        if self.takes_mapping:
+            decoded = self._mapping(parameters[0] if parameters else b"")
+        else:
+            decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
         if self._by_name:
             return self._loop.finish(self.call(inputs, parameters=decoded))
         return self._loop.finish(self.call(inputs, decoded))
+
+    def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
+        """Places of the inputs that may be in one call, by the text of the parameters that this has once; empty where all may."""
+        if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
+            return {}
+        from headway.core.call_parameters import values_of  # Few targets need it.
+
+        known = {text: values_of(text, self.per_call) for text in set(parameters)}
+        found: dict[bytes, list[int]] = {}
+        for place, text in enumerate(parameters):
+            found.setdefault(known[text], []).append(place)
+        return found if len(found) > 1 else {}
+
+    def _mapping(self, text: bytes) -> object:
+        """Parameters of a call: those of which its inputs have the same values."""
+        values: Any = json_parameters.decode(text) if text else {}
+        if self.per_call == ALL_PARAMETERS:
+            return values
+        return {name: values[name] for name in self.per_call if name in values}
+
+
+def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
+    """Parameters that a call of a target has once, as its attribute `together` says. A method of this name says nothing.
+
+    Raises:
+        Refusal: it names none, or the target takes no parameters.
+    """
+    names = getattr(call, "together", ())
+    if callable(names) or names == ():
+        return ()
+    if names != ALL_PARAMETERS and not (isinstance(names, tuple) and all(isinstance(one, str) for one in names)):
+        such = (names,) if isinstance(names, str) else tuple(map(str, names)) if isinstance(names, list | set) else ()
+        raise Refusal(
+            f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It names the parameters that a "
+            f'call has once: write together = {such or ("temperature",)}, or together = "all".'
+        )
+    if not takes_parameters:
+        raise Refusal(
+            f"target {name}: its attribute together names parameters, and it takes none. Give it a second argument named parameters, "
+            "or leave together out."
+        )
+    return names if names == ALL_PARAMETERS else tuple(sorted(set(names)))
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:

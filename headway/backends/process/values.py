@@ -112,6 +112,11 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
     return takes, gives
 
 
+def are_one_mapping(annotation: Any) -> bool:
+    """Whether parameters of this annotation are one mapping, and no list of them."""
+    return any(_is(typing.get_origin(one) or one, (Mapping,)) for one in members_of(annotation))
+
+
 def is_array(annotation: Any) -> bool:
     """Whether an annotation is the type of an array, of numpy or another library."""
     kind = typing.get_origin(annotation) or annotation

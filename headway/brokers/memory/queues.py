@@ -68,7 +68,7 @@ class Queues(dict[QueueName, ModelQueue]):
         limits: bounds of the queues of each model that is known.
         wakeups: wake-ups at each queue.
         for_any: queue for any version of each model, and its wake-ups.
-        rows: models whose entries weigh their rows.
+        rows: models whose entries have rows or shapes; see `core.rows.counted`.
         padded: line of each model that pads.
     """
 
@@ -88,7 +88,7 @@ class Queues(dict[QueueName, ModelQueue]):
             self.for_any[model] = self._add(QueueName(model), models[model])
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Have the entries of these models weigh their rows, or no longer. Models that are not known are left out."""
+        """Have entries of these models ride only with those of their shape and weigh what they say, or no longer. Models that are not known are left out."""
         for model, counts in counted.items():
             if model in self.limits and counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -107,8 +107,8 @@ class Queues(dict[QueueName, ModelQueue]):
                         queue.bound(self._bounds(model))
 
     def _bounds(self, model: str) -> QueueLimits:
-        limits = self.limits[model]
-        return limits.counting_rows() if model in self.rows else limits.filling_up(self.padded.get(model))
+        limits = self.limits[model].filling_up(self.padded.get(model))
+        return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
         """Whether there is a queue of a name. That of a version of a model that is known is made."""

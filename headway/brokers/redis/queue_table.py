@@ -42,7 +42,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         zone: zone of the process.
         zones: whether there is a queue in a zone.
         losses: number of times that the server has lost a queue.
-        rows: models whose entries weigh their rows.
+        rows: models whose entries have rows or shapes; see `core.rows.counted`.
         untold: until when something may be known in the queues of each model, of which the fleet is still to be told.
     """
 
@@ -85,7 +85,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
             self._bound(model)
 
     def count_rows(self, counted: Mapping[str, bool]) -> None:
-        """Have the entries of these models weigh their rows, or no longer."""
+        """Have entries of these models ride only with those of their shape and weigh what they say, or no longer."""
         for model, counts in counted.items():
             if counts is not (model in self.rows):
                 (self.rows.add if counts else self.rows.discard)(model)
@@ -106,8 +106,8 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 queue.limits = self._bounds(model)
 
     def _bounds(self, model: str) -> QueueLimits:
-        limits = self.limits[model]
-        return limits.counting_rows() if model in self.rows else limits.filling_up(self.padded.get(model))
+        limits = self.limits[model].filling_up(self.padded.get(model))
+        return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
         """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""

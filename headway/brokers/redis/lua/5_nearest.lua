@@ -5,14 +5,16 @@ local nearest = {}
 do
 
 -- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones, the
--- nearest in weight first, of these by turn.
+-- nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
 local function candidates_of(s, tier, weight, shape, most)
-  local lighter, heavier = {}, {}
+  local lighter, heavier, passed = {}, {}, false
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
     if shape_of(member) == shape then
       local own = weight_of(s, member)
       local into = own > weight and heavier or lighter
-      into[#into + 1] = {member = member, weight = own, turn = turn}
+      into[#into + 1] = {member = member, weight = own, turn = turn, free = passed}
+    else
+      passed = true
     end
   end
   table.sort(lighter, function(one, other)
@@ -87,7 +89,7 @@ local function leave_early(s, tier, taken, weight)
     if latest > least then
       latest = latest - cost_of(s, found.weight, bytes_of(s, found.member))
     end
-    latest_of[tenant] = math.max(latest, least) + nearest.cost(s, math.max(found.weight, weight))
+    latest_of[tenant] = math.max(latest, least) + (found.free and 0 or nearest.cost(s, math.max(found.weight, weight)))
   end
   for tenant, latest in pairs(latest_of) do
     redis.call('ZADD', key, latest, tenant)

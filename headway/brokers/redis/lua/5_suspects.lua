@@ -223,10 +223,10 @@ end
 
 -- Members of a group for one run: all, unless the slot takes fewer.
 function suspects.take(s, group, limit)
-  local taken, left, others, weight, shape = {}, {}, {}, 0, s.weighed and shape_of(group.members[1])
+  local taken, left, others, weight, shape = {}, {}, {}, 0, shape_of(group.members[1])
   for _, member in ipairs(group.members) do
     local into = others
-    if not shape or shape_of(member) == shape then
+    if shape_of(member) == shape then
       weight = weight + weight_of(s, member)
       into = #taken < limit and (#taken == 0 or weight <= s.most_weight) and taken or left
     end

@@ -36,8 +36,8 @@ from headway.simulator.scenario import EVERYBODY, USUAL_MIX, Scenario
 
 BOUNDS = {"p95": 1.05, "p99": 1.05, "longest": 1.25}
 """Most that each ratio may be."""
-REQUESTS, WARM_UP_REQUESTS = 6_000, 2_000
-CYCLES, WARM_UP_CYCLES = 60, 40
+REQUESTS, WARM_UP_REQUESTS = 4_000, 1_500
+CYCLES, WARM_UP_CYCLES = 40, 40
 """Least batch times that count, and those before them, in which the model is found to pad."""
 MORE_SEEDS = 5
 PATIENCE = 60.0

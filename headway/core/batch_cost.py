@@ -32,7 +32,8 @@ KNOWN_CALLS = 16
 FIRST_TRIALS, LAST_TRIALS = 8, 256
 """Calls between two trials: at first, and later on. Between these they are half of all before."""
 ALIKE = 0.75
-"""Share of the heavier half's time from which on the lighter one takes about as long, so that little is to be gained, and trials are rare."""
+"""Share of the heavier half's time from which on the lighter one takes about as long: little is to be gained, and trials are rare. Where the line by
+number says already that it would, there are none."""
 FULL = 0.95
 """Share of the largest batch from which on the mean one is about as large: their times tell little then, and there are trials."""
 NOTICED = 0.1
@@ -67,8 +68,13 @@ class BatchCost:
     def cuts(self) -> bool:
         """Whether the next batch may be run in several calls."""
         if self.shape is CostShape.NUMBER and self._observed >= self._trial_at:
-            return self._sizes >= FULL * self._calls * self._lines[CostShape.NUMBER].largest
+            return self._may_try(self._lines[CostShape.NUMBER])
         return self.shape is CostShape.PADDED
+
+    def _may_try(self, line: ServiceModel) -> bool:
+        """Whether a batch may run in halves on trial, by the line by number. A line without a slope says nothing of them."""
+        gains = line.alpha < ALIKE * (line.alpha + line.beta * line.largest / 2) or not line.beta
+        return gains and self._sizes >= FULL * self._calls * line.largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
         """Calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""

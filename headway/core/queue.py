@@ -42,7 +42,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
 from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
-from headway.core.slot_factors import SlotFactors
+from headway.core.slot_factors import PADDED_DOUBT, SlotFactors
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
 from headway.model import Cause, Entry
 
@@ -592,7 +592,9 @@ class ModelQueue:
             self._take_in()
             past.ended(self._fresh, self._running, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
-        self.factors.learn(self.service, departure.worker, departure.size, now - departure.left_at, self._departures)
+        doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
+        seconds = now - departure.left_at
+        self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
         self._judge_anew()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))

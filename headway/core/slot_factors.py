@@ -32,6 +32,8 @@ PRIOR = 5
 """Batches that the assumption that all slots are alike weighs as much as."""
 LEAST_DEVIATION = 1e-3
 """Least relative standard deviation of run times that is believed."""
+PADDED_DOUBT = 2.0
+"""Multiple of the deviation that run times count with where the model pads: what rides tells them more than the slot does."""
 UNSURE = 1.5
 """Roots of a batch's weight, times the deviation, by which a factor must be apart from 1 to count at a start: it may be chance."""
 UNSURE_FOR = 20
@@ -103,7 +105,9 @@ class SlotFactors:
                 self._known[worker] = _Known(departures)
         self._scale = scale(self.counts, slots)
 
-    def learn(self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int) -> None:
+    def learn(
+        self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
+    ) -> None:
         """Learn from a run how fast its slot is beside the others, and have the line learn how long batches take.
 
         Arguments:
@@ -112,10 +116,11 @@ class SlotFactors:
             size: size of the batch.
             seconds: its run time.
             departures: batches that have left the queue so far.
+            doubt: multiple of the deviation that its run time counts with.
         """
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
-            self.observe(worker, seconds / foretold, line.deviation / foretold, departures)
+            self.observe(worker, seconds / foretold, doubt * line.deviation / foretold, departures)
         line.observe(size, seconds / factor)
 
     def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:

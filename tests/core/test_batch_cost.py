@@ -85,6 +85,13 @@ def test_few_batches_of_a_model_that_does_not_pad_run_in_halves_on_trial(seconds
     assert cuts <= 4
 
 
+def test_there_is_no_trial_where_the_fixed_part_is_known_to_be_most_of_a_batch() -> None:
+    cost = BatchCost()
+    for count in (*range(1, 33), *[32] * 100):
+        cost.observe([2_000] * count, 0.1 + 0.001 * count)
+    assert not cost.cuts
+
+
 def test_inputs_of_like_length_are_no_trial() -> None:
     assert in_calls(constant, [100] * 32, 1_000)[1] == 0
     assert in_calls(padded, [100], 1_000)[1] == 0

@@ -125,6 +125,7 @@ _NUMBERS: dict[str, float] = {
     "STRAY_KNOWN": service_model.KNOWN,
     "FACTOR_STEP": slot_factors.STEP,
     "FACTOR_ERROR": slot_factors.ERROR,
+    "PADDED_DOUBT": slot_factors.PADDED_DOUBT,
     "FACTOR_MOST_WEIGHT": slot_factors.MOST_WEIGHT,
     "FACTOR_PRIOR": slot_factors.PRIOR,
     "FACTOR_UNSURE": slot_factors.UNSURE,

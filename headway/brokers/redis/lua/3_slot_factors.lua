@@ -105,7 +105,7 @@ function observe_run(s, slot, size, seconds)
   local factor, foretold = FACTORS[before] * scale_of(q), batch_seconds(q, size)
   if raw and foretold > 0 and seconds > 0 then
     local ratio = math.min(math.max(seconds / foretold, raw / FACTOR_STRAY), raw * FACTOR_STRAY)
-    local deviation = q.deviation / foretold
+    local deviation = (s.longest > 0 and PADDED_DOUBT or 1) * q.deviation / foretold
     local weight = weight_of(deviation, batches)
     raw = raw + (ratio - raw) * weight
     local begins = q.departures < FACTOR_UNSURE_FOR * q.slots

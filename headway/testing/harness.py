@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self, overload
 
 from headway.app.python_target import TargetLike, target_of
-from headway.app.serving import Value, start
+from headway.app.serving import Value, refuse_in_worker, start
 from headway.client.errors import ApiError
 from headway.client.messages import Answer, Request, check_inputs, inference, read_error, read_result
 from headway.config import Settings, load_arguments
@@ -41,8 +41,8 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
         target: function, class, `functools.partial` of a class, an object that can be called, or text as `headway serve`
             takes it. Text is always run in a worker process.
         process: whether the target runs in a worker process, as it will be served; it is then imported there by its
-            name. If not, it runs in a thread of this process: any function will do, and a test can replace what it
-            uses. A deadline cannot end it there.
+            name, so a script has to make this call under `if __name__ == "__main__":`. If not, it runs in a thread of
+            this process: any function will do, and a test can replace what it uses. A deadline cannot end it there.
         settings: settings by their names, for example `max_batch_size=4`; the environment and `headway.toml` count for
             nothing. Time-outs are 60 s unless they are given.
 
@@ -60,6 +60,7 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
 def _subject(target: TargetLike, process: bool, arguments: str) -> Any:
     """Target that a worker process runs, or object that a thread runs."""
     if process or isinstance(target, str):
+        refuse_in_worker("headway.testing.batched")
         found: Target = with_arguments(target_of(target), arguments)
         if isinstance(found, ModuleTarget | FileTarget):
             return found

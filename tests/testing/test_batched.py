@@ -6,7 +6,10 @@ import asyncio
 import base64
 import functools
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,3 +234,25 @@ def test_a_worker_process_runs_what_it_imports() -> None:
         assert [len(batch) for batch in run.batches] == [2, 1]
     with batched("tests.targets.faults:answer") as run, pytest.raises(RejectedByModel):
         run("exception")
+
+
+UNGUARDED = """
+from headway.testing import batched
+
+def upper(inputs: list[str]) -> list[str]:
+    return [text.upper() for text in inputs]
+
+with batched(upper, process=True) as run:
+    print(run("a"))
+"""
+
+
+@pytest.mark.processes
+def test_a_script_without_a_guard_is_told_to_have_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    [*_, last] = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert "headway.testing.batched was called in a worker process" in last
+    assert 'Put the call under: if __name__ == "__main__":' in last

@@ -124,14 +124,19 @@ class AsyncClient(AnyClient):
         """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
+        seconds = self._service.seconds(timeout)
         each, result_of = several(inputs)
         waiting = enumerate(each)
         found: dict[int, Result | ClientError] = {}
 
+        async def ask(input: Any) -> Result:
+            request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
+            return result_of(read(await self._run(self._service.call(request, seconds, patient=True))))
+
         async def work() -> None:
             for place, input in waiting:
                 try:
-                    found[place] = result_of(await self.infer(input, model, parameters, timeout, outputs=outputs))
+                    found[place] = await ask(input)
                 except ClientError as error:
                     found[place] = error
                     if not return_errors:

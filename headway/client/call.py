@@ -19,6 +19,8 @@ from headway.client.messages import Answer, Request, Result, milliseconds, poll,
 
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses after which the same request may succeed."""
+REFUSED = frozenset((429, 503))
+"""Statuses of a request that the service has not begun."""
 CONNECT = 5.0
 """Most seconds of one attempt to connect."""
 GRACE = 0.25
@@ -54,15 +56,26 @@ class Call:
         retries: most attempts beyond the first.
         now: instant in seconds.
         rng: uniform in [0, 1), for pauses.
+        patient: whether a refusal that says when to come back is no retry, as among calls that refuse each other.
     """
 
-    def __init__(self, request: Request, timeout: float, retries: int, now: float, rng: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        timeout: float,
+        retries: int,
+        now: float,
+        rng: Callable[[], float],
+        *,
+        patient: bool = False,
+    ) -> None:
         self.request = request
         self._timeout = timeout
         self._until = now + timeout
         self._left = retries
         self._tried = 0
         self._rng = rng
+        self._patient = patient and retries > 0
 
     def attempt(self, now: float) -> Attempt:
         """Begin an attempt.
@@ -88,6 +101,8 @@ class Call:
         error = read_error(answer)
         if error.hopeless or answer.status not in RETRIED:
             raise error
+        if self._patient and answer.status in REFUSED and error.retry_after is not None:
+            self._left += 1  # What the pause takes away.
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
@@ -112,6 +127,8 @@ class Call:
         else:
             pause = min(FIRST_PAUSE * 4.0 ** (self._tried - 1), LONGEST_PAUSE) * (0.5 + 0.5 * self._rng())
         if now + pause >= self._until:
+            if isinstance(error, ApiError):
+                error.message += f"; the call's {self._timeout:g} s are over before it may be sent again"
             raise error
         self._left -= 1
         return pause

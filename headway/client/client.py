@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -149,7 +149,8 @@ class Client(AnyClient):
                 output is the row of the output, without an axis of rows.
             model: name of the model; None: the service's only or default one.
             parameters: parameters of each input, a JSON object.
-            timeout: seconds for each input; None: the client's.
+            timeout: seconds for each input, from when it is first sent; None: the client's. A refusal that says when to come
+                back, as of a rate limit, is waited out within them, and is none of the client's `retries`.
             concurrency: most requests at once.
             return_errors: whether an input that fails has its error in the list. If not, the first error ends the
                 call, as soon as what is on its way is done; what has not been sent by then is not sent.
@@ -161,19 +162,25 @@ class Client(AnyClient):
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
+        seconds = self._service.seconds(timeout)
         each, result_of = several(inputs)
+
+        def ask(input: Any) -> Result:
+            request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
+            return result_of(read(self._run(self._service.call(request, seconds, patient=True))))
+
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
-            asked = [threads.submit(self.infer, input, model, parameters, timeout, outputs=outputs) for input in each]
+            asked = [threads.submit(ask, input) for input in each]
             wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
             finished = True
         finally:  # Who is interrupted waits for nothing.
             threads.shutdown(wait=finished, cancel_futures=True)
         if return_errors:
-            return [_outcome(one, result_of) for one in asked]
+            return [_outcome(one) for one in asked]
         _raise_first(asked)
-        return [result_of(one.result()) for one in asked]
+        return [one.result() for one in asked]
 
     def submit(
         self,
@@ -322,9 +329,9 @@ class Task(AnyTask["Client"]):
             self._client._send(forget(self.id), self._client._service.timeout)
 
 
-def _outcome(asked: Future[Result], result_of: Callable[[Result], Result]) -> Result | ClientError:
+def _outcome(asked: Future[Result]) -> Result | ClientError:
     try:
-        return result_of(asked.result())
+        return asked.result()
     except ClientError as error:
         return error
 

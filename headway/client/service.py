@@ -101,9 +101,9 @@ class Service:
             return given
         return str(uuid.uuid4()) if self.retries else ""
 
-    def call(self, request: Request, seconds: float) -> Call:
-        """Begin a call that is given up after `seconds`."""
-        return Call(request, seconds, self.retries, time.monotonic(), random.random)
+    def call(self, request: Request, seconds: float, *, patient: bool = False) -> Call:
+        """Begin a call that is given up after `seconds`; for `patient` see `Call`."""
+        return Call(request, seconds, self.retries, time.monotonic(), random.random, patient=patient)
 
     def _check_url(self) -> None:
         try:

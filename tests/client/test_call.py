@@ -17,6 +17,10 @@ def call(timeout: float = 60.0, retries: int = 3, rng: float = 0.0) -> Call:
     return Call(REQUEST, timeout, retries, 100.0, lambda: rng)
 
 
+def patient_call(retries: int = 3) -> Call:
+    return Call(REQUEST, 30.0, retries, 100.0, lambda: 0.0, patient=True)
+
+
 def refused(status: int = 503, header: Mapping[str, str] | None = None) -> Answer:
     return Answer(status, header or {}, b"")
 
@@ -106,3 +110,18 @@ def test_a_pause_beyond_the_time_is_not_waited_for() -> None:
     with pytest.raises(RateLimited) as raised:
         call(timeout=1.0).answered(refused(429, {"retry-after": "1"}), 100.5)
     assert raised.value.retry_after == 1.0
+    assert "the call's 1 s are over before it may be sent again" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_patient_call_waits_out_refusals_within_its_time_and_retries_errors_as_ever(status: int) -> None:
+    one, refusal = patient_call(retries=1), refused(status, {"retry-after": "1"})
+    for now in range(100, 129):
+        assert one.answered(refusal, now) == 1.0
+    one.answered(refused(502, {"retry-after": "1"}), 128.0)
+    with pytest.raises(ApiError):
+        one.answered(refused(502, {"retry-after": "1"}), 128.0)
+    with pytest.raises(ApiError, match="the call's 30 s are over"):
+        patient_call().answered(refusal, 129.0)
+    with pytest.raises(ApiError):
+        patient_call(retries=0).answered(refusal, 100.0)

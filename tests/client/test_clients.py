@@ -176,6 +176,14 @@ def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str
 
 
 @kinds
+def test_many_inputs_wait_out_the_rate_of_their_key(kind: str) -> None:
+    refusals = [problem(429, "RATE_LIMITED", NOW)] * 20
+    with scripted(*refusals, ok()) as service, asking(kind, service.url, retries=1) as client:
+        assert [result.output for result in client.infer_many(["a", "b"])] == ["out"] * 2
+        assert len(service.asked) == 22
+
+
+@kinds
 def test_who_interrupts_a_call_for_many_inputs_waits_for_none(kind: str) -> None:
     def inputs() -> Iterator[str]:
         yield "x"

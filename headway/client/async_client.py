@@ -138,6 +138,7 @@ class AsyncClient(AnyClient):
                 try:
                     found[place] = await ask(input)
                 except ClientError as error:
+                    error.locate(place, each)
                     found[place] = error
                     if not return_errors:
                         raise

@@ -157,7 +157,8 @@ class Client(AnyClient):
             outputs: names of the outputs that are wanted, of arrays; None: all.
 
         Raises:
-            ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs' order.
+            ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs'
+                order. Its `input_index` is the place of its input.
             InvalidInput: `inputs` is one text, octets or a dict; nothing was sent.
         """
         if concurrency < 1:
@@ -165,14 +166,18 @@ class Client(AnyClient):
         seconds = self._service.seconds(timeout)
         each, result_of = several(inputs)
 
-        def ask(input: Any) -> Result:
-            request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
-            return result_of(read(self._run(self._service.call(request, seconds, patient=True))))
+        def ask(index: int, input: Any) -> Result:
+            try:
+                request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
+                return result_of(read(self._run(self._service.call(request, seconds, patient=True))))
+            except ClientError as error:
+                error.locate(index, each)
+                raise
 
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
-            asked = [threads.submit(ask, input) for input in each]
+            asked = [threads.submit(ask, index, input) for index, input in enumerate(each)]
             wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
             finished = True
         finally:  # Who is interrupted waits for nothing.

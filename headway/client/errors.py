@@ -24,14 +24,32 @@ Other errors of the service are plain ApiErrors. The clients raise what is left 
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from headway import errors
 from headway.errors import HeadwayError, SettingError
 
 
 class ClientError(HeadwayError):
-    """Root of all errors that a client raises for a call. `hopeless`: whether the same call will fail again."""
+    """Root of all errors that a client raises for a call.
+
+    Attributes:
+        hopeless: whether the same call will fail again.
+        input_index: place of the input of `infer_many` that failed, counted from 0; None for other calls.
+    """
 
     hopeless: bool = False
+    input_index: int | None = None
+    _place: str = ""
+
+    def __str__(self) -> str:
+        return self._place + super().__str__()
+
+    def locate(self, index: int, inputs: object) -> None:
+        """Note that the input at a place of `inputs` failed, and begin the error's text with that."""
+        self.input_index = index
+        count = f" of {len(inputs)}" if isinstance(inputs, Sized) else ""
+        self._place = f"input {index}{count}, counted from 0: "
 
 
 class InvalidArgument(ClientError, SettingError, ValueError):
@@ -82,7 +100,7 @@ class ApiError(ClientError):
 
     def __str__(self) -> str:
         facts = filter(None, (f"{self.status} {self.code}".strip(), self.request_id))
-        return f"{self.message} ({', '.join(facts)})"
+        return f"{self._place}{self.message} ({', '.join(facts)})"
 
 
 class BadRequest(ApiError):

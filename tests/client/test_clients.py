@@ -176,6 +176,26 @@ def test_the_first_error_among_many_is_raised_and_the_rest_is_not_sent(kind: str
 
 
 @kinds
+def test_an_error_among_many_inputs_has_its_place(kind: str) -> None:
+    with scripted(ok(), problem(404, "NOT_FOUND")) as service, asking(kind, service.url) as client:
+        with pytest.raises(NotFound, match=r"^input 1 of 3, counted from 0: told: NOT_FOUND \(404") as raised:
+            client.infer_many(["a", "b", "c"], concurrency=1)
+        assert raised.value.input_index == 1
+        with pytest.raises(NotFound, match=r"^told: NOT_FOUND") as alone:
+            client.infer("a")
+        assert alone.value.input_index is None
+    with scripted(ok()) as service, asking(kind, service.url) as client:
+        with pytest.raises(InvalidInput, match=r"^input 1, counted from 0: input of type object: is no JSON"):
+            client.infer_many(iter(["a", object()]))
+        _, error = client.infer_many(["a", object()], return_errors=True)
+        assert (
+            isinstance(error, InvalidInput)
+            and error.input_index == 1
+            and str(error).startswith("input 1 of 2, counted from 0: ")
+        )
+
+
+@kinds
 def test_many_inputs_wait_out_the_rate_of_their_key(kind: str) -> None:
     refusals = [problem(429, "RATE_LIMITED", NOW)] * 20
     with scripted(*refusals, ok()) as service, asking(kind, service.url, retries=1) as client:

@@ -107,7 +107,7 @@ def unjudged(rule: str, busy: bool) -> Failure:
 
 def no_model(model: str, served: Iterable[str]) -> Failure:
     """Refusal because the model does not exist."""
-    there = ", ".join(sorted(served))
+    there = ", ".join(sorted(served)) or "none that you may ask"
     return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 
@@ -149,6 +149,15 @@ def no_default(served: Iterable[str]) -> Failure:
         f"name one of: {there}"
     )
     return Failure(errors.BAD_REQUEST, message)
+
+
+def none_served_for(models: Iterable[str]) -> Failure:
+    """Refusal because the caller names no model, and may only ask some that are not served."""
+    only = ", ".join(sorted(models))
+    message = (
+        f"the request names no model, and no model that this credential is for is served here; it is only for: {only}"
+    )
+    return Failure(errors.FORBIDDEN, message)
 
 
 def not_here(model: str) -> Failure:

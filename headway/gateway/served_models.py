@@ -196,7 +196,7 @@ class ServedModels(dict[str, ServedModel]):
             return failures.model_unknown(model)
         there = self.visible(only)
         if not model:
-            return failures.no_default(there)
+            return failures.no_default(there) if there or not only else failures.none_served_for(only)
         return failures.no_model(model, [one if one in self._ready else f"{one} (no worker)" for one in there])
 
     def visible(self, only: Collection[str]) -> list[str]:

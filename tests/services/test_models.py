@@ -139,6 +139,13 @@ async def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering(cloc
         (frozenset[str](), "c", errors.NOT_FOUND, "there is: a, b"),
         (frozenset("b"), "c", errors.FORBIDDEN, "only for: b"),
         (frozenset("b"), "a", errors.FORBIDDEN, "only for: b"),
+        (
+            frozenset("c"),
+            "",
+            errors.FORBIDDEN,
+            "no model that this credential is for is served here; it is only for: c",
+        ),
+        (frozenset("c"), "c", errors.NOT_FOUND, "there is: none that you may ask"),
     ],
 )
 async def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(

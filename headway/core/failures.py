@@ -107,7 +107,7 @@ def unjudged(rule: str, busy: bool) -> Failure:
 
 def no_model(model: str, served: Iterable[str]) -> Failure:
     """Refusal because the model does not exist."""
-    there = ", ".join(sorted(served)) or "none that you may ask"
+    there = ", ".join(sorted(served)) or "none for you"
     return Failure(errors.NOT_FOUND, f"no model named {excerpt(model)!r} is served here; there is: {there}")
 
 

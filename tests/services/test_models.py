@@ -145,7 +145,7 @@ async def test_a_model_whose_workers_are_gone_keeps_no_other_from_answering(cloc
             errors.FORBIDDEN,
             "no model that this credential is for is served here; it is only for: c",
         ),
-        (frozenset("c"), "c", errors.NOT_FOUND, "there is: none that you may ask"),
+        (frozenset("c"), "c", errors.NOT_FOUND, "there is: none for you"),
     ],
 )
 async def test_a_request_for_no_model_or_a_foreign_one_names_those_it_may_ask(

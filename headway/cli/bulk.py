@@ -8,10 +8,10 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import click
 import msgspec
@@ -113,6 +113,13 @@ class PublicPort:
             while piece := answer.read(PIECE):
                 file.write(piece)
 
+    def first_line(self, id: str) -> dict[str, Any]:
+        """First line of a file that the service has made."""
+        with closing(self._connection()) as connection:
+            answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
+            with self._reaching():
+                return dict(msgspec.json.decode(answer.readline()))
+
     def _connection(self) -> HTTPConnection:
         from http.client import HTTPConnection, HTTPSConnection
 
@@ -197,8 +204,11 @@ def submit(
 ) -> None:
     """Send a file, and begin a job of it. Prints the job's id.
 
-    Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end.
+    Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end, or lines of it failed.
     """
+    if model is not None:
+        with suppress(Away):  # The job waits where it is not known which models there are.
+            port.ask("GET", f"/v1/models/{quote(model)}")
     try:
         with file.open("rb") as lines:
             endpoint, requests = read_lines(lines, str(file), model, endpoint, texts)
@@ -213,9 +223,11 @@ def submit(
         click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
         job = _wait(port, job)
         click.echo(_line(job), err=True)
+        if job["error_file_id"] is not None:
+            click.echo(_first_error(port, job), err=True)
     if json:
         click.echo(pretty(job))
-    if wait and job["status"] != "completed":
+    if wait and (job["status"] != "completed" or job["request_counts"]["failed"]):
         raise click.exceptions.Exit(1)
 
 
@@ -350,6 +362,17 @@ def _line(job: dict[str, Any]) -> str:
     counts = job["request_counts"]
     lines = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
     return f"{job['id']} {escape(_stands(job))} ({lines})"
+
+
+def _first_error(port: PublicPort, job: dict[str, Any]) -> str:
+    """First error of a job that has some, and how to see the others."""
+    from headway.runtime.log import escape
+
+    line = port.first_line(job["error_file_id"])
+    message = (line["error"] or line["response"]["body"]["error"])["message"]
+    return (
+        f"first error, of line {line['line']}: {escape(message)}. All of them: headway bulk fetch {job['id']} --errors"
+    )
 
 
 def _cells(job: dict[str, Any]) -> tuple[str, ...]:

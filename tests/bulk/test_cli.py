@@ -44,8 +44,14 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         assert "has no errors" in capsys.readouterr().err
         requests = tmp_path / "requests.jsonl"
         requests.write_text(test_http.line(7, "again") + "\n" + test_http.line(8, model="elsewhere"))
-        assert code_of(["bulk", "submit", str(requests)]) == 0
-        other = capsys.readouterr().out.strip()
+        assert code_of(["bulk", "submit", str(requests), "--wait"]) == 1
+        told = capsys.readouterr()
+        other = told.out.strip()
+        assert "first error, of line 2: no model named 'elsewhere'" in told.err
+        assert told.err.rstrip().endswith(f"headway bulk fetch {other} --errors")
+        assert code_of(["bulk", "submit", str(lines), "--model", "defualt", "--wait"]) == 1
+        told = capsys.readouterr()
+        assert told.out == "" and "no model named 'defualt' is served here; there is: default" in told.err
         assert code_of(["bulk", "status", other, "--wait", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
         assert code_of(["bulk", "list"]) == 0

@@ -24,6 +24,8 @@ def _tag(kind: Any, name: str) -> int:
 
 
 _PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
+_NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))
+"""Members that are one text each, which is quickly decoded however long it is."""
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
 """Typed data that are copied as they are: what they cost hardly grows with their length."""
@@ -69,7 +71,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
                 if inner == _VALUE:
                     walk.members(value, after)
             continue
-        front += end - begin
+        front += end - begin if tag not in _NAMES else 0
         if tag == _INPUTS:
             contents = [member for member in walk.members(content, end) if member[0] == _CONTENTS]
             front -= sum(after - before for _, before, _, after in contents)
@@ -83,7 +85,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
 
 
 def front_of(body: bytes) -> bytes:
-    """Return the beginning of a message, up to its inputs: its names, its id and its parameters, as far as they are short.
+    """Return the beginning of a message, up to its inputs: its names, its id, and its parameters if they are short.
 
     Raises:
         BadRequest: it is malformed.
@@ -94,7 +96,7 @@ def front_of(body: bytes) -> bytes:
         if tag & 7 != 2 or tag >= _INPUTS:
             break
         size, content = walk.varint(content, len(body))
-        if content + size > min(len(body), _MOST_FRONT):
+        if content + size > len(body) or (tag not in _NAMES and content + size - at > _MOST_FRONT):
             break
         at = content + size
     return body[:at]

@@ -375,14 +375,17 @@ async def test_a_stream_answers_each_request_in_order_and_outlives_an_error(port
 @on_port()
 async def test_the_id_of_a_request_with_too_much_in_it_is_in_its_error(port: Port) -> None:
     call = port.client().stream(STREAM)
-    asked = request("text", id="n0")
+    asked = request("text", id="n" * 50_000)
+    await call.write(asked.SerializeToString())
     for _ in range(30_000):
         asked.inputs.add(name="more")
     await call.write(asked.SerializeToString())
     await call.done_writing()
     answer = streamed(await call.read())
+    assert (answer.infer_response.id, outputs(answer.infer_response)) == (asked.id, [b"TEXT"])
+    answer = streamed(await call.read())
     assert "take long to decode" in answer.error_message
-    assert answer.infer_response.id == "n0"
+    assert answer.infer_response.id == asked.id
 
 
 @on_port()

@@ -115,14 +115,16 @@ class FanOut:
             self._wait_turn()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the request as a whole, as a wrong one that counts as one, unless it is over a limit anyway."""
+        """Refuse the request as a whole, as a wrong one that counts as one, unless it is over a limit anyway.
+
+        It is told the failure also then: when to come back would be no answer to what never fits.
+        """
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
-        over = gateway.limiter.excess(limits, gateway.broker)
-        if over is None:
+        if gateway.limiter.excess(limits, gateway.broker) is None:
             gateway.limiter.charge(limits)
         refused = InferenceRequest(principal, self._id, self._options, self._model)
-        reply = gateway.note_refusal(refused, over or failure)
+        reply = gateway.note_refusal(refused, failure)
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:

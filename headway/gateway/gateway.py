@@ -484,7 +484,7 @@ class Gateway:
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
-            return over
+            return self.limiter.never(principal.limits, entry.limits[0].counting) or over
         if (wrong := self.absence(principal, model)) is not None:
             return wrong
         if model not in self._unchecked:

@@ -290,8 +290,8 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
         debts = dict(limiter.debts)
         _, ended = fan_out(stand, ["a"] * 11, caller=limited)
         failure = await failure_of(ended)
-        assert failure.code == errors.RATE_LIMITED, "a door may know a limit for one model only now"
-        assert dict(limiter.debts) == debts, "a refusal by rate costs nothing"
+        assert failure.code == errors.PAYLOAD_TOO_LARGE, "it would never fit, whenever it came back"
+        assert dict(limiter.debts) == debts, "beyond the limit a refusal costs nothing"
 
 
 @pytest.mark.parametrize("count", [3, 11], ids=["that would fit", "that never fits"])

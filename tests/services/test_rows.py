@@ -265,6 +265,9 @@ class TestLimits:
             assert (reply.failure.code, reply.failure.reason) == (errors.PAYLOAD_TOO_LARGE, "burst")
             assert not stand.backends[0].batches
             assert stand.gateway.limiter.debts, "it counts as one wrong request"
+            await stand.infer(*[1] * 5, caller=limited)
+            [reply] = await (stand.infer_list([value], limited) if listed else stand.send(value, limited).replies)
+            assert reply.failure is not None and reply.failure.code == errors.PAYLOAD_TOO_LARGE, "also over the limit"
 
     async def test_one_row_counts_as_one(self, clock: Clock) -> None:
         async with RowsStand(clock, TensorsBackend(0.1)) as stand:

@@ -75,6 +75,13 @@ def test_an_input_of_another_type_than_annotated_never_reaches_the_target() -> N
     assert refused == {1: f"{told}str", 2: f"{told}array", 4: f"{told}number"}
 
 
+def test_json_that_came_as_a_text_is_told_which_door_takes_json() -> None:
+    target = Target(annotated(list[dict[str, int]], list), "t", "", UserLoop())
+    _, refused = target.read(['{"a": 1}'])
+    assert "this one is of type str. It is a text that looks like JSON" in refused[0]
+    assert "/v1/inference takes JSON" in refused[0] and "ModelInfer" in refused[0]
+
+
 @pytest.mark.parametrize(
     ("takes", "gives", "kinds"),
     [

@@ -242,10 +242,19 @@ def _text_in(value: Value) -> object:
     raise ValueError(f"this model takes text, and the input is of type {values.name_of(value)}")
 
 
+_JSON_AS_TEXT = (
+    ". It is a text that looks like JSON: Predict, and a body of application/octet-stream, hand a text over as it is; "
+    "/v1/inference takes JSON as its input, and ModelInfer does over gRPC"
+)
+
+
 def _json_in(types: Mapping[str, str], value: Value) -> object:
     if types and isinstance(value, str | bytes) and values.name_of(value) not in types:
         expected = " or ".join(types.values())
-        raise ValueError(f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}")
+        hint = _JSON_AS_TEXT if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") else ""
+        raise ValueError(
+            f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}{hint}"
+        )
     paused = len(value) > _LARGE and gc.isenabled()
     if paused:  # It would look again and again through what is being built; half of the time goes into that.
         gc.disable()

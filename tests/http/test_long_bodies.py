@@ -246,6 +246,9 @@ async def test_json_outside_texts_counts_by_its_pages(stand: Stand) -> None:
     assert await left(b'{"input":"%b"}' % (b"a" * 4 * CHARGED)) == 18
     await left(_listed('{"input":[', "0", 2 * CHARGED + 99, "]}"))  # It is told before its pages are counted.
     assert await left('{"input":"a"}') == 18 - 1 - 4 - 1
+    deep = "[" * 24 + "]" * 24
+    await left(_listed('{"input":"a","parameters":{"a":[', deep, 800, "]}}"))
+    assert await left('{"input":"a"}') <= 12 - 1 - 5 - 1, "deep nesting takes long to read"
 
 
 @pytest.mark.parametrize("between", [b" ", b"1", b"x"])

@@ -171,7 +171,7 @@ class Trial:
             await self._check_order(whole)
         if self._record is not None and not found.faults and not self._failures:
             await self._record_times(self._record(self._backend.signature))
-        self._tell_failures()
+        await self._tell_failures()
         found.model = _fitted(found.runs)
         return found
 
@@ -180,7 +180,7 @@ class Trial:
         recorded = []
         for batch in batches:
             ran = await self._ran(batch)
-            if ran is None or self._outputs(ran[1]) is None:
+            if ran is None or self._outputs(batch, ran[1]) is None:
                 return
             recorded.append(RecordedBatch(self._weighed(batch), ran[0]))
         self._found.recorded = recorded
@@ -226,17 +226,13 @@ class Trial:
         run = Run(_rows(inputs), ran[0])
         self._found.runs.append(run)
         self._found.model.observe(run.size, run.seconds)
-        return self._outputs(ran[1])
+        return self._outputs(inputs, ran[1])
 
     async def _ran(self, inputs: Sequence[Value]) -> tuple[float, Sequence[ItemResult]] | None:
         """Run time in seconds of one batch, and what came of it; None when it failed, which is then among the findings."""
-        entries = [
-            Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
-            for text in inputs
-        ]
         begun = self._clock()
         try:
-            items = await self._backend.run(entries, self._timeout)
+            items = await self._backend.run(self._entries(inputs), self._timeout)
         except BatchTimeout:
             self._found.fault(self._late(_rows(inputs)))
             self._overdue = True
@@ -253,6 +249,12 @@ class Trial:
             self._found.cost.observe(weights, seconds)
         return seconds, items
 
+    def _entries(self, inputs: Sequence[Value]) -> list[Entry]:
+        return [
+            Entry(new_id(), self._model, text, 0, "check", "check", self._timeout, self._timeout, self._parameters)
+            for text in inputs
+        ]
+
     def _failed(self, size: int, error: BackendError) -> bool:
         """Keep a failed batch; returns whether it is the first one for its reason."""
         sizes = self._failures.setdefault((str(error), isinstance(error, BatchRaised)), [])
@@ -260,13 +262,27 @@ class Trial:
             sizes.append(size)
         return sizes == [size]
 
-    def _tell_failures(self) -> None:
+    async def _tell_failures(self) -> None:
         """Add the reasons for which batches failed to the faults, each with the sizes of those batches."""
         for (reason, raised), failed in self._failures.items():
             *some, last = map(str, failed)
             of = f"batches of {', '.join(some)} and {last}" if some else f"a batch of {last}"
             hint = f". {_OTHER_INPUTS}" if raised and _rows(self._inputs[:1]) in failed else ""
-            self._found.fault(f"{of} failed: {reason}{hint}")
+            culprit = await self._culprit(reason) if raised else ""
+            self._found.fault(f"{of} failed: {reason}{culprit}{hint}")
+
+    async def _culprit(self, reason: str) -> str:
+        """Words on the first of several inputs that makes the target raise alone; empty where none does."""
+        inputs = list(dict.fromkeys(self._inputs))
+        for value in inputs if len(inputs) > 1 else ():
+            try:
+                await self._backend.run(self._entries([value]), self._timeout)
+            except BatchRaised as exc:
+                if str(exc) == reason:
+                    return f", as the input {shown(value)[:40]!r} does alone"
+            except BackendError:
+                break
+        return ""
 
     def _late(self, size: int) -> str:
         """Fault of a batch that took longer than its deadline, with the settings that would fit the largest, if they are known."""
@@ -285,14 +301,14 @@ class Trial:
         if exc.trace:
             log.error("the target raised", error=str(exc), exception=exc.trace)
 
-    def _outputs(self, items: Sequence[ItemResult]) -> list[Value] | None:
+    def _outputs(self, inputs: Sequence[Value], items: Sequence[ItemResult]) -> list[Value] | None:
         outputs = [item.output for item in items if item.output is not None]
         bad = [position for position, item in enumerate(items) if item.output is None]
         if bad:
-            self._tell_first(items, bad)
+            self._tell_first(inputs, items, bad)
         return None if bad else outputs
 
-    def _tell_first(self, items: Sequence[ItemResult], bad: Sequence[int]) -> None:
+    def _tell_first(self, inputs: Sequence[Value], items: Sequence[ItemResult], bad: Sequence[int]) -> None:
         """Add a fault for the first bad output of a batch; the others are most likely bad for the same reason."""
         position = bad[0]
         error = items[position].error
@@ -302,7 +318,7 @@ class Trial:
                 self._found.fault(f"input {position + 1} of {len(items)}{more}: {error}")
             self._bad_outputs.add(error)
         else:
-            self._found.fault(f"the target rejects {shown(self._inputs[position])[:40]!r}: {error}. {_OTHER_INPUTS}")
+            self._found.fault(f"the target rejects {shown(inputs[position])[:40]!r}: {error}. {_OTHER_INPUTS}")
 
 
 def _first_apart(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[tuple[Value, Value]]:

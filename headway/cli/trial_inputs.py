@@ -98,6 +98,8 @@ def _read(text: str, signature: Signature) -> Value:
     if signature.takes is ValueKind.TEXT:
         return text
     what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
+    if signature.takes is ValueKind.TENSORS:
+        hint = "Write such numbers of a row, or of several, as JSON."  # An example could be what is refused.
     try:
         if signature.takes is ValueKind.JSON:
             return values.read(text.encode())

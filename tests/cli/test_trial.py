@@ -211,7 +211,9 @@ def test_a_batch_that_raises_in_every_size_is_one_fault_that_names_the_ways_to_o
         raise BatchRaised(f"ValueError: no number: {inputs[0]}")
 
     [fault] = found(Box(function), most=4).faults
-    assert fault.startswith("batches of 1, 2 and 4 failed: ValueError: no number: text 0. ")
+    assert fault.startswith(
+        "batches of 1, 2 and 4 failed: ValueError: no number: text 0, as the input 'text 0' does alone. "
+    )
     assert "--input" in fault
     assert "attribute example" in fault
 
@@ -268,6 +270,22 @@ def test_an_input_the_target_rejects_is_told_with_a_mend() -> None:
     assert "'hello'" in fault
     assert "no JSON" in fault
     assert "--input" in fault
+
+
+def test_of_several_inputs_the_one_at_fault_is_named() -> None:
+    def function(inputs: list[str]) -> list[ItemResult]:
+        if "bad" in inputs:
+            raise BatchRaised("KeyError: 'name'")
+        return [ItemResult(text) for text in inputs]
+
+    [fault] = found(Box(function), inputs=["good", "fine", "bad", "good"]).faults
+    assert "failed: KeyError: 'name', as the input 'bad' does alone" in fault
+
+
+def test_what_was_refused_is_no_example_of_what_is_taken() -> None:
+    with pytest.raises(SettingError) as raised:
+        choose_inputs(["[1, 2, 3]"], 4, TestRows.SIGNATURE)
+    assert str(raised.value).count("[1, 2, 3]") == 1
 
 
 def test_a_target_that_does_not_load_is_no_finding() -> None:

@@ -141,7 +141,9 @@ class PublicPort:
             said = msgspec.json.decode(content)["error"]["message"]
         except (msgspec.MsgspecError, KeyError, TypeError):
             said = answer.reason
-        hint = ". Set HEADWAY_API_KEY to yours" if answer.status == 401 else ""
+            hint = ". Is this the service's public port (--url)?" if answer.status < 500 else ""
+        else:
+            hint = ". Set HEADWAY_API_KEY to yours" if answer.status == 401 else ""
         if answer.status == 404 and "nothing is served" in str(said):
             hint = ". Are there bulk jobs in this service (--bulk-dir)?"
         from headway.runtime.log import escape

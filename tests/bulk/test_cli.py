@@ -61,6 +61,8 @@ def test_a_file_of_texts_goes_in_and_answers_come_out(
         ]
         assert code_of(["bulk", "cancel", other]) == 1
         assert "has ended already" in capsys.readouterr().err
+        assert code_of(["bulk", "list", "--url", service.admin_url]) == 1
+        assert "Is this the service's public port (--url)? (404)" in capsys.readouterr().err
         assert code_of(["bulk", "status", "batch_0", "--url", "http://127.0.0.1:9"]) == 1
         assert "does not answer" in capsys.readouterr().err
     finally:

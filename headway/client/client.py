@@ -160,6 +160,7 @@ class Client(AnyClient):
             ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs'
                 order. Its `input_index` is the place of its input.
             InvalidInput: `inputs` is one text, octets or a dict; nothing was sent.
+            ValueError: `concurrency` is below 1; nothing was sent.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")

@@ -50,6 +50,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self._check_url()
+        if self.api_key == "":
+            raise InvalidArgument("api_key", "", "is empty", "Give the key as it was printed, or None to send none.")
         if self.api_key is not None and not _fits_header(self.api_key):
             raise InvalidArgument(
                 "api_key", "…", "must be printable ASCII without spaces", "Give the key as it was printed."

@@ -331,6 +331,11 @@ def test_a_wrong_argument_is_named_and_secrets_are_not_told(arguments: dict[str,
         assert "secret" not in str(raised.value)
 
 
+def test_an_empty_key_is_said_to_be_empty() -> None:
+    with pytest.raises(SettingError, match=r"^api_key = '': is empty"):
+        Client(api_key="")
+
+
 def test_a_wrong_time_of_a_call_is_refused() -> None:
     client = Client()
     for call in (lambda: client.infer("x", timeout=-1.0), lambda: client.submit("x", timeout=0)):

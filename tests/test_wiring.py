@@ -265,7 +265,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
         built(Role.CONTROLLER, broker=BROKER)
     assert str(caught.value) == (
         "broker = 'redis://…@127.0.0.1:1/0': needs the package redis, which is not here. "
-        "Install it: pip install 'redis>=8.1,<9' 'hiredis>=3.5,<4'."
+        "Run pip install 'redis>=8.1,<9' 'hiredis>=3.5,<4'."
     )
     assert built(Role.SERVE, TARGET).public is not None
 

@@ -40,7 +40,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 def install_hint(extra: str) -> str:
     """Say how to install what `extra` brings, wherever Headway itself came from."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
-    return f"Install it: pip install {packages}."
+    return f"Run pip install {packages}."
 
 
 @contextlib.contextmanager

@@ -246,7 +246,7 @@ class _Planner:
     def _bulk(self, gpus: int, rate: float) -> float:
         """Lines of bulk jobs per second beside the load. Its highest percentile is what was promised."""
         promise = self._goal.p95 or self._goal.p99
-        self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s with bulk jobs")
+        self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s with bulk jobs")
         found = []
         for seed in range(BULK_SEEDS):
             scenario = replace(self._with(gpus, rate, seed), bulk=True, promise=promise)
@@ -344,7 +344,7 @@ class _Planner:
         return [self._runs[gpus, rate, seed] for seed in range(seeds)]
 
     def _tell(self, gpus: int, rate: float) -> None:
-        self._progress(f"{gpus} GPUs at {rate:,.0f} requests/s")
+        self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s")
 
     def _with(self, gpus: int, rate: float, seed: int, requests: int | None = None) -> Scenario:
         """Scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""

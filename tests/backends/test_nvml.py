@@ -220,7 +220,7 @@ def test_without_the_package_one_line_is_logged_and_nothing_is_tried_again(
             assert place.look(gpu) is None
             assert gpu.figures() is None
     assert [(line["log_level"], line["hint"]) for line in logs] == [
-        ("info", "Install it: pip install 'nvidia-ml-py>=12.575,<14'.")
+        ("info", "Run pip install 'nvidia-ml-py>=12.575,<14'.")
     ]
     assert place.nvml._asked.empty()
 

@@ -38,7 +38,7 @@ def test_a_missing_package_is_named_with_how_to_install_it(tmp_path: Path, monke
     monkeypatch.setattr(policy_file, "_searches", missing)
     with pytest.raises(SettingError, match="google-re2, which is not here") as told:
         resource(tmp_path, WORDS)
-    assert told.value.hint == "Install it: pip install 'google-re2>=1.1.20251105,<2'."
+    assert told.value.hint == "Run pip install 'google-re2>=1.1.20251105,<2'."
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from bench.stand.stand import free_port
 from headway.client import BadRequest, Client
+from tests.e2e.client import wait_until
 from tests.e2e.server import Server, serving
 from tests.targets.passed import Passed
 from tests.targets.vectors import vectors
@@ -76,7 +77,7 @@ def test_tensors_come_back_byte_for_byte(passing: tuple[Server, int], tmp_path: 
     target = DIALECTS[dialect][0].format(port=passing[0].port, grpc_port=passing[1])
     with serving(tmp_path, target=target, lawful=False) as front, Client(f"http://127.0.0.1:{front.port}") as client:
         front.expected = {"starts without a warm-up batch, as no input is known to fit"}
-        assert any("leave an axis beside the first free" in str(line.get("hint")) for line in front.log())
+        wait_until(lambda: any("leave an axis beside the first free" in str(line.get("hint")) for line in front.log()))
         rng = np.random.default_rng(7)
         requests = [random_arrays(rng, rows, width) for rows in (1, 2, 5) for width in (0, 1, 3, 40)]
         for asked, result in zip(requests, client.infer_many(requests), strict=True):

@@ -70,7 +70,7 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
         wire = await connect(port, http2.PREFACE, http2.frame(4, 0, 0))
         size = 1 + BATCH
         await batch(port, wire, range(size), kind)
-        rounds = [Counts() for _ in range(ROUNDS)]
+        rounds = [Counts() for _ in range(4 * ROUNDS)]  # Timers fall into most of them on a busy machine.
         for number, counts in enumerate(rounds, 1):
             with counts:
                 await batch(port, wire, range(number * size, (number + 1) * size), kind)

@@ -142,14 +142,17 @@ def limited_for_a_model(client: Client, grpc_port: int) -> None:
         assert (status, told["error"], fields["ratelimit"][:11]) == (429, "RATE_LIMITED", '"model";r=0')
         assert "to the model 'upper' for this credential, 6 at once" in told["message"]
     several = client.post("/v1/completions", {"model": "upper", "prompt": ["a"] * 7})
-    assert "to the model 'upper' for this credential, 6 at once" in several["error"]["message"]
+    assert (
+        "only 6 fit into the rate limit at once for this credential and the model 'upper'"
+        in several["error"]["message"]
+    )
     never = {"model": "marked", "prompt": ["a"] * 13}
     status, told, _ = client.ask("POST", "/v1/completions", never)
     assert status == 413
     assert "only 12 fit into the rate limit at once" in told["error"]["message"]
     status, _, fields = client.ask("POST", "/v1/completions", {"model": "marked", "prompt": list("abcd")})
     assert (status, fields["ratelimit"][:9]) == (200, '"key";r=0'), "the list that was too large cost 1"
-    assert client.ask("POST", "/v1/completions", never)[0] == 429
+    assert client.ask("POST", "/v1/completions", never)[0] == 413, "also over the limit: it never fits"
     assert "for this key, 12 at once" in client.native("a", "marked")["message"]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.errors import SERVICE_OVERLOADED, FolderUnavailable, StoreUnavailable
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, readiness, tasks
@@ -26,13 +27,17 @@ from headway.http.oip.models import ShownModels
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.readiness import CachedReadiness, Readiness
-from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.requests import JSON, Handler, Request, RouteAnswer, refuse
 from headway.http.routing import NoRoute, Route, Router
+from headway.model import Failure
+from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 
 if TYPE_CHECKING:
     from headway.bulk.jobs import BulkJobs
 
+
+log = get_logger(__name__)
 
 _ADMIN = "the admin port, --admin-port, 9000 unless set"
 _HINTS = {
@@ -70,7 +75,23 @@ def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) ->
 def _bulk_routes(bulk: BulkJobs, known: Authentication) -> Iterable[Route]:
     from headway.http.openai import batches, files
 
-    return *files.routes(bulk, known, new_id), *batches.routes(bulk, known, new_id)
+    for route in (*files.routes(bulk, known, new_id), *batches.routes(bulk, known, new_id)):
+        yield Route(route.path, _without_address(route.handler), [*route.methods])
+
+
+def _without_address(handler: Handler) -> Handler:
+    """Handler whose clients do not read where the database or the folder of bulk jobs is; the log has that."""
+
+    async def answer(request: Request) -> RouteAnswer:
+        try:
+            return await handler(request)
+        except StoreUnavailable as exc:
+            log.warning("bulk jobs are out of reach", error=str(exc), request_id=request.id)
+            part = "folder" if isinstance(exc, FolderUnavailable) else "database"
+            message = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+            return refuse(request, Failure(SERVICE_OVERLOADED, message, 1.0, "ledger"))
+
+    return answer
 
 
 class _Routes:

@@ -15,11 +15,14 @@ import pytest
 from msgspec.structs import replace
 
 from headway.app.background import BackgroundService
+from headway.bulk.folder import BulkFolder
 from headway.config import Settings
+from headway.errors import FolderUnavailable, StoreUnavailable
 from headway.http.openai.batches import _shown
 from headway.http.server.listener import Listener
 from headway.model import Role
 from headway.model.bulk import BulkJob, JobStatus
+from headway.storage.bulk_rows import BulkRows
 from tests.identity.writing import entry, key_of
 
 pytestmark = pytest.mark.processes
@@ -269,6 +272,25 @@ def test_an_upload_that_stalls_is_cut_off(make: Make, tmp_path: Path) -> None:
     until = time.monotonic() + 20
     while [*(tmp_path / "bulk" / "incoming").iterdir()]:
         assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("part", ["database", "folder"])
+def test_clients_do_not_read_where_the_database_and_the_folder_are(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    client, secret = make(), "postgresql://…@10.0.0.9/jobs does not answer: [Errno 111] Connection refused"
+    file = client.upload(line(1).encode())["id"]
+
+    async def away(*_: object) -> None:
+        raise StoreUnavailable(secret) if part == "database" else FolderUnavailable(secret)
+
+    owner, method = (BulkRows, "files") if part == "database" else (BulkFolder, "size")
+    monkeypatch.setattr(owner, method, away)
+    path = "/v1/files" if part == "database" else f"/v1/files/{file}/content"
+    told = client.json("GET", path, status=503)
+    words = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+    assert told["error"]["message"] == words
+    assert secret in caplog.text
 
 
 def test_without_a_folder_there_are_no_files(make: Make) -> None:

@@ -28,7 +28,7 @@ from headway.config.target import ModuleTarget, Target
 from headway.errors import HeadwayError
 from headway.model import Role
 from headway.runtime.file_watcher import FileWatcher, python_files
-from headway.runtime.listening import descriptors
+from headway.runtime.listening import check_descriptor_limit, descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 from headway.runtime.race import end, end_all
@@ -63,6 +63,7 @@ async def run(
     reuse_large_blocks(kept_by_host(HostMemory(monotonic).limit()))
     manager = ServiceManager()
     process = build(settings, role, target)
+    check_descriptor_limit(sum(len(plan.devices.ids) for plan in process.plans.values()))
     targets = [plan.target for plan in process.plans.values()] if settings.reload else []
     watched = {str(target): files for target in targets if (files := _files_of(target)) is not None}
     async with contextlib.AsyncExitStack() as stack:

@@ -33,6 +33,9 @@ one, who comes behind 300 others waits for 300 turns, however much else each of 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
 
+LEAST, EACH_WORKER = 36, 4
+"""Descriptors that a process needs for its start, and for each of its workers."""
+
 
 class ListeningSocket:
     """Bound socket, and a second handle on it from which listening goes on if the event loop gives it up.
@@ -249,6 +252,17 @@ def raise_descriptor_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # Some systems take no infinite one: what there was stays.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def check_descriptor_limit(workers: int) -> None:
+    """Raise SettingError where a process with so many workers could not open all that it needs for its start."""
+    limit, least = descriptors(), LEAST + EACH_WORKER * workers
+    if limit is not None and limit < least:
+        raise_descriptor_limit()
+        limit = descriptors()
+    if limit is not None and limit < least:
+        needed = f"{least} open files are needed ({LEAST}, and {EACH_WORKER} for each worker), and one more for each connection"
+        raise SettingError("ulimit -n", limit, needed, "Raise the hard limit, as with ulimit -Hn or LimitNOFILE=.")
 
 
 def descriptors() -> int | None:

@@ -6,12 +6,16 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from bench.load import http2
 from tests.bulk.test_http import BOUNDARY, form
-from tests.e2e.client import Connection, request, wait_until
-from tests.e2e.server import Server, serving
+from tests.e2e.client import PATIENCE, Connection, request, wait_until
+from tests.e2e.server import ROOT, Server, serving
 from tests.identity.writing import entry, key_of
 from tests.servers.ports import Port
 
@@ -47,6 +51,19 @@ def test_a_worker_is_replaced_and_operators_are_answered_while_clients_hold_all_
         server.all_healthy()
         server.ask("during", on=inside.connection).output()
         wait_until(lambda: victim not in {worker["pid"] for worker in server.workers()})
+
+
+@pytest.mark.parametrize("limit", [16, 24, 30])
+def test_a_limit_too_low_for_a_start_is_told_with_what_is_needed(tmp_path: Path, limit: int) -> None:
+    (tmp_path / "target.py").write_text("def echo(inputs: list[str]) -> list[str]:\n    return inputs\n")
+    command = [sys.executable, "-m", "headway", "serve", "target.py:echo", "--port", "0", "--admin-port", "0"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(limit), *command],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert f"headway: ulimit -n = {limit}: 40 open files are needed" in done.stderr
+    assert "LimitNOFILE=" in done.stderr and "Traceback" not in done.stderr
 
 
 def low_soft_limit() -> None:

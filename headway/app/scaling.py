@@ -67,7 +67,7 @@ def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) ->
         places = next(iter(turns.values())).places
         holdings = {model: Holding(pool.size, pool.wanted, most[model]) for model, pool in turns.items()}
         most |= rooms(holdings, places.free, places.taken - sum(one.has for one in holdings.values()))
-    return {model: (pool.size, most[model]) for model, pool in pools.items()}
+    return {model: (pool.size, pool.size if pool.held else most[model]) for model, pool in pools.items()}
 
 
 def make_autoscaler(

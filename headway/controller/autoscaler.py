@@ -60,7 +60,7 @@ class ScaledModel(msgspec.Struct):
         check_at: monotonic instant of the next question what the platform has.
         set_to: what the driver made of the last number; None: none was set.
         trouble: why the last call of the driver did not succeed; empty when it did.
-        live: workers that are there or start, as last heard.
+        live: workers that are there, start or are drained, as last heard.
         follows: whether the number follows those that turn up: nothing was decided yet, and the platform knows none.
         since: monotonic instant from which on it is scaled here.
         there_at: monotonic instant at which it was there last; see `has_left`.
@@ -173,7 +173,7 @@ class Autoscaler:
             return msgspec.structs.replace(found, scaling=held)
         now = self._clock()
         state = self._models.setdefault(model, ScaledModel(now))
-        state.live = sum(one.status is not WorkerStatus.DRAINED for one in own)
+        state.live = len(own)
         self._workers = workers
         if model in self._named or not has_left(model, workers):
             state.there_at = now
@@ -182,7 +182,7 @@ class Autoscaler:
             return found
         scaler = state.scaler
         if scaler is None:
-            return msgspec.structs.replace(found, scaling=self._as_published(state, found.healthy))
+            return msgspec.structs.replace(found, scaling=self._as_published(state, found))
         scaler.limits = self._kept_alive(model, state, limits)
         if state.follows and state.live > scaler.desired:
             scaler.desired, state.due = limits.clamp(state.live), True
@@ -197,6 +197,7 @@ class Autoscaler:
             round(max((one.load_seconds for one in own), default=0.0), 3),
             lines,
             *failed_starts(own),
+            found.drained,
         )
         decision = scaler.decide(measured, now)
         configured = self._limits(model)
@@ -241,13 +242,14 @@ class Autoscaler:
                 return False
         return True
 
-    def _as_published(self, state: ScaledModel, ready: int) -> Scaling | None:
+    def _as_published(self, state: ScaledModel, found: Capacity) -> Scaling | None:
         """Number that stands as long as the platform has not told what it has."""
         if state.published is None:
             return None
-        coming = max(state.published.desired - ready - state.published.late, 0)
+        there = found.healthy + found.drained
+        coming = max(state.published.desired - there - state.published.late, 0)
         return msgspec.structs.replace(
-            state.published, current=ready, coming=coming, driver=self._name, trouble=state.trouble
+            state.published, current=found.healthy, coming=coming, driver=self._name, trouble=state.trouble
         )
 
     def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:

@@ -100,6 +100,8 @@ class WorkerPool:
         places: places that its slots have.
         batchers: batchers that serve, in the order in which they came.
         slots: ids of their slots; the same set for as long as the pool lives.
+        held: whether an operator has drained the whole process.
+        drains: names of all drains of the fleet: a further slot that is drained starts no backend.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class WorkerPool:
         self.places = Places(most) if places is None else places
         self.batchers: list[Batcher] = []
         self.slots = set[str]() if slots is None else slots
+        self.held, self.drains = False, frozenset[str]()
         self._numbers: dict[Batcher, int] = {}
         self._leaving: list[Batcher] = []
         self._serving = ServingBatchers()
@@ -195,6 +198,7 @@ class WorkerPool:
             len(self.batchers) < self.wanted and not self._winding_down and (number := self.places.take()) is not None
         ):
             batcher = self._make(number)
+            batcher.held = self.held or batcher.slot.worker in self.drains
             self._numbers[batcher] = number
             self.batchers.append(batcher)
             self.slots.add(batcher.slot.worker)

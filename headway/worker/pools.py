@@ -84,4 +84,7 @@ async def carry_out(names: Collection[str], process: str, pool: Workers) -> None
         pool: its workers.
     """
     whole = process in names
+    for one in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
+        if isinstance(one, WorkerPool):
+            one.held, one.drains = whole, frozenset(names)
     await asyncio.gather(*(one.hold(whole or one.slot.worker in names) for one in pool.batchers))

@@ -340,3 +340,17 @@ def test_however_long_the_start_takes_a_shortage_is_answered_once(start: float, 
 def test_limits_are_what_they_were_given() -> None:
     assert msgspec.structs.replace(ScaleLimits(least=2, most=4)).clamp(9) == 4
     assert ScaleLimits(least=2, most=4).clamp(0) == 2
+
+
+@pytest.mark.parametrize("policy", [RULES, PLAN])
+def test_drained_workers_are_neither_coming_nor_removed_and_others_take_their_place(policy: str) -> None:
+    scaler = Scaler(ScaleLimits(policy=policy, most=2, idle_after=60.0), 1, 0.0)
+    drained = ModelState(0, 0.0, 1.0, 0.0, drained=1)
+    decision = scaler.decide(drained, 1.0)
+    assert decision is not None
+    assert (decision.before, decision.desired, scaler.coming) == (1, 2, 1)
+    assert scaler.starts_in(1.0) is not None
+    assert scaler.decide(msgspec.structs.replace(drained, ready=1, capacity=100.0), 2.0) is None
+    assert (scaler.desired, scaler.coming, scaler.foreseen) == (2, 0, scaler.utilisation)
+    assert scaler.decide(msgspec.structs.replace(drained, drained=2), 3.0) is None
+    assert (scaler.desired, scaler.coming, scaler.late, scaler.starts_in(3.0)) == (2, 0, 0, None)

@@ -7,16 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from headway import errors
+from headway.app.devices import Devices
+from headway.app.model_plans import ModelPlan
+from headway.app.scaling import scalable
+from headway.config.target import parse_target
 from headway.controller.autoscaler import Autoscaler
 from headway.core.scaling.scaler import ScaleLimits
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.workers_watcher import WorkersWatcher
 from headway.http.readiness import Readiness
-from headway.model import Capacity, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
+from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -49,7 +54,8 @@ class Zero(Stand):
 
     def _member(self) -> ProcessInfo:
         rates = {model: (one.rates.higher, one.rates.lowest) for model, one in self.gateway.limiter.throttles.items()}
-        return replace(super()._member(), arrivals=rates)
+        plan = ModelPlan(self.settings, parse_target("m:f"), Devices(("0", "1"), 2))
+        return replace(super()._member(), arrivals=rates, scalable=scalable({"m": plan}, {"m": self.pool}))
 
     def _woken(self) -> None:
         self.membership.soon()
@@ -189,6 +195,44 @@ async def test_a_gateway_at_zero_is_ready_so_that_somebody_can_ask_it(clock: Clo
         assert zero.gateway.served.has_worker("m")
         zero.gateway.served.note_starts({})
         assert (await zero.ready.look())[0] == "unavailable"
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+async def test_a_worker_comes_in_the_place_of_a_drained_one_and_none_in_a_drained_process(
+    clock: Clock, slots: int
+) -> None:
+    async with at_zero(clock) as zero:
+        me = zero.gateway.name
+        if slots:
+            assert codes([await zero.ask("a")]) == ["ok"]
+        starts = zero.backend.starts
+        await zero.fleet.drain([Drain(name="gpu-0", process=me, host="here")])
+        await asyncio.sleep(5)
+        assert codes([await zero.ask("b")]) == ["ok"]
+        await asyncio.sleep(2)
+        assert zero.backend.starts == starts, "nothing is loaded on a drained GPU"
+        shown = await zero.scaling()
+        assert (shown.desired, shown.current, shown.coming) == (2, 1, 0)
+        assert (await zero.ready.look())[0] == "ok"
+        await zero.fleet.drain([Drain(name=me, process=me, host="here")])
+        await asyncio.sleep(5)
+        shown = await zero.scaling()
+        assert (shown.desired, shown.current, shown.coming, shown.starts_in) == (2, 0, 0, None)
+        assert (await zero.ready.look())[0] == "unavailable"
+        assert codes([await zero.ask("c")]) == [errors.NO_WORKERS]
+
+
+async def test_a_drained_process_starts_no_worker(clock: Clock) -> None:
+    async with at_zero(clock) as zero:
+        me, starts = zero.gateway.name, zero.backend.starts
+        await zero.fleet.drain([Drain(name=me, process=me, host="here")])
+        await asyncio.sleep(5)
+        assert codes([await zero.ask("a")]) == [errors.NO_WORKERS]
+        await asyncio.sleep(5)
+        assert (zero.backend.starts, zero.pool.size, (await zero.ready.look())[0]) == (starts, 1, "unavailable")
+        await zero.fleet.undrain([me])
+        await asyncio.sleep(5)
+        assert codes([await zero.ask("b")]) == ["ok"]
 
 
 async def test_a_lane_is_closed_only_while_its_own_model_is_at_zero(clock: Clock) -> None:

@@ -4,7 +4,8 @@
     policy `plan`    the fewest workers that keep the promise at the load to come (`sizing`), with room
 
 Both keep the same bounds. Workers that were asked for count as coming until they are late, so that one shortage is answered
-once; what is late no longer counts, and is asked for again. A removal comes one cooldown after the last change, takes a fifth
+once; what is late no longer counts, and is asked for again. Drained workers are among the number, and neither ready nor
+coming: others are asked for in their place, as far as the bounds allow. A removal comes one cooldown after the last change, takes a fifth
 of the workers at most (but one at least), and never more than the load would want back.
 
 Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
@@ -87,6 +88,7 @@ class ModelState(msgspec.Struct, frozen=True):
         bulk: lines of bulk jobs that wait for it; 0 where another model is to have its GPUs.
         trouble: why a worker did not load, in words; empty while none has failed to.
         retry_in: seconds until one of those that start is tried again, where all of them failed.
+        drained: workers that claim nothing by an operator's order.
     """
 
     ready: int
@@ -99,6 +101,7 @@ class ModelState(msgspec.Struct, frozen=True):
     bulk: int = 0
     trouble: str = ""
     retry_in: float = 0.0
+    drained: int = 0
 
     @property
     def asked(self) -> bool:
@@ -136,6 +139,7 @@ class Scaler:
         desired: workers that there should be.
         reason: reason of the last decision.
         late: workers that were asked for and did not come in time.
+        drained: workers that claim nothing by an operator's order, as last heard.
         trouble: why a worker did not load, as last heard; empty while none has failed to.
         short: whether more workers were wanted last than `limits.most`.
         utilisation: offered load over the capacity of the workers that are ready; None while none is, or nothing is known.
@@ -158,7 +162,7 @@ class Scaler:
 
         It does not of one that was there and has died, nor where a worker failed to load meanwhile.
         """
-        self.late = 0
+        self.late = self.drained = 0
         self.short = False
         self.trouble = ""
         self._retry_at = now
@@ -191,12 +195,12 @@ class Scaler:
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Seconds until a worker serves where none is ready; None of a model that always has one.
+        """Seconds until a worker serves where none is ready; None of a model that always has one, or may have no more than are drained.
 
         They are what is left of the start that is under way, or all of one that would begin now. After one that failed
         they begin with the next try.
         """
-        if not self.limits.idle_after:
+        if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
         start = self._usual_start
         if self.trouble:
@@ -222,7 +226,7 @@ class Scaler:
                 return self._woken(state, now)
             if now - self._asked_at >= self.limits.idle_after and not state.bulk:
                 return self._change(0, now, f"nobody asked for it for {self.limits.idle_after:g} s")
-        bounded = self.limits.clamp(self.desired)
+        bounded = self.limits.clamp(max(self.desired, self.limits.least + self.drained))
         if bounded != self.desired:
             return self._change(
                 bounded, now, f"no fewer than {bounded}" if bounded > self.desired else f"at most {bounded}"
@@ -244,10 +248,10 @@ class Scaler:
     def _count(self, state: ModelState, now: float) -> None:
         """Keep account of who is awaited, and of what a worker does."""
         self._load = state.load or self._load
-        self.trouble, self._retry_at = state.trouble, now + state.retry_in
+        self.trouble, self._retry_at, self.drained = state.trouble, now + state.retry_in, state.drained
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
-        missing = max(self.desired - state.ready, 0)
+        missing = max(self.desired - state.ready - self.drained, 0)
         while len(self._awaited) > missing:  # Those that were awaited longest are taken to be the ones that came.
             at, telling = self._awaited.pop(0)
             if telling:
@@ -258,7 +262,7 @@ class Scaler:
         if state.trouble:
             self._awaited = [(at, False) for at, _ in self._awaited]
         self.late = sum(now - at >= self.limits.start_within for at, _ in self._awaited)
-        counted = self.desired - self.late
+        counted = self.desired - self.late - self.drained
         self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)
 
     def _use_of(self, workers: int) -> float | None:
@@ -294,7 +298,7 @@ class Scaler:
         top = min((rule.threshold for rule in self.limits.rules if rule.condition == UTILISATION_ABOVE), default=1.0)
         if self.foreseen is None or top <= 0.0:
             return self.desired
-        return math.floor(self.foreseen * self.desired / top) + 1
+        return math.floor(self.foreseen * (self.desired - self.drained) / top) + 1 + self.drained
 
     def _words(self, rule: ScaleRule, state: ModelState) -> str:
         if rule.condition == QUEUE_ABOVE:
@@ -310,8 +314,9 @@ class Scaler:
             ahead = max(ahead, forecast.rate)
         needed, why = self._needed(cost, ahead)
         self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
-        self.short = needed + self.late > self.limits.most
-        desired = self.limits.clamp(needed + self.late)
+        wanted = needed + self.late + self.drained
+        self.short = wanted > self.limits.most
+        desired = self.limits.clamp(wanted)
         if desired <= self.desired:
             self._short_since = None
             return self._shrunk(now)
@@ -339,7 +344,7 @@ class Scaler:
         if not self._may_remove(now) or self._planned_since is None or now - self._planned_since < self._window:
             return None
         most = self._wanted[0][1]
-        lowest = max(self.limits.clamp(most + self.late), self._least_after_removal())
+        lowest = max(self.limits.clamp(most + self.late + self.drained), self._least_after_removal())
         if lowest >= self.desired:
             return None
         return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
@@ -358,7 +363,7 @@ class Scaler:
 
     def _least_after_removal(self) -> int:
         """Fewest workers that one removal may leave."""
-        return max(self.limits.least, self.desired - max(1, int(MOST_REMOVED * self.desired)))
+        return max(self.limits.least + self.drained, self.desired - max(1, int(MOST_REMOVED * self.desired)))
 
     def _change(self, desired: int, now: float, reason: str) -> ScaleDecision:
         before, self.desired, self.reason = self.desired, desired, reason

@@ -22,6 +22,8 @@ class UnknownName(NoDrain):
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
     """Drains of the worker, or of all workers of the process or host, that has a name.
 
+    A worker that has left counts where its process can bring it back: until it is undrained it comes back without a backend.
+
     Arguments:
         name: id of a worker or a process, or name of a host.
         workers: the worker registry.
@@ -30,11 +32,15 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
     Raises:
         UnknownName: nothing with workers has the name; lists near ones.
     """
-    there = [one for one in workers if one.status is not WorkerStatus.OFFLINE]
-    homes = {one.worker_id: home for one in there if (home := _home(one.worker_id, members)) is not None}
+    homes = {
+        one.worker_id: home
+        for one in workers
+        if (home := _home(one.worker_id, members)) is not None
+        and (one.status is not WorkerStatus.OFFLINE or one.model in home.scalable)
+    }
     if (home := homes.get(name)) is not None:
         return [Drain(name=name, process=home.id, host=home.host)]
-    runs = {home.id for home in homes.values()}
+    runs = {home.id for home in homes.values()} | {one.id for one in members if one.scalable}
     found = [one for one in members if one.id in runs and name in (one.id, one.host)]
     if found:
         return [Drain(name=one.id, process=one.id, host=one.host) for one in found]

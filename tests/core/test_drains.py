@@ -39,6 +39,16 @@ def test_a_process_without_a_fleet_has_all_workers() -> None:
     assert covered(wanted("here", workers, alone), workers, alone) == {"gpu-0", "gpu-1"}
 
 
+@pytest.mark.parametrize("workers", [[worker("cpu-0", WorkerStatus.OFFLINE)], []])
+def test_a_process_that_is_at_zero_has_the_workers_that_it_can_bring_back(workers: list[WorkerInfo]) -> None:
+    alone = [ProcessInfo(id="here-1", role=Role.SERVE, host="here", pid=1, scalable={"m": (0, 2)})]
+    whole = [Drain(name="here-1", process="here-1", host="here")]
+    assert wanted("here", workers, alone) == wanted("here-1", workers, alone) == whole
+    if workers:
+        assert wanted("cpu-0", workers, alone) == [Drain(name="cpu-0", process="here-1", host="here")]
+    assert ended("here", whole, workers, alone) == whole
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

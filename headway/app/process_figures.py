@@ -11,7 +11,7 @@ import msgspec
 
 from headway import __version__
 from headway.app.model_plans import ModelPlan
-from headway.app.roles import Parts
+from headway.app.roles import ROLES, Parts
 from headway.config import Settings, fallbacks_of
 from headway.config.checks import NONE
 from headway.model import GpuFigures, ProcessInfo, Role
@@ -156,6 +156,7 @@ def describe_process(
             "tiers": ",".join(settings.tier_names),
             "kept-mb": f"{settings.kept_mb:g}",
             **weights,
+            **_of_sharing(settings, ROLES[role]),
             **({} if controller is None else _of_controllers(settings)),
         },
         arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
@@ -165,6 +166,19 @@ def describe_process(
         versions={} if gateway is None else gateway.rollout_counts.counts,
         every=every,
     )
+
+
+def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
+    """Settings of each model that do nothing unless its gateways have them, where those have settings of their own for it.
+
+    Workers tell only what is on: gateways may have it without them.
+    """
+    if not (parts.gateway or parts.batchers):
+        return {}
+    all_models = settings.served.items()
+    values = {(name, model): getattr(one, name) for name in ("cache", "collapse") for model, one in all_models}
+    gives = {at: value for at, value in values.items() if value or parts.gateway}
+    return {f"{name} of model {model}": "on" if value else "off" for (name, model), value in gives.items()}
 
 
 def _of_controllers(settings: Settings) -> dict[str, str]:

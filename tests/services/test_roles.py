@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from headway.app.lifecycle import CONNECT_WITHIN, Service
+from headway.app.process_figures import describe_process
+from headway.config import Settings
 from headway.core.health import STANDBY_EVERY
 from headway.errors import BrokerUnavailable, SettingError
 from headway.fleet.membership import Membership
@@ -468,6 +471,21 @@ async def test_a_setting_that_must_be_the_same_everywhere_and_is_not_is_told_by_
         ("tiers", "a", "a,b", "first"),
         ("shards", "16", "1", "odd"),
     ]
+
+
+async def test_a_cache_at_the_workers_alone_is_told_by_whoever_comes_later(fleets: Fleets) -> None:
+    async def told(id: str, role: Role, **settings: Any) -> list[tuple[str, str, str]]:
+        member = describe_process(Settings(**settings), role, id, None, None, 0, {}, 1.0)
+        with capture_logs() as logs:
+            await Membership(fleets.fleet, lambda: member, fleets.clock, fleets.broker).enter()
+        return [(line["setting"], line["here"], line["there"]) for line in logs]
+
+    assert await told("gateway", Role.GATEWAY, collapse=True) == []
+    assert await told("controller", Role.CONTROLLER, cache=True) == []
+    assert await told("without", Role.WORKER) == []
+    assert await told("other", Role.WORKER, model="other", cache=True) == []
+    assert await told("with", Role.WORKER, cache=True, collapse=True) == [("cache of model default", "on", "off")]
+    assert await told("late", Role.GATEWAY, collapse=True) == [("cache of model default", "off", "on")]
 
 
 async def test_a_capacity_that_nobody_publishes_any_more_stays_as_it_was(fleets: Fleets) -> None:

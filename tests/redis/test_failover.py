@@ -112,6 +112,22 @@ async def test_one_server_hands_over_to_its_replica_with_all_that_was_written(
 
 
 @real
+async def test_a_replica_that_stands_still_from_the_start_is_named_as_the_replica(
+    pair: tuple[RedisServer, RedisServer],
+) -> None:
+    primary, replica = pair
+    replica.pause()
+    try:
+        with pytest.raises(FailoverAborted) as aborted:
+            await failover.fail_over(nodes(primary.url, 0.2), 5.0, lambda text: None)
+    finally:
+        replica.resume()
+    why = str(aborted.value)
+    assert why.startswith(f"the replica {LOOPBACK}:{replica.port} does not answer as it should: ")
+    assert "; nothing was begun; look at the replica" in why
+
+
+@real
 async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     servers = nodes(primary.url, 2.0)

@@ -53,6 +53,7 @@ NOTHING = "nothing was begun"
 LIFTED = f"the pause is lifted, or ends by itself after {PAUSE:g} s, and the primary goes on"
 ASKED = "a takeover was asked for: look at ROLE of the servers before you go on"
 _LOGIN = "give the URL of an administrator of the servers in HEADWAY_BROKER, or as --broker"
+_REPLICA = "look at the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
 
@@ -77,17 +78,17 @@ async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to:
             with _ended_by_signals(servers, say):
                 await _of_kind(servers, within, say, to, only)
     except AuthenticationError as exc:
-        at = servers.last
+        at = servers.asked
         raise FailoverAborted(f"{at} refuses the user or the password: {exc}; {servers.so_far}; {_LOGIN}") from None
     except NoPermissionError as exc:
         raise FailoverAborted(
-            f"the user of the URL may not do this at {servers.last}: {exc}; {servers.so_far}; {_LOGIN}"
+            f"the user of the URL may not do this at {servers.asked}: {exc}; {servers.so_far}; {_LOGIN}"
         ) from None
     except ResponseError as exc:
-        raise FailoverAborted(f"{servers.last} refuses: {exc}; {servers.so_far}") from None
+        raise FailoverAborted(f"{servers.asked} refuses: {exc}; {servers.so_far}") from None
     except (RedisError, OSError) as exc:
-        at = servers.last
-        raise FailoverAborted(f"{at} does not answer as it should: {exc}; {servers.so_far}; {_REACH}") from exc
+        mend = _REPLICA if servers.last in servers.replicas else _REACH
+        raise FailoverAborted(f"{servers.asked} does not answer as it should: {exc}; {servers.so_far}; {mend}") from exc
 
 
 def _check(kind: str, within: float, to: str, only: str) -> None:
@@ -147,11 +148,12 @@ class _Servers:
         so_far: what was done, in words.
         signal: name of the last signal to end; empty: none came.
         last: address of the server that was asked last.
+        replicas: addresses of those that were found to be in sync with their primary.
     """
 
     def __init__(self, nodes: Nodes) -> None:
         self.nodes, self.so_far, self.signal = nodes, NOTHING, ""
-        self.last = _shown(nodes.hosts[0])
+        self.last, self.replicas = _shown(nodes.hosts[0]), set[str]()
         self._made: dict[tuple[Address, bool], Redis] = {}
 
     async def __aenter__(self) -> _Servers:
@@ -172,6 +174,11 @@ class _Servers:
         if (address, sentinel) not in self._made:
             self._made[address, sentinel] = make(address)
         return await self._made[address, sentinel].execute_command(*command)  # type: ignore[no-untyped-call]
+
+    @property
+    def asked(self) -> str:
+        """Server that was asked last, in words."""
+        return f"the replica {self.last}" if self.last in self.replicas else self.last
 
     def heed(self) -> None:
         """Raise FailoverAborted where a signal to end has come."""
@@ -363,6 +370,7 @@ async def _in_sync(servers: _Servers, primary: Address) -> dict[Address, int]:
         raise FailoverAborted(
             f"{_shown(primary)} has no replica that is connected and in sync ({behind}); nothing was begun"
         )
+    servers.replicas.update(map(_shown, found))
     for replica in found:
         link = (await servers.replication(replica)).get("master_link_status")
         if link != "up":

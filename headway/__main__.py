@@ -19,9 +19,15 @@ def main() -> NoReturn:
     if sys.argv[1:2] and sys.argv[1] in _ROLES:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         gc.disable()
+    if sys.argv[1:2] == ["failover"]:
+        signal.signal(signal.SIGINT, _nothing_begun)  # Until the failover, which tells more, has a handler of its own.
     from headway import cli
 
     cli.main()
+
+
+def _nothing_begun(*_: object) -> NoReturn:
+    raise SystemExit("headway: ended by SIGINT; nothing was begun")
 
 
 if __name__ == "__main__":

@@ -337,6 +337,26 @@ def test_a_full_disk_is_told_in_one_line(arguments: list[str]) -> None:
     assert (done.returncode, done.stderr) == (1, "headway: the output cannot be written: No space left on device\n")
 
 
+INTERRUPTED = """
+import signal, sys, types
+from headway import __main__
+
+sys.modules["headway.cli"] = stub = types.ModuleType("headway.cli")
+stub.main = lambda: signal.raise_signal(signal.SIGINT)
+import headway
+headway.cli = stub
+__main__.main()
+"""
+"""`headway` that gets Ctrl-C as soon as its commands are imported."""
+
+
+@pytest.mark.processes
+def test_a_failover_that_is_interrupted_before_it_asks_any_server_says_that_nothing_was_begun() -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "failover"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "headway: ended by SIGINT; nothing was begun\n")
+
+
 @pytest.mark.processes
 def test_a_bad_setting_stops_a_real_process_whatever_its_source(tmp_path: Path) -> None:
     (tmp_path / "headway.toml").write_text("max_batch_size = 5000\n")

@@ -90,6 +90,7 @@ ROWS: list[Row] = [
         Run((("10.0.0.3:8080", "10.0.0.1:8000"), ("--duration ", "--duration 0.")), compares=False),
     ),
     ("*", r"headway bench .* --duration", Run((("--duration ", "--duration 0."),), compares=False)),
+    ("docs/benchmarks/README.md", r"git worktree|.*loadgen", Parse("a benchmark takes minutes, and another checkout")),
     ("docs/ledger.md", r"headway serve|HEADWAY_LEDGER=", Parse("tests/e2e/test_ledger.py runs both")),
     ("docs/tracing.md", r"headway serve|export OTEL", Parse("tests/e2e/test_traces.py does, with a collector")),
     ("docs/bulk.md", r"headway (serve|bulk) ", Parse("tests/bulk/test_cli.py and tests/e2e/test_bulk.py do")),

@@ -124,16 +124,26 @@ def test_a_model_that_may_be_asked_is_known_as_it_is_now() -> None:
 @on_stand(keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
 async def test_a_default_that_a_credential_may_not_ask_is_none(stand: Stand, asked: bytes) -> None:
     answer = await stand.ask(asked)
-    assert answer.status == 400
+    assert answer.status == 403
     assert b"the request names no model" in answer.body
+    assert b"only for: mine" in answer.body
     assert b"hidden" not in answer.body
 
 
-@pytest.mark.parametrize("body", [predict("a"), predict("a") * 2, predict(b"\xff")])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (predict("a"), grpc.StatusCode.PERMISSION_DENIED),
+        (predict("a") * 2, grpc.StatusCode.PERMISSION_DENIED),
+        (predict(b"\xff"), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
 @on_port(keys={"ada": {"models": ["mine"]}}, whole=True, model="hidden")
-async def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(port: Port, body: bytes) -> None:
+async def test_a_default_that_a_credential_may_not_ask_is_none_over_grpc(
+    port: Port, body: bytes, status: grpc.StatusCode
+) -> None:
     found = await port.client().fail(PREDICT, body, (("authorization", "Bearer ada"),))
-    assert found.status is grpc.StatusCode.INVALID_ARGUMENT
+    assert found.status is status
     assert "hidden" not in found.details
 
 

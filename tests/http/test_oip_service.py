@@ -120,8 +120,8 @@ async def test_a_path_without_a_model_is_that_of_the_default(stand: Stand) -> No
         answer = await stand.ask(get(path, "Authorization: Bearer k"))
         assert (answer.status, answer.json["name"]) == (200, name)
     hidden = await stand.ask(get("/v2/models//ready", "Authorization: Bearer other"))
-    assert hidden.status == 400
-    assert "there is no default" in hidden.json["error"]
+    assert hidden.status == 403
+    assert "it is only for: other" in hidden.json["error"]
 
 
 @on_stand()

@@ -54,6 +54,7 @@ Row = tuple[str, str, How]
 
 NEEDS_HOSTS = "takes what one machine does not have, and its drill is in tests/e2e"
 ROWS: list[Row] = [
+    ("docs/benchmarks/README.md", r"git worktree|.*loadgen", Parse("a benchmark takes minutes, and another checkout")),
     # Installing takes the network: what is installed is there already.
     (
         "README.md",
@@ -90,7 +91,6 @@ ROWS: list[Row] = [
         Run((("10.0.0.3:8080", "10.0.0.1:8000"), ("--duration ", "--duration 0.")), compares=False),
     ),
     ("*", r"headway bench .* --duration", Run((("--duration ", "--duration 0."),), compares=False)),
-    ("docs/benchmarks/README.md", r"git worktree|.*loadgen", Parse("a benchmark takes minutes, and another checkout")),
     ("docs/ledger.md", r"headway serve|HEADWAY_LEDGER=", Parse("tests/e2e/test_ledger.py runs both")),
     ("docs/tracing.md", r"headway serve|export OTEL", Parse("tests/e2e/test_traces.py does, with a collector")),
     ("docs/bulk.md", r"headway (serve|bulk) ", Parse("tests/bulk/test_cli.py and tests/e2e/test_bulk.py do")),

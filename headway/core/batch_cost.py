@@ -135,7 +135,7 @@ class BatchCost:
     def line_of(self, shape: CostShape) -> CostLine:
         """Line of one shape, whether it holds or not."""
         line = self._lines[shape]
-        longest = self._padded / self._inputs if self._inputs else 1.0
+        longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # Turns are divided by it.
         return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from headway.core.fair_queue import BATCH_ROUNDS, LOOKED_AT
+from headway.core.weight_estimate import MOST_WEIGHT
 from headway.model import CostLine, Entry
 
 
@@ -67,9 +68,8 @@ class QueueLimits:
         """Bounds of a queue whose model fills inputs up to the longest of a call and takes times on this line; None: of one that does not."""
         if line is None:
             return self
-        return replace(
-            self, padding=Padding(line.longest, line.alpha / line.beta / self.max_batch if line.beta else 0.0)
-        )
+        fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
+        return replace(self, padding=Padding(line.longest, fixed))
 
     @property
     def weighs(self) -> bool:

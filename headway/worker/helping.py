@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from headway.core.departure import Policy
 from headway.core.health import degraded_at
+from headway.errors import BatchRaised
 from headway.model import Entry, ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic, PeriodicResource
@@ -123,8 +124,12 @@ async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[
     """
     if not lease.slot.helps or not any(map(_is_elsewhere, lease.entries)):
         return await backend.run(lease.entries, timeout)
-    own = [entry for entry in lease.entries if not _is_elsewhere(entry)]
-    items = iter(await backend.run(own, timeout) if own else ())
+    own = [place for place, entry in enumerate(lease.entries) if not _is_elsewhere(entry)]
+    try:
+        items = iter(await backend.run([lease.entries[place] for place in own], timeout) if own else ())
+    except BatchRaised as exc:
+        exc.places = tuple(own[place] for place in exc.places)  # Those of what ran, and wanted are those of the lease.
+        raise
     named = f"version {version!r} of the model" if (version := lease.slot.version) else "the version that was asked for"
     reason = f"no worker runs {named} any more"
     elsewhere = ItemResult(None, reason, elsewhere=True)

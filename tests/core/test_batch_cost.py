@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.batch_cost import LEAST_SAVED, MOST_CALLS, BatchCost, cut
+from headway.core.queue_limits import QueueLimits
 from headway.model import CostLine, CostShape
 
 ALPHA, BETA = 0.008, 1e-6
@@ -135,6 +137,15 @@ def test_the_mean_filled_up_length_counts_every_input() -> None:
     cost = BatchCost()
     cost.note_batch([10, 100])
     assert cost.line.longest == pytest.approx(100)
+
+
+def test_turns_are_finite_whatever_is_learnt() -> None:
+    cost = BatchCost()
+    cost.note_batch([0, 0])
+    assert cost.line.longest == 1.0
+    for beta in (0.0, 5e-324):
+        limits = QueueLimits(1, 32).filling_up(CostLine(CostShape.PADDED, 1.0, beta, cost.line.longest))
+        assert 0.0 < limits.padded_cost(1) <= limits.padded_cost(2_000_000_000) < math.inf
 
 
 def seconds_of(calls: Sequence[Sequence[int]], weights: Sequence[int], line: CostLine = PADDED) -> float:

@@ -94,6 +94,8 @@ class ClusterSetup:
             for primary, replica in zip(self.servers, self.replicas, strict=False):
                 replica.command("CLUSTER", "REPLICATE", primary.command("CLUSTER", "MYID"))
             wait_until(lambda: all(_follows(one) for one in self.replicas))
+            # A primary votes for none but replicas that it knows as such, and a lost vote is not repeated for minutes.
+            wait_until(lambda: all(_replicas(one) == len(self.replicas) for one in everybody))
         except BaseException:
             self._running.close()
             raise
@@ -111,6 +113,12 @@ def _follows(replica: RedisServer) -> bool:
     """Whether a replica has all that its primary has."""
     told = replica.command("INFO", "replication")
     return bool(told["role"] == "slave" and told["master_link_status"] == "up")
+
+
+def _replicas(server: RedisServer) -> int:
+    """Number of nodes that a server knows as replicas."""
+    rows = (line.split() for line in server.command("CLUSTER", "NODES").splitlines())
+    return sum(b"slave" in row[2].split(b",") for row in rows)
 
 
 def _epochs(server: RedisServer) -> dict[bytes, int]:

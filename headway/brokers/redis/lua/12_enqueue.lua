@@ -99,8 +99,7 @@ local function admit(s, intake, entry, payload, shares)
   if flight then
     s.joined = true
     large.take(s, entry)
-    redis.call('HSET', s.prefix .. 'p', entry.key, payload)
-    join(s, entry, record, flight, share, free)
+    join(s, entry, record, flight, share, free, payload)
     return nil
   end
   if entry.token and not entry.digest and culprits.may_know(s, entry, payload) then
@@ -446,6 +445,7 @@ local function enqueue(keys, args, scarce)
       i = i + 1
     end
   end
+  submissions.answer(s)
   if #intake.headers > 0 or s.joined then
     for _, kind in pairs(call.of_kinds) do
       hear_of(s, kind.gateway)

@@ -52,6 +52,9 @@ local function drop_oldest(base, tenant)
 end
 
 function forget_outcome(s, flight)
+  if s.kept_read then
+    s.kept_read[flight] = nil
+  end
   local key = s.prefix .. 'k:' .. flight
   local packed = redis.call('GET', key)
   if packed then
@@ -76,6 +79,9 @@ end
 -- Keep an outcome, as `kept_under` has it, and its output if that is apart. `spare`: it goes before those of its tenant that are
 -- not.
 function keep_outcome(s, flight, spare, found)
+  if s.kept_read then
+    s.kept_read[flight] = nil
+  end
   forget_ended(s)
   local base, key, tenant = account(s), s.prefix .. 'k:' .. flight, string.match(flight, '^%a+%z(.*)%z')
   local seconds, outcome = found.seconds, found.outcome

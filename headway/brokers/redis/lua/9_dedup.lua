@@ -50,6 +50,10 @@ end
 -- The outcome that is kept under a flight, with its digest, until when and for how many seconds it is, the kind of share by which
 -- it came, and whether it had been kept before. Without its output, which was lost, it is nothing.
 function kept_under(s, flight)
+  s.kept_read = s.kept_read or {}
+  if s.kept_read[flight] then
+    return s.kept_read[flight]
+  end
   local packed = redis.call('GET', s.prefix .. 'k:' .. flight)
   local found = packed and cmsgpack.unpack(packed)
   local over = found and (found.ends <= s.now or found.ends > s.now + found.seconds + CLOCK_STEP)
@@ -57,6 +61,7 @@ function kept_under(s, flight)
     forget_outcome(s, flight)
     return nil
   end
+  s.kept_read[flight] = found or nil  -- All entries of a step may ask for it.
   return found
 end
 
@@ -94,7 +99,7 @@ function root_of(s, key)
 end
 
 -- Look for an answer in common with others: why an entry may not come in, or else the flight to join and its share.
--- None: it has to run. Also the positions of those that nobody is under.
+-- None: it has to run. Also whether nobody is under them, by the positions of those that were looked at.
 function find_flight(s, shares)
   local free = {}
   for position, share in ipairs(shares) do
@@ -105,6 +110,7 @@ function find_flight(s, shares)
       end
       free[position] = true
     else
+      free[position] = false
       if flight.digest ~= share[DIGEST] and not share[WAITS] then
         return MISUSE
       elseif flight.kept or share[JOINS] then
@@ -160,7 +166,7 @@ end
 function begin(s, key, record, free)
   for position, share in ipairs(record.shares) do
     local looks = share[WAITS] or (share[KIND] == TASK and share[KEEP] <= 0)
-    if not looks and (free[position] or not flight_of(s, share)) then
+    if not looks and (free[position] or (free[position] == nil and not flight_of(s, share))) then
       redis.call('HSET', s.prefix .. 'v', share[FLIGHT], cmsgpack.pack({key, share[DIGEST]}))
       record.led[#record.led + 1] = position
       lasting(s, 'v')
@@ -307,11 +313,49 @@ local function end_alone(s, key, outcome)
   conclude(s, outcome, {whose(key, '', false, true)}, false)
 end
 
--- An entry joins a flight: it gets what is kept, or follows the original.
-function join(s, entry, record, flight, share, free)
+-- A new entry gets what is kept, with all others of this step that get the same. It is nowhere but in the reply and in its mark.
+local function answer_later(s, entry, kind, outcome)
+  s.answered = s.answered or {marks = {}}
+  local of_gateway = s.answered[outcome]
+  if not of_gateway then
+    of_gateway = {}
+    s.answered[outcome], s.answered[#s.answered + 1] = of_gateway, outcome
+  end
+  local list = of_gateway[entry.gateway] or {}
+  of_gateway[entry.gateway], list[#list + 1] = list, {entry.key, kind, true, entry.nonce}
+  local marks = s.answered.marks
+  marks[#marks + 1], marks[#marks + 2] = entry.key, submissions.mark(entry)
+end
+
+-- Answer those that get what is kept.
+function submissions.answer(s)
+  if not s.answered then
+    return
+  end
+  for _, outcome in ipairs(s.answered) do
+    for gateway, list in pairs(s.answered[outcome]) do
+      local fields = {unpack(outcome.fields)}
+      fields[#fields + 1], fields[#fields + 2] = 'p', cmsgpack.pack(list)
+      send(s, gateway, unpack(fields))
+    end
+  end
+  call_all('HSET', s.prefix .. 'e', s.answered.marks)
+  lasting(s, 'e')
+end
+
+-- An entry joins a flight: it gets what is kept, or follows the original. `payload`: of a new one.
+function join(s, entry, record, flight, share, free, payload)
+  begin(s, entry.key, record, free)
+  local is_large = entry.bytes > 0 or entry.token
+  if flight.kept and payload and #record.led == 0 and not is_large and not flight.kept.outcome.token then
+    answer_later(s, entry, share[KIND], flight.kept.outcome)
+    return
+  end
+  if payload then
+    redis.call('HSET', s.prefix .. 'p', entry.key, payload)
+  end
   redis.call('HSET', s.prefix .. 'e', entry.key, new_header(s, entry))
   lasting(s, 'e', 'p')
-  begin(s, entry.key, record, free)
   if flight.kept then
     store_record(s, entry.key, record)
     conclude(s, flight.kept.outcome, {whose(entry.key, share[KIND], true, true)}, false)

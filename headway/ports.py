@@ -455,21 +455,18 @@ class Gpu(Protocol):
 
 
 class ScalingDriver(Protocol):
-    """Setter of the number of workers of models, on a platform. A worker is a slot; a process may have several."""
+    """Setter of the number of workers of models, on a platform. A worker is a slot."""
 
     async def current(self, model: str) -> int:
         """Workers of a model that the platform was last asked for, by whomever; 0: none, or that is not known."""
 
     async def scale(self, model: str, workers: int) -> None:
-        """Ask for this many workers, or the next higher number that whole processes have. Returns before they are there.
+        """Ask for this many workers. Returns before they are there.
 
         Raises:
             ScalingRefused: the platform does not let it be set; says what to mend.
             ScalingUnavailable: the platform does not answer; ask again.
         """
-
-    async def mark(self, costs: Mapping[str, int]) -> None:
-        """Tell the cost of losing each worker process, by its name in the fleet: the cheapest go first. Raises as `scale`."""
 
 
 class Identity(Protocol):

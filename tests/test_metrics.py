@@ -62,7 +62,6 @@ NAMES = {
     "headway_capacity_estimated": ("gauge", {"model"}),
     "headway_desired_workers": ("gauge", {"model"}),
     "headway_scaling_decisions": ("counter", {"model", "direction"}),
-    "headway_scaling_failures": ("counter", {"model"}),
     "headway_rollout_changes": ("counter", {"model", "change"}),
     "headway_rollout_share": ("gauge", {"model", "version"}),
     "headway_rollout_rolled_back": ("gauge", {"model", "version"}),
@@ -159,7 +158,6 @@ def full_state() -> State:
     counters.broker_failures = 11
     counters.spans_dropped["queue"] = 13
     counters.scaling_decisions["m", "up"] = 17
-    counters.scaling_failures["m"] = 18
     counters.rollout_changes["m", "step"] = 19
     workers = [
         WorkerInfo(
@@ -280,7 +278,6 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("desired_workers", {"model": "m"}, 3),
         ("scaling_decisions", {"model": "m", "direction": "up"}, 17),
         ("scaling_decisions", {"model": "m", "direction": "down"}, 0),
-        ("scaling_failures", {"model": "m"}, 18),
         ("rollout_changes", {"model": "m", "change": "step"}, 19),
         ("rollout_changes", {"model": "m", "change": "rolled back"}, 0),
         ("rollout_share", {"model": "m", "version": "4"}, 0.01),

@@ -29,7 +29,7 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "setting", "part"),
     [
-        ({"autoscale": "keda"}, "--autoscale", "is not known"),
+        ({"autoscale": "kubernetes"}, "--autoscale", "is not known"),
         ({"scale_policy": "plans"}, "--scale-policy", "Did you mean plan?"),
         ({"min_workers": 3, "max_workers": 2}, "--min-workers", "is more than --max-workers (2)"),
         ({"min_workers": -1}, "--min-workers", "between 0"),
@@ -40,11 +40,9 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
             "--scale-to-zero-after-s",
             "make room anyway",
         ),
-        ({"autoscale": "kubernetes"}, "--max-workers (its default)", "Set the most workers"),
         ({"autoscale": "local", "models_per_gpu": 2}, "--autoscale", "--models-per-gpu"),
         ({"scale_rules": "[]"}, "--scale-rules", "0 rules"),
         ({"scale_rules": '[{"queue_above": 1}]'}, "--scale-rules", "For example"),
-        ({"scale_target": "worker"}, "--scale-target", "For example deployment/headway-worker"),
         ({"scale_cooldown_s": -1.0}, "--scale-cooldown-s", "between 0"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.app.devices import CPU
 from headway.app.model_plans import ModelPlan
 from headway.config import Settings
-from headway.config.checks import KUBERNETES, LOCAL
+from headway.config.checks import LOCAL
 from headway.core.scaling import rules
 from headway.core.scaling.scaler import ScaleLimits
 from headway.core.scaling.shares import Holding, rooms
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
     from headway.fleet.models import FleetModels
     from headway.fleet.scaling_follower import ScalingFollower
-    from headway.scaling.kubernetes import ScaleTarget
     from headway.worker.pool import WorkerPool
     from headway.worker.pools import Workers
 
@@ -99,7 +98,7 @@ def make_autoscaler(
         return known[1]
 
     named = settings.served.keys() if fleet_models is None else fleet_models.named
-    return Autoscaler(make_driver(settings, pools, clock), limits, counters, clock, settings.autoscale, named)
+    return Autoscaler(make_driver(settings, pools), limits, counters, clock, settings.autoscale, named)
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:
@@ -116,42 +115,14 @@ def scale_limits(settings: Settings) -> ScaleLimits:
     )
 
 
-def make_driver(settings: Settings, pools: Mapping[str, WorkerPool], clock: Callable[[], float]) -> ScalingDriver:
+def make_driver(settings: Settings, pools: Mapping[str, WorkerPool]) -> ScalingDriver:
     """Make the driver that a controller's process uses.
 
     Over a broker the processes with workers follow what is published, each with its share.
     """
     if settings.autoscale == LOCAL and not settings.broker:
         return LocalScaling(pools)
-    if settings.autoscale == KUBERNETES:
-        # aiohttp is needed for this alone, and takes a while to import.
-        from headway.scaling.kubernetes import KubernetesApi, KubernetesScaling, ServiceAccount, api_url
-
-        api = KubernetesApi(api_url(os.environ), ServiceAccount(), clock)
-        return KubernetesScaling(api, kubernetes_targets(settings))
     return NoScaling()
-
-
-def kubernetes_targets(settings: Settings) -> dict[str, ScaleTarget]:
-    """Workload of each model that the settings name.
-
-    Raises:
-        SettingError: a model has none, or two have one.
-    """
-    from headway.scaling.kubernetes import read_target
-
-    found: dict[str, ScaleTarget] = {}
-    for model, own in settings.served.items():
-        if not own.scale_target:
-            hint = "Name it, such as deployment/headway-worker; of several models in the table of each, [models.NAME]."
-            raise SettingError(
-                "scale_target", "", f"is not set, and --autoscale kubernetes sets the replicas of model {model}", hint
-            )
-        if own.scale_target in {settings.served[other].scale_target for other in found}:
-            reason = "has the replicas of two models"
-            raise SettingError("scale_target", own.scale_target, reason, "Give each model a workload of its own.")
-        found[model] = read_target(own.scale_target, own.scale_slots)
-    return found
 
 
 def make_follower(

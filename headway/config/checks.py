@@ -30,9 +30,9 @@ LEDGER_ROWS = ("ended", ALL_ROWS)
 """Values of `ledger_rows`: rows of requests that have ended, or of all that were taken in."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 CONTROL_CHARS = ("keep", "strip", "refuse")
-NONE, LOCAL, KUBERNETES = "none", "local", "kubernetes"
-AUTOSCALE = (NONE, LOCAL, KUBERNETES)
-"""Ways in which the number of workers is set: not at all, in these processes, or by Kubernetes."""
+NONE, LOCAL = "none", "local"
+AUTOSCALE = (NONE, LOCAL)
+"""Ways in which the number of workers is set: not at all, or in these processes."""
 SCALE_POLICIES = ("rules", "plan")
 """Policies by which the number of workers is chosen."""
 
@@ -308,8 +308,6 @@ def _scaling(settings: Settings) -> None:
     if settings.scale_to_zero_after_s and settings.models_per_gpu:
         reason = "gives GPUs back, and with `models_per_gpu` the models share them: those that nobody asks for make room anyway"
         refuse(settings, "scale_to_zero_after_s", reason, "Leave one of them out.")
-    if settings.autoscale == KUBERNETES and not settings.max_workers:
-        refuse(settings, "max_workers", "says of no bound, and replicas cost money", "Set the most workers of a model.")
     if settings.autoscale == LOCAL and settings.models_per_gpu:
         reason = "gives each model workers of its own, and with `models_per_gpu` the models share them"
         refuse(settings, "autoscale", reason, "Leave one of them out.")

@@ -146,11 +146,6 @@ HOST_NAMES = TextForm(
     "must be host names, without ports, with commas between them",
     "For example ops.example.com,gpu-1.",
 )
-REPLICAS = TextForm(
-    r"(?:(?:[a-z0-9-]{1,63}/)?(?:deployment|statefulset)/[a-z0-9.-]{1,253})?",
-    "is neither [NAMESPACE/]deployment/NAME nor [NAMESPACE/]statefulset/NAME",
-    "For example deployment/headway-worker.",
-)
 TOKEN = TextForm(r"[!-~]{0,4096}", "must be printable ASCII without spaces", "Choose letters and digits.")
 REMOTE_MODEL = TextForm(r"[!-~]{0,256}", "must be printable ASCII without spaces", "For example gpt-oss-20b.")
 

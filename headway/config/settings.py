@@ -34,7 +34,6 @@ from headway.config.fields import (
     NAME_OR_NONE,
     ORIGINS,
     REMOTE_MODEL,
-    REPLICAS,
     TOKEN,
     ZONE,
     Own,
@@ -829,8 +828,8 @@ class Settings:
     autoscale: str = setting(
         NONE,
         _SCALING,
-        "Who changes the number of workers: local, the processes that run them, over the devices given; kubernetes, the API "
-        "server of the cluster; none: the number is only published, for a scaler elsewhere.",
+        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the "
+        "number is only published, for a scaler elsewhere such as KEDA.",
         among=AUTOSCALE,
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
     )
@@ -895,23 +894,6 @@ class Settings:
         "Longest time for which a worker that was asked for counts as coming; then it is asked for again.",
         "s",
         within=(1, 86_400),
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    scale_target: str = setting(
-        "",
-        _SCALING,
-        "For kubernetes: what has the replicas, as [NAMESPACE/]deployment/NAME or [NAMESPACE/]statefulset/NAME.",
-        form=REPLICAS,
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    scale_slots: int = setting(
-        1,
-        _SCALING,
-        "For kubernetes: workers of one replica, its --workers.",
-        "workers",
-        within=(1, MOST_WORKERS),
         parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )

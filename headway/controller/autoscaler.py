@@ -11,7 +11,7 @@ model, so that another leader goes on from there, and every process can tell it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -46,8 +46,6 @@ YIELDS_AFTER = 2.0
 """Seconds after which a model that nobody asks for gives its last worker up where another waits for its GPU."""
 LEFT_FOR = 30.0
 """Seconds after which a model whose workers have all left has no number any more. A host that is restarted finds its number."""
-BUSY_COST, WARM_COST = 10, 1
-"""Costs of losing a slot that runs a batch, and one that is warm."""
 
 
 class ScaledModel(msgspec.Struct):
@@ -111,7 +109,6 @@ class Autoscaler:
         self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
         self.leads_until = -math.inf
         self._named = named
-        self._workers: Sequence[WorkerInfo] = ()
         self._told: dict[str, Scaling] = {}
         """Last publications of this process, by model, since another controller led."""
         self._models: dict[str, ScaledModel] = {}
@@ -174,7 +171,6 @@ class Autoscaler:
         now = self._clock()
         state = self._models.setdefault(model, ScaledModel(now))
         state.live = len(own)
-        self._workers = workers
         if model in self._named or not has_left(model, workers):
             state.there_at = now
         elif now - state.there_at >= LEFT_FOR:
@@ -343,8 +339,6 @@ class Autoscaler:
 
     async def _scale(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
         desired = scaler.desired
-        if state.set_to is not None and desired < state.set_to:
-            await self._driver.mark(costs_of(model, self._workers))
         await self._driver.scale(model, desired)
         state.set_to = await self._driver.current(model)
         state.due = scaler.desired != desired
@@ -363,7 +357,6 @@ class Autoscaler:
         state.set_to = current
 
     def _failed(self, model: str, state: ScaledModel, exc: ScalingRefused | ScalingUnavailable) -> None:
-        self._counters.scaling_failures[model] += 1
         refused = isinstance(exc, ScalingRefused)
         state.not_before = self._clock() + (REFUSED_AGAIN_AFTER if refused else AGAIN_AFTER)
         if str(exc) != state.trouble:
@@ -408,14 +401,3 @@ def batch_cost(load: Load | None) -> BatchCost | None:
         return None
     size = load.entry_size
     return BatchCost(load.alpha, load.beta * size, max(load.max_batch / size, 1.0), load.deviation)
-
-
-def costs_of(model: str, workers: Sequence[WorkerInfo]) -> Mapping[str, int]:
-    """Cost of losing each process with workers of a model: what is idle, or not warm yet, goes first."""
-    costs: dict[str, int] = {}
-    for one in workers:
-        if one.model == model and one.status is not WorkerStatus.OFFLINE:
-            process = one.worker_id.partition("/")[0]
-            warm = WARM_COST if one.status is WorkerStatus.HEALTHY else 0
-            costs[process] = costs.get(process, 0) + warm + (BUSY_COST if one.in_flight else 0)
-    return costs

@@ -169,8 +169,6 @@ class Counters:
         """Begin the counters of the autoscaler, of certificates and of what is told elsewhere."""
         self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Decisions of the autoscaler by (model, direction)."""
-        self.scaling_failures: defaultdict[str, int] = defaultdict(int)
-        """Calls that did not set the number of workers, by model."""
         self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
         """Changes of rollouts by (model, `step` or the state that ended it)."""
         self.certificate_ends: float | None = None
@@ -199,7 +197,7 @@ class Counters:
         for refusal in [key for key in self.refusals if key[2] == model]:
             del self.refusals[refusal]
         by_model: Iterable[dict[str, Any]] = (
-            self.failed_seconds, self.last_answer, self.more_rows, self.throttle, self.direct, self.scaling_failures,
+            self.failed_seconds, self.last_answer, self.more_rows, self.throttle, self.direct,
         )  # fmt: skip
         for counts in by_model:
             counts.pop(model, None)

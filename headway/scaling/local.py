@@ -64,9 +64,6 @@ class LocalScaling(ScalingDriver):
         self._resizing.add(task)
         task.add_done_callback(self._resizing.discard)
 
-    async def mark(self, costs: Mapping[str, int]) -> None:
-        """See ScalingDriver. Slots of one process drain whatever they run, so none costs more than another."""
-
     async def _resize(self, model: str, pool: Pool, workers: int) -> None:
         try:
             await pool.resize(workers)

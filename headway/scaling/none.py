@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from headway.ports import ScalingDriver
 
 
@@ -15,7 +13,4 @@ class NoScaling(ScalingDriver):
         return 0
 
     async def scale(self, model: str, workers: int) -> None:
-        """See ScalingDriver. Nobody is told."""
-
-    async def mark(self, costs: Mapping[str, int]) -> None:
         """See ScalingDriver. Nobody is told."""

@@ -361,9 +361,6 @@ ROWS = (
     # Of the autoscaler.
     Row(COUNTER, "scaling_decisions", "model direction", "Decisions of the autoscaler, by direction: up, down or again.",
         lambda of: of.counters.scaling_decisions, lambda own: product(_scaled(own), DIRECTIONS), served=True),
-    Row(COUNTER, "scaling_failures", "model",
-        "Calls that did not set the number of workers, as the platform refused or did not answer.",
-        lambda of: of.counters.scaling_failures, _scaled, served=True),
     # Of rollouts.
     Row(COUNTER, "rollout_changes", "model change", "Changes of rollouts: a step, or the state that ended one.",
         lambda of: of.counters.rollout_changes, lambda own: product(_scaled(own), CHANGES), served=True),

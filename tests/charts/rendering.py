@@ -31,6 +31,7 @@ MODELS = {
     },
 }
 """Two models: one of which all is usual, and one of which little is."""
+KEDA = {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}}
 BOUNDED = {"scaling": {"max": 8}}
 MONITORED = {"interval": "30s", "labels": {"release": "prometheus"}}
 POD: Object = {
@@ -65,7 +66,6 @@ INGRESS: Object = {
 SWITCHES: dict[str, Values] = {
     "defaults": {},
     "models": {"models": MODELS, "settings": {"max_batch_size": 100, "shed_depths": "100,500", "cache": True}},
-    "controller scales": {"models": MODELS, "worker": BOUNDED, "scaling": {"by": "controller", "podDeletionCost": True}},
     "keda scales": {
         "models": MODELS,
         "worker": BOUNDED,
@@ -74,7 +74,7 @@ SWITCHES: dict[str, Values] = {
     "to zero": {
         "models": {"greeter": MODELS["greeter"]},
         "worker": {"scaling": {"min": 0, "max": 8, "zeroAfterSeconds": 600}},
-        "scaling": {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}},
+        "scaling": KEDA,
     },
     "gateways scale": {"gateway": {"autoscaling": {"enabled": True}}},
     "pods are watched": {
@@ -104,7 +104,7 @@ SWITCHES: dict[str, Values] = {
     "nothing of a pod": {"models": MODELS, "gateway": UNSPREAD, "worker": UNSPREAD, "controller": UNSPREAD},
     "accounts of others": {
         part: {"serviceAccount": {"name": f"own-{part}"}} for part in ("gateway", "worker", "controller", "redis")
-    } | {"models": MODELS, "scaling": {"by": "controller"}, "worker": {**BOUNDED, "serviceAccount": {"name": "own-worker"}}},
+    } | {"models": MODELS},
     "grpc": {"gateway": {"grpc": {"enabled": True}, "service": {"type": "LoadBalancer", "annotations": {"own": "1"}}}},
     "ingress": {"gateway": {"grpc": {"enabled": True}, "ingress": INGRESS}},
     "routes": {
@@ -116,9 +116,7 @@ SWITCHES: dict[str, Values] = {
             },
         },
     },
-    "two fleets": {"monitoring": {"fleet": "eu"}, "models": MODELS, "worker": BOUNDED, "scaling": {
-        "by": "keda", "keda": {"serverAddress": "http://prometheus:9090"},
-    }},
+    "two fleets": {"monitoring": {"fleet": "eu"}, "models": MODELS, "worker": BOUNDED, "scaling": KEDA},
     "on the cpu": {"models": MODELS, "worker": {"gpuResource": ""}, "zoneFromPodLabel": True},
 }  # fmt: skip
 """Values for each switch of the chart, by what they turn on."""

@@ -13,7 +13,7 @@ import yaml
 
 from headway.config.settings import Settings
 from headway.errors import SettingError
-from tests.charts.rendering import CHART, MODELS, SWITCHES, Object, helm, refusal, render
+from tests.charts.rendering import CHART, KEDA, MODELS, SWITCHES, Object, helm, refusal, render
 from tests.clients.environments import run_client
 
 VERSIONS = tuple(f"1.{minor}.0" for minor in range(30, 38))
@@ -196,12 +196,12 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
             "gateway.autoscaling.minReplicas: is 4, and maxReplicas only 3",
         ),
         (
-            {"scaling": {"by": "controller"}, "models": MODELS},
+            {"scaling": KEDA, "models": MODELS},
             "models.greeter.worker.scaling.max: set the most workers",
         ),
         (
             {
-                "scaling": {"by": "controller"},
+                "scaling": KEDA,
                 "models": {"a": {"target": "x", "worker": {"scaling": {"min": 3, "max": 2}}}},
             },
             "models.a.worker.scaling.min: is 3, and scaling.max only 2",
@@ -209,7 +209,7 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
         ({"worker": {"scaling": {"min": -1}}}, "/worker/scaling/min"),
         (
             {
-                "scaling": {"by": "controller"},
+                "scaling": KEDA,
                 "models": {"a": {"target": "x", "worker": {"scaling": {"min": 0, "max": 2}}}},
             },
             "models.a.worker.scaling: min is 0 and zeroAfterSeconds 0. A model goes to zero with",
@@ -217,7 +217,7 @@ def test_each_object_in_the_schema_refuses_what_it_does_not_know() -> None:
         ({"settings": {"scale_to_zero_after_s": 60}}, "Set worker.scaling.zeroAfterSeconds"),
         ({"gateway": {"ingress": {"enabled": True}}}, "gateway.ingress.hosts: name the hosts"),
         ({"gateway": {"routes": {"enabled": True}}}, "gateway.routes.parentRefs: name the Gateway"),
-        ({"scaling": {"by": "controller"}}, "scaling.by: the controller has nothing to scale"),
+        ({"scaling": {"by": "controller"}}, "/scaling/by"),
         ({"scaling": {"by": "keda"}}, "scaling.keda.serverAddress: name the Prometheus"),
         ({"redis": {"enabled": False}}, "broker.existingSecret: name a Secret"),
         (

@@ -18,6 +18,7 @@ from headway.config import Settings, load
 from headway.model import Role
 from tests.charts.rendering import (
     CHART,
+    KEDA,
     MODELS,
     NAME,
     NAMESPACE,
@@ -92,17 +93,13 @@ def test_each_process_reads_its_settings_as_they_were_meant(tmp_path: Any) -> No
 
 
 def test_the_controller_alone_is_told_what_to_scale(tmp_path: Any) -> None:
-    objects = render("controller scales")
+    objects = render("keda scales")
     found = settings(objects, CONTROLLER, tmp_path)
-    assert found.autoscale == "kubernetes"
+    assert found.autoscale == "none"
     large = dict(found.models[1].values)
-    assert (large["min_workers"], large["max_workers"], large["scale_slots"]) == (2, 10, 4)
-    assert [dict(model.values)["scale_target"] for model in found.models] == [
-        f"deployment/{one}" for one in WORKERS.values()
-    ]
+    assert (large["min_workers"], large["max_workers"]) == (2, 10)
     for name in (GATEWAY, *WORKERS.values()):
         assert "scale" not in of_kind(objects, "ConfigMap")[NAME]["data"][FILES[name]]
-    assert settings(render("keda scales"), CONTROLLER, tmp_path).autoscale == "none"
 
 
 def test_a_process_restarts_for_its_own_settings_alone() -> None:
@@ -116,7 +113,7 @@ def test_a_process_restarts_for_its_own_settings_alone() -> None:
     assert changed == {*FILES}
     more = sums(models={**MODELS, "third": {"target": "third.py:Model"}})
     assert {name for name, one in before.items() if more[name] != one} == {GATEWAY, CONTROLLER}
-    scaled = sums(scaling={"by": "controller"}, worker={"scaling": {"max": 5}})
+    scaled = sums(scaling=KEDA, worker={"scaling": {"max": 5}})
     assert {name for name, one in before.items() if scaled[name] != one} == {CONTROLLER}
 
 
@@ -155,7 +152,7 @@ def test_pods_are_spread_over_zones_unless_told_otherwise() -> None:
 
 
 def test_a_pod_has_longer_to_end_than_it_takes() -> None:
-    for switch in ("models", "controller scales"):
+    for switch in ("models", "keda scales"):
         objects = render(switch)
         for name in (GATEWAY, CONTROLLER, *WORKERS.values()):
             environ = environment(objects, name)
@@ -204,7 +201,7 @@ def test_nobody_has_a_number_of_replicas_where_something_scales() -> None:
         return {name for name, one in workloads(render(switch)).items() if "replicas" not in one["spec"]}
 
     assert without("models") == set()
-    assert without("controller scales") == without("keda scales") == {*WORKERS.values()}
+    assert without("keda scales") == {*WORKERS.values()}
     assert without("gateways scale") == {GATEWAY}
     assert of_kind(render("models"), "HorizontalPodAutoscaler") == {}
     autoscaler = of_kind(render("gateways scale"), "HorizontalPodAutoscaler")[GATEWAY]["spec"]
@@ -223,23 +220,20 @@ def test_keda_counts_pods_where_headway_counts_workers() -> None:
     assert trigger["metadata"]["ignoreNullValues"] == "false"
     assert trigger["authenticationRef"] == {"name": "metrics"}
     assert found[WORKERS["greeter"]]["spec"]["maxReplicaCount"] == 8
-    assert [of_kind(render(switch), "ScaledObject") for switch in ("models", "controller scales")] == [{}, {}]
+    assert of_kind(render("models"), "ScaledObject") == {}
 
 
 def test_keda_takes_the_longest_names() -> None:
     """Its webhook refuses an object, or an HPA, whose name is above 63 characters; it names the HPA keda-hpa-… itself."""
-    keda = {"by": "keda", "keda": {"serverAddress": "http://prometheus:9090"}}
     model = {"target": "m.py:f", "worker": {"scaling": {"max": 2}}}
-    found = rendered(json.dumps({"fullnameOverride": "f" * 60, "models": {"m" * 16: model}, "scaling": keda}))
+    found = rendered(json.dumps({"fullnameOverride": "f" * 60, "models": {"m" * 16: model}, "scaling": KEDA}))
     [(name, scaled)] = of_kind(found, "ScaledObject").items()
     assert len(name) <= 63
     assert scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == name
 
 
-@pytest.mark.parametrize("by", ["keda", "controller"])
-def test_a_model_may_go_to_zero_whoever_scales(by: str, tmp_path: Path) -> None:
-    scaling = {"by": by, "keda": {"serverAddress": "http://prometheus:9090"}}
-    found = rendered(json.dumps({**SWITCHES["to zero"], "scaling": scaling}))
+def test_a_model_may_go_to_zero(tmp_path: Path) -> None:
+    found = render("to zero")
     for one in settings(found, CONTROLLER, tmp_path).served.values():
         assert (one.min_workers, one.scale_to_zero_after_s) == (0, 600.0)
     assert [*settings(found, GATEWAY, tmp_path).served] == [*settings(found, CONTROLLER, tmp_path).served]
@@ -325,7 +319,7 @@ def test_the_values_that_the_page_shows_are_good_ones() -> None:
     assert worker["spec"]["replicas"] == 2
     scaled = workloads(rendered(json.dumps(install | scale)))[WORKERS["greeter"]]
     assert "replicas" not in scaled["spec"]
-    for name in ("networkPolicy.monitoring", "scaling.podDeletionCost", "zoneFromPodLabel", "gateway.autoscaling"):
+    for name in ("networkPolicy.monitoring", "zoneFromPodLabel", "gateway.autoscaling"):
         assert f"`{name}`" in page or f"`{name}:" in page
         values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
         for part in name.split("."):

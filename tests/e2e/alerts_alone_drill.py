@@ -27,7 +27,6 @@ from tests.e2e.server import Server
 from tests.e2e.test_bulk import submit
 from tests.e2e.test_gpus import gpu
 from tests.nvml import Gpus
-from tests.servers import kubernetes
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import ChaosProxy
 from tests.servers.redis import RedisServer
@@ -46,14 +45,6 @@ if sys.argv[1:2] == ["serve"] or "serve" in sys.orig_argv:
     gateway.Gateway.submit = broken
 """
 """Bug that a process is started with, as there is no other way to `internal` that is known."""
-ELSEWHERE = """
-import sys
-if "serve" in sys.orig_argv:
-    from pathlib import Path
-    from headway.scaling.kubernetes import account
-    account.ServiceAccount.__init__.__defaults__ = (Path({folder!r}),)
-"""
-"""Has a process look for its service account where the drill may write."""
 
 
 def faults(folder: Path, watch: Watches) -> None:
@@ -190,25 +181,6 @@ def scaling(folder: Path, watch: Watches) -> None:
         drill.clears("HeadwayScalingAtMost", "HeadwayScalingLate")
 
 
-def platform(folder: Path, watch: Watches) -> None:
-    """A Kubernetes that has no such Deployment, until it has."""
-    with kubernetes.serving(folder) as cluster:
-        cluster.users["first"] = "controller", kubernetes.EVERYTHING
-        where = kubernetes.account(folder / "account", cluster)
-        (folder / "sitecustomize.py").write_text(ELSEWHERE.format(folder=str(where)), encoding="utf-8")
-        environ = {
-            "PYTHONPATH": f"{folder}:{ROOT}",
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT_HTTPS": cluster.url.rpartition(":")[2],
-        }
-        flags = ("--autoscale", "kubernetes", "--scale-target", "serving/deployment/worker", "--max-workers", "3")
-        server = Server(folder, flags=flags, environ=environ)
-        with watch(folder, server) as drill:
-            drill.fires("HeadwayScalingFails")
-            cluster.workload("deployments", "worker", 1)
-            drill.clears("HeadwayScalingFails")
-
-
 def ledgers(folder: Path, watch: Watches) -> None:
     """A database that stands still: the ledger and the keys."""
     with PostgresServer() as postgres:
@@ -314,7 +286,7 @@ def broker(folder: Path, watch: Watches) -> None:
             drill.clears("HeadwayDirectMode", meanwhile=busy)
 
 
-PARTS = (faults, crashes, rejections, rollout, gpus, scaling, platform, ledgers, certificates, broker)
+PARTS = (faults, crashes, rejections, rollout, gpus, scaling, ledgers, certificates, broker)
 
 if __name__ == "__main__":
     sys.exit(main(*PARTS))

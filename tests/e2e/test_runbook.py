@@ -97,7 +97,6 @@ SHOWN: dict[str, dict[str, Shows]] = {
     "HeadwayCertificateEnds": {"openssl x509 -noout -enddate -in FILE": Shows("notAfter=")},
     "HeadwayScalingAtMost": {"/internal/scaling": Shows("rule")},
     "HeadwayScalingLate": {"/internal/scaling": Shows('"late"')},
-    "HeadwayScalingFails": {"/internal/scaling": Shows('"trouble"')},
     "HeadwayRolledBack": {
         "headway rollout status": Shows("rolled back"),
         "headway dlq list": Shows("no good"),

@@ -13,24 +13,20 @@ class FakeScaling:
 
     Arguments:
         workers: workers of each model at first; others are refused.
-        slots: workers of one process.
 
     Attributes:
         workers: workers that the platform was last asked for, by model.
         asked: every call of `scale`.
-        costs: costs as they were last marked.
         trouble: error that each call raises; None: calls succeed.
         answers: event without which no call returns; set at first.
     """
 
-    def __init__(self, workers: Mapping[str, int], slots: int = 1) -> None:
+    def __init__(self, workers: Mapping[str, int]) -> None:
         self.workers = dict(workers)
         self.asked: list[tuple[str, int]] = []
-        self.costs: dict[str, int] = {}
         self.trouble: HeadwayError | None = None
         self.answers = asyncio.Event()
         self.answers.set()
-        self._slots = slots
 
     async def current(self, model: str) -> int:
         await self._check(model)
@@ -39,12 +35,7 @@ class FakeScaling:
     async def scale(self, model: str, workers: int) -> None:
         await self._check(model)
         self.asked.append((model, workers))
-        self.workers[model] = -(-workers // self._slots) * self._slots
-
-    async def mark(self, costs: Mapping[str, int]) -> None:
-        if self.trouble is not None:
-            raise self.trouble
-        self.costs = dict(costs)
+        self.workers[model] = workers
 
     async def _check(self, model: str) -> None:
         await self.answers.wait()

@@ -1,5 +1,5 @@
 {{/*
-Pod of a component: (dict "root" $ "component" C "values" V "args" LIST "env" YAML ["model" KEY] ["gpus" N] ["tokens" BOOL]).
+Pod of a component: (dict "root" $ "component" C "values" V "args" LIST "env" YAML ["model" KEY] ["gpus" N]).
 Gateways have public ports, all others the admin port alone.
 */}}
 {{- define "headway.pod" -}}
@@ -20,7 +20,7 @@ metadata:
     {{- end }}
 spec:
   serviceAccountName: {{ include "headway.serviceAccount" (dict "root" $root "component" .component "values" $v) }}
-  automountServiceAccountToken: {{ .tokens | default false }}
+  automountServiceAccountToken: false
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ include "headway.grace" $v }}
   securityContext:

@@ -38,10 +38,6 @@ they restart for no other, and only the controller the numbers that scale.
 {{- if and (eq $component "controller") (include "headway.scales" $root) }}
 {{- $worker := include "headway.worker" (dict "root" $root "model" $model) | fromYaml }}
 {{- $own = dict "min_workers" $worker.scaling.min "max_workers" $worker.scaling.max "scale_policy" $root.Values.scaling.policy "scale_to_zero_after_s" $worker.scaling.zeroAfterSeconds }}
-{{- if eq $root.Values.scaling.by "controller" }}
-{{- $target := printf "deployment/%s-worker-%s" (include "headway.fullname" $root) $key }}
-{{- $own = merge $own (dict "scale_target" $target "scale_slots" $worker.slots) }}
-{{- end }}
 {{- end }}
 
 [models.{{ $model.name | default $key | toJson }}]

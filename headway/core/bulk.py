@@ -7,7 +7,9 @@ arrivals, admission. It rides in two ways.
     whole   in a batch of bulk entries alone, on a GPU that is expected to stay idle for the time of a batch
 
 A batch takes as many bulk entries as its members can afford. Where the run time of a batch hardly grows with its size those are all
-empty seats; else as many as keep the members within the latency that was promised.
+empty seats; else as many as keep the members within the latency that was promised. Where the model fills inputs up to the longest of a
+call, none heavier than the heaviest member takes a seat while lighter ones wait, and a whole batch has entries of like weight, and takes no longer than a
+full batch of others.
 
 A whole batch is a bet. A request that comes meanwhile and finds no GPU waits for at most one batch. Arrivals during a batch are taken for
 Poisson, so as many GPUs are left to others as make that rarer than `QueueLimits.delayed`. What happens is counted all the same:
@@ -27,12 +29,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, islice
+from operator import attrgetter
 
 import msgspec
 
 from headway.core.departure import LEEWAY
 from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
-from headway.core.service_model import ServiceModel
+from headway.core.packing import Nearness
 
 STRETCH = 1.03
 """Multiple of its expected run time up to which a full batch counts as no longer than the one that leaves."""
@@ -54,6 +58,7 @@ APART_AHEAD = 256
 """Entries that are looked at for those that ride apart with the first."""
 BATCHES_WAITING = 4
 """Full batches for each GPU that wait at most; whoever feeds bulk entries holds the rest."""
+_WEIGHT = attrgetter("weight")
 
 
 class Forecast(msgspec.Struct, frozen=True, gc=False):
@@ -130,6 +135,26 @@ class BulkClass:
         self._seats.tidy()
         return taken
 
+    def fill_near(
+        self, count: int, weight: float, members: int, heaviest: int, near: Nearness, padded: float = 0.0
+    ) -> list[QueuedEntry]:
+        """Take entries nearest in weight to the heaviest of a batch of so many members, where the model fills inputs up.
+
+        Lighter ones go first. Heavier ones ride only as far as the batch weighs no more than `padded` with each place filled up.
+        """
+        taken: list[QueuedEntry] = []
+        for queued in self._by_nearness(heaviest, near.most):
+            longest = max(queued.weight, heaviest)
+            if len(taken) >= count or weight <= 0.0:
+                break
+            fits = queued.weight <= heaviest or (members + len(taken) + 1) * longest <= padded
+            if fits and queued.weight <= weight:
+                self._take_early(queued, near.cost(longest))
+                taken.append(queued)
+                weight -= queued.weight
+        self._seats.tidy()
+        return taken
+
     def _next(self, weight: float) -> QueuedEntry | None:
         """Take the next entry for a seat, unless it is heavier than this."""
         if not self._again:
@@ -140,15 +165,47 @@ class BulkClass:
         queued.state, queued.attempts = RUNNING, 1
         return queued
 
-    def whole(self, count: int, weight: float, forecast: Forecast, now: float) -> list[QueuedEntry]:
-        """Take the entries of a whole batch. What rides apart goes first, since it has no other way."""
+    def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
+        """Of the entries whose turns come next those up to a weight, the heaviest first, then the others, the lightest first; of these by turn."""
+        in_turn = self._seats.in_turn() if self._seats.depth else ()
+        ahead = list(islice(chain(self._again, in_turn), most))
+        lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
+        return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
+
+    def _take_early(self, queued: QueuedEntry, cost: float) -> None:
+        """Take an entry out of turn, which costs its tenant so many rounds, unless it was handed back."""
+        if queued in self._again:
+            self._again.remove(queued)
+            queued.state, queued.attempts = RUNNING, 1
+        else:
+            self._seats.take_early(queued, cost)
+
+    def whole(
+        self,
+        count: int,
+        weight: float,
+        forecast: Forecast,
+        now: float,
+        near: Nearness | None = None,
+        padded: float = 0.0,
+    ) -> list[QueuedEntry]:
+        """Take the entries of a whole batch. What rides apart goes first, since it has no other way.
+
+        With `near`, they are of like weight, and weigh no more than `padded` if each counts as the heaviest.
+        """
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
             self._excused = now + 2.0 * forecast.seconds
         if self._apart:
             return self._take_apart(count, weight)
         first = self._next(math.inf)
-        return [] if first is None else [first, *self.fill(count - 1, weight - first.weight)]
+        if first is None:
+            return []
+        weight -= first.weight
+        if near is None:
+            return [first, *self.fill(count - 1, weight)]
+        count = min(count, int(padded / first.weight)) - 1
+        return [first, *self.fill_near(count, weight, 1, first.weight, near, padded)]
 
     def _take_apart(self, count: int, weight: float) -> list[QueuedEntry]:
         """Take the first entry that rides apart, and as many of its shape as fit."""
@@ -216,17 +273,17 @@ class BulkClass:
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
 
 
-def seats(service: ServiceModel, size: float, limit: float, waited: float, promise: float) -> float:
+def seats(alpha: float, beta: float, size: float, limit: float, waited: float, promise: float) -> float:
     """Size up to which bulk entries may fill a batch.
 
     Arguments:
-        service: run times of batches.
+        alpha: fixed part of its run time in seconds.
+        beta: seconds for each unit of its size.
         size: size of the batch without them.
         limit: size of a full batch.
         waited: seconds for which its oldest member has waited.
         promise: latency in seconds that was promised; 0 for none.
     """
-    alpha, beta = service.alpha, service.beta
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
     return max(size, min(limit, (WITHIN * promise - waited - alpha) / beta))

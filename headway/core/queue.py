@@ -67,7 +67,7 @@ MOST_KINDS = 64
 MIXED_SECONDS = 1.0
 """Seconds after another tenant's entry for which batches are kept small in bytes."""
 _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
-_ARRIVED, _STATE = attrgetter("arrived"), attrgetter("state")
+_ARRIVED, _STATE, _WEIGHT = attrgetter("arrived"), attrgetter("state"), attrgetter("weight")
 _NOTHING = Choice()
 RULE_AGE = 0.01
 """Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
@@ -465,7 +465,9 @@ class ModelQueue:
         opens = bulk.opens_at(forecast, now)
         if opens > now:
             return Hold(min(until, opens))
-        members = bulk.whole(limit, limit * self.limits.unit, forecast, now)
+        padding = self.limits.padding
+        near, padded = (None, 0.0) if padding is None else (self._nearness(limit), limit * padding.longest)
+        members = bulk.whole(limit, limit * self.limits.unit, forecast, now, near, padded)
         departure = Departure(worker, members, BULK, now, bulk=len(members))
         return self._leave(departure, now)
 
@@ -482,9 +484,21 @@ class ModelQueue:
         if not members or members[0].entry.shape or not bulk.depth:
             return
         size, waited = self._size(members), now - min(map(_ARRIVED, members))
-        room = seats(self.service, size, limit, waited, limits.promise)
-        weight = sum(member.weight for member in members)
-        riders = bulk.fill(int(min(room, limit)) - len(members), room * limits.unit - weight)
+        weights = list(map(_WEIGHT, members))
+        heaviest = max(weights)
+        line = limits.line_at(self.service.alpha, self.service.beta, heaviest)
+        room = seats(*line, size, limit, waited, limits.promise)
+        count = int(min(room, limit)) - len(members)
+        left = room * limits.unit - sum(weights)
+        if limits.padding is None:
+            riders = bulk.fill(count, left)
+        else:
+            each, near = limits.line_at(self.service.alpha, self.service.beta, 1.0), self._nearness(limit)
+            padded = seats(*each, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
+            # If all that wait are longer, they would keep others from coming.
+            riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
+                count, left, len(members), heaviest, near, padded
+            )
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:

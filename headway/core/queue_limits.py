@@ -108,6 +108,14 @@ class QueueLimits:
         padding = self.padding
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
+    def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
+        """Line of the run time by size, given the usual one, of a batch whose places are filled up to this weight where the model pads."""
+        padding = self.padding
+        if padding is None:
+            return alpha, beta
+        each = (alpha + beta * self.max_batch) / (padding.fixed + padding.longest)
+        return each * padding.fixed, each * longest / self.max_batch
+
     def size(self, count: int, weight: float) -> float:
         """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
 

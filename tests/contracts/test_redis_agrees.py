@@ -47,6 +47,7 @@ BULK_WEIGHED = replace(WEIGHED, promise=0.4, delayed=0.3)
 PADDED = replace(LIMITS, padding=Padding(12.0, 3.0))
 PADDED_WEIGHED = replace(WEIGHED, padding=Padding(12.0, 3.0))
 BULK_PADDED = replace(BULK, padding=Padding(12.0, 3.0))
+BULK_PADDED_WEIGHED = replace(BULK_WEIGHED, padding=Padding(12.0, 3.0))
 PADDED_TOGETHER = PADDED.counting_rows()
 PADDED_WEIGHED_TOGETHER = PADDED_WEIGHED.counting_rows()
 COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
@@ -312,6 +313,7 @@ async def trace(pair: Pair) -> None:
         *(pytest.param(seed, "valkey", BULK, id=f"{seed}-bulk") for seed in range(2 * len(SEEDS))),
         *(pytest.param(seed, "valkey", BULK_WEIGHED, id=f"{seed}-bulk-weighed") for seed in SEEDS),
         *(pytest.param(seed, "valkey", BULK_PADDED, id=f"{seed}-bulk-padded") for seed in SEEDS),
+        *(pytest.param(seed, "valkey", BULK_PADDED_WEIGHED, id=f"{seed}-bulk-padded-weighed") for seed in SEEDS),
         pytest.param(0, "redis", LIMITS, id="0-redis"),
     ],
 )

@@ -16,11 +16,11 @@ def line(shape: int = 0, tenant: str = "t") -> Entry:
     return Entry("id", "m", "x", 3, tenant, "g", 60.0, 60.0, shape=shape)
 
 
-def service(alpha: float, beta: float) -> ServiceModel:
+def line_of(alpha: float, beta: float) -> tuple[float, float]:
     found = ServiceModel()
     for size in (1, 100) * 30:
         found.observe(size, alpha + beta * size)
-    return found
+    return found.alpha, found.beta
 
 
 def forecast(
@@ -43,18 +43,18 @@ def waiting(count: int = 100, shape: int = 0) -> BulkClass:
 
 
 def test_all_seats_where_a_full_batch_takes_no_longer() -> None:
-    assert seats(service(0.1, 0.0), 1, 100, 0.0, 0.0) == 100
-    assert seats(service(0.1, 0.1 * (STRETCH - 1) / 100), 1, 100, 0.0, 0.0) == 100
+    assert seats(*line_of(0.1, 0.0), 1, 100, 0.0, 0.0) == 100
+    assert seats(*line_of(0.1, 0.1 * (STRETCH - 1) / 100), 1, 100, 0.0, 0.0) == 100
 
 
 def test_no_seat_where_it_does_and_nothing_was_promised() -> None:
-    assert seats(service(0.02, 0.0008), 7, 100, 0.0, 0.0) == 7
+    assert seats(*line_of(0.02, 0.0008), 7, 100, 0.0, 0.0) == 7
 
 
 def test_as_many_seats_as_the_promise_allows() -> None:
-    assert seats(service(0.02, 0.001), 7, 100, 0.0, 0.1) == pytest.approx((WITHIN * 0.1 - 0.02) / 0.001)
-    assert seats(service(0.02, 0.001), 7, 100, 0.05, 0.1) == pytest.approx(10.0)
-    assert seats(service(0.02, 0.001), 7, 100, 0.07, 0.1) == 7
+    assert seats(*line_of(0.02, 0.001), 7, 100, 0.0, 0.1) == pytest.approx((WITHIN * 0.1 - 0.02) / 0.001)
+    assert seats(*line_of(0.02, 0.001), 7, 100, 0.05, 0.1) == pytest.approx(10.0)
+    assert seats(*line_of(0.02, 0.001), 7, 100, 0.07, 0.1) == 7
 
 
 def test_an_idle_fleet_has_all_its_gpus_for_bulk() -> None:

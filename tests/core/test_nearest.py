@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -116,6 +117,69 @@ def test_bulk_lines_take_no_more_seats_than_a_batch_has() -> None:
     for number in range(30):
         queue.offer_bulk(entry(10, f"bulk {number}", tier=1), 0.0)
     assert len(departs(queue, 8).members) <= 8
+
+
+def test_bulk_lines_make_no_batch_longer_in_weight() -> None:
+    """Of the lines those ride that are nearest to its longest entry, and none that all would be filled up to."""
+    queue = queue_of(100.0, limit=8)
+    queue.service.alpha, queue.service.largest = 0.01, 8.0
+    queue.limits = replace(queue.limits, padding=Padding(100.0, 1e9))
+    for weight in (100, 60):
+        queue.offer(entry(weight), 0.0)
+    for number, weight in enumerate((10, 900, 90, 101, 80, 100, 70)):
+        queue.offer_bulk(entry(weight, f"bulk {number}", tier=1), 0.0)
+    assert weights_of(departs(queue, 8)) == [100, 60, 100, 90, 80, 70, 10]
+
+
+def test_bulk_lines_ride_as_far_as_the_promise_goes_for_the_longest_of_the_batch() -> None:
+    """Full batches alone would tell nothing of that: their run times fit a line that is level."""
+    queue = queue_of(100.0, limit=8)
+    queue.limits = replace(queue.limits, padding=Padding(100.0), promise=0.1)
+    queue.service.alpha, queue.service.largest = 0.08, 8.0
+    for number in range(30):
+        queue.offer_bulk(entry(50, f"bulk {number}", tier=1), 0.0)
+    riders = {}
+    for weight in (50, 200, 400):
+        queue.offer(entry(weight), 1.0)
+        riders[weight] = departs(queue, 8).bulk
+    assert riders == {50: 7, 200: 3, 400: 1}
+
+
+def test_longer_bulk_lines_ride_where_no_others_wait() -> None:
+    queue = queue_of(100.0, limit=8)
+    queue.limits = replace(queue.limits, padding=Padding(100.0), promise=0.1)
+    queue.service.alpha, queue.service.largest = 0.08, 8.0
+    for number, weight in enumerate((500, 400, 300, 200)):
+        queue.offer_bulk(entry(weight, f"bulk {number}", tier=1), 0.0)
+    queue.offer(entry(50), 1.0)
+    assert weights_of(departs(queue, 8)) == [50, 200]
+
+
+def test_whole_batches_of_bulk_lines_are_of_like_weight_and_no_longer_than_others() -> None:
+    queue = queue_of(100.0, limit=4)
+    for number, weight in enumerate((50, 900, 110, 40, 105, 300, 60, 45)):
+        queue.offer_bulk(entry(weight, f"bulk {number}", tier=1), 0.0)
+    queue.service.alpha, queue.service.largest = 0.01, 4.0
+    batches = [weights_of(departs(queue, 4, 100.0 + number)) for number in range(4)]
+    assert batches == [[50, 45, 40, 60], [900], [110, 105], [300]]
+
+
+def test_bulk_lines_of_like_weight_cost_their_tenants_what_they_are_filled_up_to() -> None:
+    queue = queue_of(100.0, limit=4)
+    queue.service.alpha, queue.service.largest = 0.01, 4.0
+    queue.limits = replace(queue.limits, padding=Padding(100.0, 10.0))
+    lengths = {"short": 10, "long": 100}
+    rounds, waiting = dict.fromkeys(lengths, 0.0), Counter[str]()
+    for number in range(300):
+        for tenant, length in lengths.items():
+            while waiting[tenant] < 12:
+                queue.offer_bulk(entry(length, tenant, tier=1), 0.0)
+                waiting[tenant] += 1
+        members = departs(queue, 4, 100.0 + number).members
+        for member in members:
+            rounds[member.entry.tenant] += 10.0 + max(one.weight for one in members)
+            waiting[member.entry.tenant] -= 1
+    assert rounds["short"] == pytest.approx(rounds["long"], rel=0.1)
 
 
 Tenants = Mapping[str, tuple[int, int]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +70,22 @@ def test_where_seats_take_time_and_nothing_was_promised_they_stay_empty() -> Non
     without, beside = both(rate=400.0, workers=4, alpha=0.02, beta=0.0008, promise=None)
     assert beside.total.latency_ms.p99 == pytest.approx(without.total.latency_ms.p99)
     assert beside.bulk == 0
+
+
+@pytest.mark.parametrize(("rate", "promise"), [(100.0, 0.2), (600.0, 0.2), (100.0, 0.001), (600.0, 0.001)])
+def test_lines_beside_a_model_that_pads_keep_within_the_promise_or_cost_nothing(rate: float, promise: float) -> None:
+    """At half the rate that it carries every batch has empty seats, and full ones all take the same time on average."""
+    lengths = tuple(min(round(random.Random(number).lognormvariate(6.56, 0.88)), 2048) for number in range(2000))
+    beta = 0.042 / 32 / statistics.fmean(lengths)
+    given = {"workers": 2, "alpha": 0.008, "beta": beta, "max_batch": 32, "weights": lengths, "padded": True}
+    without, beside = both(rate=rate, promise=promise, **given)
+    assert beside.total.answered == pytest.approx(without.total.answered, rel=0.01)
+    assert beside.bulk is not None
+    if promise < 0.01:
+        assert beside.total.latency_ms.p95 <= 1.05 * without.total.latency_ms.p95
+    else:
+        assert beside.total.in_time == beside.total.requests
+        assert beside.bulk >= 0.7 * (800.0 - rate)
 
 
 def test_under_overload_bulk_has_nothing() -> None:

@@ -4,6 +4,16 @@ local nearest = {}
 
 do
 
+-- Sort those that are lighter and heavier than the first of a batch: the nearest in weight first, of these by turn.
+function nearest.sort(lighter, heavier)
+  table.sort(lighter, function(one, other)
+    return one.weight > other.weight or (one.weight == other.weight and one.turn < other.turn)
+  end)
+  table.sort(heavier, function(one, other)
+    return one.weight < other.weight or (one.weight == other.weight and one.turn < other.turn)
+  end)
+end
+
 -- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones, the
 -- nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
 local function candidates_of(s, tier, weight, shape, most)
@@ -17,12 +27,7 @@ local function candidates_of(s, tier, weight, shape, most)
       passed = true
     end
   end
-  table.sort(lighter, function(one, other)
-    return one.weight > other.weight or (one.weight == other.weight and one.turn < other.turn)
-  end)
-  table.sort(heavier, function(one, other)
-    return one.weight < other.weight or (one.weight == other.weight and one.turn < other.turn)
-  end)
+  nearest.sort(lighter, heavier)
   return {[false] = lighter, [true] = heavier, at = {[false] = 1, [true] = 1}}
 end
 

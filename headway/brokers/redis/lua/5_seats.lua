@@ -112,6 +112,74 @@ local function take(s, count, weight, first)
   return members
 end
 
+-- Of the next lines in turn those up to a weight, the heaviest first, then the others: as `core.bulk.BulkClass._by_nearness`.
+local function by_nearness(s, weight, limit)
+  local found, lighter, heavier = redis.call('ZRANGE', s.prefix .. 'u', 0, NEAR_BATCHES * limit - 1, 'WITHSCORES'), {}, {}
+  for i = 1, #found, 2 do
+    local own = weight_of(s, found[i])
+    local into = own > weight and heavier or lighter
+    into[#into + 1] = {member = found[i], weight = own, turn = i, again = tonumber(found[i + 1]) <= 0}
+  end
+  nearest.sort(lighter, heavier)
+  for _, line in ipairs(heavier) do
+    lighter[#lighter + 1] = line
+  end
+  return lighter
+end
+
+-- Take entries out of turn, each of which costs its tenant what it is filled up to. Returns their members.
+local function take_early(s, taken, weight)
+  local q, p, members, latest_of = s.q, s.prefix, {}, {}
+  for i, found in ipairs(taken) do
+    members[i] = found.member
+    if not found.again then
+      local tenant = tenant_of(key_of(found.member))
+      local latest = latest_of[tenant] or tonumber(redis.call('ZSCORE', p .. 'ut', tenant) or 0)
+      if latest > q.bulk_next - 1 then
+        latest = latest - cost_of(s, found.weight, 0)
+      end
+      latest_of[tenant] = math.max(latest, q.bulk_next - 1) + nearest.cost(s, math.max(found.weight, weight))
+    end
+  end
+  call_all('ZREM', p .. 'u', members)
+  q.bulk, s.touched[BULK] = q.bulk - #members, true
+  for tenant, latest in pairs(latest_of) do
+    redis.call('ZADD', p .. 'ut', latest, tenant)
+  end
+  if q.bulk <= 0 or redis.call('ZCOUNT', p .. 'u', '(0', '+inf') == 0 then  -- Handed back ones have no turns.
+    redis.call('DEL', p .. 'ut')
+  end
+  return members
+end
+
+-- Take entries nearest in weight to the heaviest of a batch: as `core.bulk.BulkClass.fill_near`.
+local function fill_near(s, count, weight, members, heaviest, limit, padded)
+  local taken = {}
+  for _, found in ipairs(by_nearness(s, heaviest, limit)) do
+    if #taken >= count or weight <= 0 then
+      break
+    end
+    local fits = found.weight <= heaviest or (members + #taken + 1) * found.weight <= padded
+    if fits and found.weight <= weight then
+      taken[#taken + 1], weight = found, weight - found.weight
+    end
+  end
+  return take_early(s, taken, heaviest)
+end
+
+-- Take a whole batch of entries of like weight.
+local function take_near(s, limit, weight)
+  local members, padded = take(s, 1, weight, true), limit * s.longest
+  if members[1] then
+    local first = weight_of(s, members[1])
+    local count = math.min(limit, math.floor(padded / first)) - 1
+    for _, member in ipairs(fill_near(s, count, weight - first, 1, first, limit, padded)) do
+      members[#members + 1] = member
+    end
+  end
+  return members
+end
+
 -- Take those that ride apart, in order: the first, and as many of its shape as fit.
 local function take_apart(s, count, weight)
   local q, p, members, shape, pages = s.q, s.prefix, {}, nil, MOST_PAGES
@@ -131,12 +199,16 @@ local function take_apart(s, count, weight)
 end
 
 -- The size up to which they may fill a batch: as `core.bulk.seats`.
-local function seats(s, size, limit, waited)
-  local q = s.q
-  if q.alpha + q.beta * limit <= STRETCH * (q.alpha + q.beta * size) then
+local function seats(s, size, limit, waited, filled)
+  local alpha, beta = s.q.alpha, s.q.beta
+  if s.longest > 0 then  -- As `QueueLimits.line_at`.
+    local each = (alpha + beta * s.max_batch) / (s.fixed + s.longest)
+    alpha, beta = each * s.fixed, each * filled / s.max_batch
+  end
+  if alpha + beta * limit <= STRETCH * (alpha + beta * size) then
     return limit
   end
-  return math.max(size, math.min(limit, (WITHIN * s.promise - waited - q.alpha) / q.beta))
+  return math.max(size, math.min(limit, (WITHIN * s.promise - waited - alpha) / beta))
 end
 
 -- Give the empty seats of a batch of others to bulk entries. Returns how many came.
@@ -146,11 +218,24 @@ function bulk.fill(s, entries, limit, size, waited)
   if before == 0 or entries[1].shape > 0 or q.bulk == 0 then
     return 0
   end
-  local room, weight = seats(s, size, limit, waited), 0
+  local weight, heaviest = 0, 0
   for _, entry in ipairs(entries) do
-    weight = weight + counted_weight(s, entry.weight)
+    local own = counted_weight(s, entry.weight)
+    weight, heaviest = weight + own, math.max(heaviest, own)
   end
-  for _, entry in ipairs(wanted(s, take(s, math.floor(math.min(room, limit)) - before, s.weighed and room * s.unit - weight or INF))) do
+  local room = seats(s, size, limit, waited, heaviest)
+  local count, left = math.floor(math.min(room, limit)) - before, s.weighed and room * s.unit - weight or INF
+  local riders
+  if s.longest > 0 then
+    riders = fill_near(s, count, left, before, heaviest, limit, 0)
+    if #riders == 0 then  -- If all that wait are longer, they would keep others from coming.
+      local padded = seats(s, size * heaviest, limit * s.longest, waited, 1)
+      riders = fill_near(s, count, left, before, heaviest, limit, padded)
+    end
+  else
+    riders = take(s, count, left)
+  end
+  for _, entry in ipairs(wanted(s, riders)) do
     entries[#entries + 1] = entry
   end
   return #entries - before
@@ -163,7 +248,7 @@ function bulk.whole(s, limit)
     s.q.bulk_excused = s.now + 2 * (s.q.alpha + s.q.beta * s.q.limit)
   end
   local weight = s.weighed and limit * s.unit or INF
-  return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or take(s, limit, weight, true))
+  return wanted(s, s.q.bulk_apart > 0 and take_apart(s, limit, weight) or s.longest > 0 and take_near(s, limit, weight) or take(s, limit, weight, true))
 end
 
 -- Arrivals of others while a batch of so many seconds runs, and the chance that so many GPUs are too few for their batches: as

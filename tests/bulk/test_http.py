@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -352,7 +353,7 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
     assert Counter(one.status for one in answers) == {200: 115, 429: 15}
     told = json.loads(answers[-1].read())["error"]
     assert told["message"].startswith("115 files of yours are on their way in or out")
-    assert not any(one.samefile(tmp_path / "bulk" / "files" / id) for one in open_files())
+    assert (tmp_path / "bulk" / "files" / id).resolve() not in open_files()
     status, answer = client.ask(
         "POST", "/v1/files", form(b"a"), **{"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     )
@@ -369,10 +370,13 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
     assert "Traceback" not in caplog.text
 
 
-def open_files() -> Iterator[Path]:
-    for one in Path("/proc/self/fd").iterdir():
-        if one.exists() and one.resolve().is_file():
-            yield one
+def open_files() -> set[Path]:
+    """Paths of what this process has open. Another thread may close a descriptor between the list and the look."""
+    paths = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            paths.add(descriptor.readlink())
+    return paths
 
 
 @pytest.mark.parametrize("ended", ["revoked", "deleted", "without its model"])
@@ -381,7 +385,8 @@ def test_a_job_ends_when_its_key_does(make: Make, tmp_path: Path, ended: str) ->
     keys.write_text(entry("ada") + other)
     client = make("ada", "slow", keys=str(keys), max_batch_size=1)
     batch = client.batch(*(line(number) for number in range(1000)))
-    keys.write_text(
+    changed = tmp_path / "changed.toml"
+    changed.write_text(
         {
             "revoked": entry("ada", more="expires_at = 1"),
             "deleted": "",
@@ -389,6 +394,7 @@ def test_a_job_ends_when_its_key_does(make: Make, tmp_path: Path, ended: str) ->
         }[ended]
         + other
     )
+    changed.replace(keys)  # At once: a look between the two steps of a write sees an empty file, without keys.
     found = make("bob").ended(batch)
     assert found["status"] == "failed"
     [fault] = found["errors"]["data"]

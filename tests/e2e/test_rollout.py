@@ -10,7 +10,7 @@ import urllib.request
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -90,7 +90,13 @@ def test_two_versions_in_one_process_are_as_two_of_a_fleet(tmp_path: Path) -> No
         assert server.process.wait(60) == 0
 
 
-def asked(server: Server, body: dict[str, Any], path: str = "/v1/inference") -> tuple[int, Any]:
+class Port(NamedTuple):
+    """Public port of a service in this process."""
+
+    port: int
+
+
+def asked(server: Server | Port, body: dict[str, Any], path: str = "/v1/inference") -> tuple[int, Any]:
     """Status and JSON of an answer."""
     address = f"http://127.0.0.1:{server.port}{path}"
     request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})

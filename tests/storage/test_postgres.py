@@ -1,4 +1,4 @@
-"""Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, a pool in front, and a damaged stream."""
+"""Peculiarities of PostgreSQL: privileges, constraints, levels of isolation, and a pool in front."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headway.errors import SettingError, StoreUnavailable
-from headway.model import ApiKey, LedgerRecord
+from headway.errors import SettingError
+from headway.model import ApiKey
 from headway.storage.postgres import connection_pair
-from headway.storage.postgres.frames import LONGEST, Frames
 from headway.storage.postgres.keys import PostgresKeys
 from headway.storage.postgres.ledger import PostgresLedger
 from tests.contracts.ledgers import POOLED
 from tests.contracts.test_ledgers import AT, record
 from tests.servers.pgbouncer import PgBouncer
-from tests.servers.ports import LOOPBACK
 from tests.servers.postgres import RunningPostgres, SharedPostgres
 
 pytestmark = pytest.mark.processes
@@ -173,84 +171,3 @@ def test_what_pgbouncer_will_never_take_is_a_wrong_setting(
     server = postgres.server()
     with PgBouncer(server.url, mode) as bouncer, pytest.raises(SettingError, match=hint):
         told(bouncer.front_of(server.url) + option, nothing)
-
-
-@contextlib.asynccontextmanager
-async def damaged(url: str, at: int, change: Callable[[int], int]) -> AsyncIterator[str]:
-    """The URL of a way to a server on which one byte of all that it says comes changed, the `at`-th."""
-    passed, links = 0, []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far, near = await asyncio.open_connection(LOOPBACK, urlsplit(url).port)
-        links.append(asyncio.gather(_pass(reader, near, lambda said: said), _pass(far, writer, spoilt)))
-
-    def spoilt(said: bytes) -> bytes:
-        nonlocal passed
-        place, passed = at - passed, passed + len(said)
-        return said[:place] + bytes([change(said[place])]) + said[place + 1 :] if 0 <= place < len(said) else said
-
-    async with await asyncio.start_server(serve, LOOPBACK) as listener:
-        port = listener.sockets[0].getsockname()[1]
-        yield urlsplit(url)._replace(netloc=f"{urlsplit(url).username}@{LOOPBACK}:{port}").geturl()
-        for link in links:
-            link.cancel()
-        await asyncio.gather(*links, return_exceptions=True)
-
-
-async def _pass(source: asyncio.StreamReader, sink: asyncio.StreamWriter, through: Callable[[bytes], bytes]) -> None:
-    with contextlib.suppress(OSError):
-        while said := await source.read(1 << 16):
-            sink.write(through(said))
-    sink.close()
-
-
-@pytest.mark.parametrize("change", [lambda byte: byte ^ 0x80, lambda byte: 0 if byte else 1], ids=["high bit", "zero"])
-def test_a_damaged_stream_is_an_outage_and_costs_no_row(
-    postgres: SharedPostgres, monkeypatch: pytest.MonkeyPatch, change: Callable[[int], int]
-) -> None:
-    url = postgres.server().fresh()
-    told(url, nothing)
-
-    async def keep(ledger: PostgresLedger, rows: list[LedgerRecord]) -> None:
-        """Write rows, as often as it takes; what waits for the rest of a message that was never sent is given up."""
-        within = 0.3
-        while True:
-            monkeypatch.setattr(connection_pair, "CALL_WITHIN", within)
-            try:
-                return await ledger.write(rows)
-            except StoreUnavailable:
-                within *= 2
-            finally:
-                monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
-
-    async def main() -> None:
-        for at in range(7, 700, 37):
-            rows = [record(), record()]
-            async with damaged(url, at, change) as way:
-                ledger = PostgresLedger(way)
-                await keep(ledger, rows)
-                await ledger.close()
-            async with opened(url) as good:
-                assert [len(await good.find(row.id)) for row in rows] == [1, 1]
-
-    asyncio.run(main())
-
-
-def whole(*messages: tuple[bytes, bytes]) -> bytes:
-    return b"".join(kind + (len(body) + 4).to_bytes(4, "big") + body for kind, body in messages)
-
-
-@pytest.mark.parametrize("step", [1, 3, 100])
-def test_messages_may_come_in_any_pieces(step: int) -> None:
-    frames, stream = Frames(), whole((b"C", b"COPY 1\0"), (b"n", b""), (b"D", b"x" * 300), (b"Z", b"I"))
-    assert all(frames.make_sense(stream[at : at + step]) for at in range(0, len(stream), step))
-
-
-@pytest.mark.parametrize(
-    "head", [b"e\0\0\0\4", b"D\0\0\0\3", b"D\xff\xff\xff\xff", b"C\0\0\0\0", b"D" + (LONGEST + 1).to_bytes(4, "big")]
-)
-@pytest.mark.parametrize("step", [1, 100])
-def test_what_is_no_message_is_seen_at_once(head: bytes, step: int) -> None:
-    frames, good = Frames(), whole((b"Z", b"I"))
-    assert frames.make_sense(good)
-    assert not all(frames.make_sense(head[at : at + step]) for at in range(0, len(head), step))

@@ -2,6 +2,5 @@
 
 connection_pair     connection to the server: one that writes and one that asks
 connection          one of those, made anew when a call on it failed
-frames              the server's messages, checked before the client library reads them
 ledger, keys        requests, API keys
 """

@@ -7,8 +7,7 @@ PgBouncer may give each transaction another connection of its own: nothing is le
                                      └──▶ a row is refused: undone, and the connection goes on
                                      └──▶ anything else: unknown, and the connection is given up
 
-Only what the server itself says of a row is the row's fault. Whatever else goes wrong on the way is an outage, also
-what asyncpg makes of a stream that was damaged.
+Only what the server itself says of a row is the row's fault. Whatever else goes wrong on the way is an outage.
 """
 
 from __future__ import annotations
@@ -22,12 +21,8 @@ import asyncpg
 
 from headway.config import shown_url
 from headway.errors import StoreUnavailable
-from headway.storage.postgres.frames import CheckedProtocol
 
 T = TypeVar("T")
-
-asyncpg.protocol.Protocol = CheckedProtocol
-"""Protocol class of all asyncpg connections of this process, since asyncpg lets nobody choose one."""
 
 _OF_ROWS = (
     asyncpg.DataError,
@@ -81,9 +76,7 @@ class Session:
 
     async def copy(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Copy rows into a table, all or none."""
-        copying = self._connection.copy_records_to_table(table, records=rows, columns=list(columns))
-        if not str(await self._told(copying)).startswith("COPY "):
-            raise StoreUnavailable(f"{self._who} does not say what it has copied")
+        await self._told(self._connection.copy_records_to_table(table, records=rows, columns=list(columns)))
 
     async def _told(self, asked: Awaitable[T]) -> T:
         try:

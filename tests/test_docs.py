@@ -16,7 +16,6 @@ from headway import errors
 from headway.cli import COMMANDS
 from headway.config import FIELDS, Settings
 from headway.config.extras import PACKAGES
-from headway.grpc.inference_call import MOST_ANSWER
 from headway.grpc.statuses import pushback, status_of
 from headway.http.openapi import document
 from headway.model import MOST_OUTPUT
@@ -46,11 +45,6 @@ TABLES = {"headway_key_changes", "headway_keys", "headway_open_requests", "headw
 def test_the_table_of_settings_is_that_of_the_settings() -> None:
     renewed = runpy.run_path(str(DOCS / "settings.py"))["renewed"]
     assert renewed(GUIDE) == GUIDE, "run: python docs/settings.py"
-
-
-def test_the_page_of_the_files_is_that_of_the_files() -> None:
-    tree = runpy.run_path(str(DOCS / "tree.py"))
-    assert tree["page"]() == tree["PAGE"].read_text(encoding="utf-8"), "run: python docs/tree.py"
 
 
 NUMBERS = runpy.run_path(str(DOCS / "quoted.py"))
@@ -99,19 +93,6 @@ def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> No
     for text, heading in ((measured, "## Overload"), (measured, "## Floods"), (simulated, "# Simulated")):
         section = text[text.index(heading) :].split("\n## ", 1 if heading.startswith("## ") else 2)[0]
         assert "--target-utilisation" in section, heading
-
-
-@pytest.mark.parametrize(
-    ("page", "told", "most"),
-    [
-        ("limits.md", r"One output is at most (\d+) MiB", MOST_OUTPUT),
-        ("limits.md", r"(\d+) MiB over gRPC", MOST_ANSWER),
-        ("guide.md", r"at most (\d+) MiB over gRPC", MOST_ANSWER),
-    ],
-)
-def test_the_bounds_of_outputs_are_told_once_where_sizes_are(page: str, told: str, most: int) -> None:
-    text = " ".join((DOCS / page).read_text(encoding="utf-8").split())
-    assert re.findall(told, text) == [str(most >> 20)]
 
 
 def test_the_contract_tells_the_bounds_of_outputs() -> None:
@@ -280,5 +261,4 @@ def test_every_program_that_is_named_with_its_folder_exists() -> None:
         if text.name != "CHANGELOG.md"
         for path in re.findall(r"\b(?:bench|examples)/[\w/]+\.py\b", text.read_text(encoding="utf-8"))
     }
-    assert len(named) > 30
     assert sorted(path for path in named if not (ROOT / path).exists()) == []

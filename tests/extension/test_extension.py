@@ -33,7 +33,6 @@ CHECKS = (
     "tests/grpc/test_port.py::test_reflection_gives_all_services_and_their_files",
     "tests/grpc/test_port.py::test_the_descriptors_are_those_of_the_files",
     "tests/test_docs.py::test_the_table_of_settings_is_that_of_the_settings",
-    "tests/test_docs.py::test_the_page_of_the_files_is_that_of_the_files",
     "tests/test_docs.py::test_every_error_is_in_the_guide_with_its_status",
     "tests/test_docs.py::test_every_error_is_in_the_page_of_grpc_with_its_status",
     "tests/test_docs.py::test_every_refusal_is_in_the_page_of_the_ledger",
@@ -67,7 +66,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for addition in ADDITIONS:
         addition.make(root)
     in_it(root, "docs/settings.py")
-    in_it(root, "docs/tree.py")
     bin = os.path.relpath(Path(sys.executable).parent, root)
     shown(root, "make", "--silent", "--assume-old=.venv/.ready", "protos", f"BIN={bin}")
     return root

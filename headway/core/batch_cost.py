@@ -9,8 +9,9 @@ by number until another one is clearly better, so a model whose batches always t
 
 A batch of a model that pads is sorted and cut where that saves time, by dynamic programming over the places of the cuts.
 
-Batches that are all full, each with one input of the greatest length there is, fit all three lines. So a batch runs in two halves on trial now
-and then, the lighter inputs first: at short intervals in the beginning, and where the halves differ in what they are filled up to.
+Batches that each have one input of the greatest length there is fit the line by number, too. So where α is known to be little, or where all batches are
+full and nobody can know, one runs in two halves on trial now and then, the lighter inputs first. Where the halves differ, more trials
+follow soon; where they are alike, ever fewer.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ RECENT = 0.05
 """Weight of the newest call in the mean error of a line."""
 KNOWN_CALLS = 16
 """Calls that must have run before another line than that by number can hold."""
-FIRST_TRIALS, LAST_TRIALS = 8, 256
-"""Calls between two trials: at first, and later on. Between these they are half of all before."""
+FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
+"""Calls between two trials: at first; at most, as long as the halves differ, and at least once they were alike; at most."""
+MORE = 1.5
+"""Growth of the distance between two trials whose halves differ. It doubles where they were alike."""
 ALIKE = 0.75
-"""Share of the heavier half's time from which on the lighter one takes about as long: little is to be gained, and trials are rare. Where the line by
-number says already that it would, there are none."""
+"""Share of the heavier half's time from which on the lighter one takes about as long: little is to be gained, and trials are rare."""
 FULL = 0.95
-"""Share of the largest batch from which on the mean one is about as large: their times tell little then, and there are trials."""
+"""Share of the largest batch from which on the mean one is about as large: their times tell little of smaller ones then."""
 NOTICED = 0.1
 """Relative change of a line from which it is told anew."""
 MOST_CALLS = 4
@@ -58,9 +60,10 @@ class BatchCost:
         self.shape = CostShape.NUMBER
         self.errors = dict.fromkeys(CostShape, 0.0)
         self._lines = {shape: ServiceModel() for shape in CostShape}
-        self._calls = self._inputs = self._padded = 0.0
-        self._sizes = 0.0
-        self._observed, self._trial_at = 0, KNOWN_CALLS
+        self._calls = self._batches = self._inputs = self._padded = 0.0
+        self._largest = 0.0
+        """Size of the largest batch, slowly forgotten."""
+        self._observed, self._trial_at, self._distance = 0, KNOWN_CALLS, float(FIRST_TRIALS)
         self._halves: list[float] | None = None
         """Times of the halves of a batch on trial that have run."""
 
@@ -72,15 +75,19 @@ class BatchCost:
         return self.shape is CostShape.PADDED
 
     def _may_try(self, line: ServiceModel) -> bool:
-        """Whether a batch may run in halves on trial, by the line by number. A line without a slope says nothing of them."""
-        gains = line.alpha < ALIKE * (line.alpha + line.beta * line.largest / 2) or not line.beta
-        return gains and self._sizes >= FULL * self._calls * line.largest
+        """Whether a batch may run in halves on trial, by the line by number. It says nothing of them where it has no slope.
+
+        Of a model that pads, two halves of which one has only short inputs then take no longer than the whole.
+        """
+        if line.beta:
+            return line.alpha <= line.beta * line.largest / 2
+        return self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
         """Calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
-        self._trial_at = self._observed + min(max(FIRST_TRIALS, self._observed // 2), LAST_TRIALS)
+        self._trial_at = self._observed + FIRST_TRIALS
         order, half = sorted(range(len(weights)), key=weights.__getitem__), len(weights) // 2
         if not half or 2 * weights[order[half - 1]] > weights[order[-1]]:
             return [list(range(len(weights)))]
@@ -95,7 +102,7 @@ class BatchCost:
         self._observed += 1
         if self._halves is not None:
             self._note_half(self._halves, seconds)
-        self._calls, self._sizes = self._calls * DECAY + 1.0, self._sizes * DECAY + count
+        self._calls = self._calls * DECAY + 1.0
         for shape, size in zip(CostShape, (count, sum(weights), count * longest), strict=True):
             line = self._lines[shape]
             expected = line.seconds(size)
@@ -112,11 +119,16 @@ class BatchCost:
         if len(halves) == 2:
             self._halves = None
             if halves[0] >= ALIKE * halves[1]:
-                self._trial_at = self._observed + LAST_TRIALS
+                self._distance = min(max(2.0 * self._distance, MORE_TRIALS), LAST_TRIALS)
+            else:
+                self._distance = min(MORE * self._distance, MORE_TRIALS)
+            self._trial_at = self._observed + int(self._distance)
 
     def note_batch(self, weights: Sequence[int]) -> None:
-        """Learn how long the inputs of a batch would all be, filled up to its longest."""
+        """Learn the size of a batch, and how long its inputs would all be, filled up to the longest."""
         count = len(weights)
+        self._batches = self._batches * DECAY + 1.0
+        self._largest = max(count, self._largest * DECAY)
         self._inputs = self._inputs * DECAY + count
         self._padded = self._padded * DECAY + count * max(weights)
 

@@ -445,7 +445,7 @@ class Batcher:
         self._counters.departures.arrived(self.slot.worker, seconds, failure.cause.value)
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
-            self._counts.failed(lease, failure.cause.value, seconds)
+            self._counts.failed(lease, failure, seconds)
         # After most of a GPU's errors nothing works in that process any more: the next input would be blamed for it.
         erred = self.figures.gpu_erred() and not broken
         # A batch of suspects says little of the backend, unless it was the backend's own fault.

@@ -10,7 +10,18 @@ from headway.core import health
 from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
-from headway.model import GpuFigures, ItemResult, Lease, Octets, RowsTogether, Slot, Value, WorkerInfo, WorkerStatus
+from headway.model import (
+    BatchFailure,
+    GpuFigures,
+    ItemResult,
+    Lease,
+    Octets,
+    RowsTogether,
+    Slot,
+    Value,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.ports import Backend, Gpu
 from headway.runtime.counters import BULK, ITEM, OK, Counters
 from headway.runtime.logger import get_logger
@@ -248,16 +259,17 @@ class RunCounts:
             self._counters.batch_fill[self._slot.model].observe(lease.fill * len(others) / len(items))
         return others
 
-    def failed(self, lease: Lease, cause: str, seconds: float) -> None:
-        """Count a batch that failed as a whole."""
+    def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
+        """Count a batch that failed. Of several calls only the inputs of the one that raised count: all run again, and the others were not at fault."""
+        cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
         why = BULK if bulk else cause  # Its other entries run again without them, before anybody suspects them.
         if bulk < count:
             self._counters.batch_fill[self._slot.model].observe(lease.fill * (count - bulk) / count)
         if not bulk:
-            self._figures.answered(count, count)
+            self._figures.answered(ran, ran)
         self._ran(lease, seconds)
-        self._fared(count, count, why)
+        self._fared(ran, ran, why)
         self._counters.wasted_seconds[why] += seconds
 
     def killed(self, lease: Lease) -> None:

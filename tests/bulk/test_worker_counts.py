@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headway.model import Cause, Entry, ItemResult, Lease, Slot
+from headway.model import BatchFailure, Cause, Entry, ItemResult, Lease, Slot
 from headway.runtime.counters import BULK, ITEM, OK, Counters
 from headway.worker.slot_figures import RunCounts, SlotFigures
 
 SLOT = Slot("gpu-0", "m", 8)
+CRASHED = BatchFailure(Cause.CRASHED, "gone", "gpu-0")
 
 
 class Counted:
@@ -42,12 +43,21 @@ def test_lines_that_fail_are_counted_apart() -> None:
 def test_a_batch_that_fails_with_lines_in_it_speaks_against_no_worker() -> None:
     one = Counted()
     for requests, lines in ((2, 3), (0, 3)):
-        one.counts.failed(one.lease(requests, lines), Cause.CRASHED.value, 0.5)
+        one.counts.failed(one.lease(requests, lines), CRASHED, 0.5)
         one.counts.killed(one.lease(requests, lines))
     assert one.inputs == {BULK: 8} and one.figures.failed == 0.0
     assert dict(one.counters.wasted_seconds) == {BULK: 1.0}
     assert one.counters.bulk_kills["gpu-0"] == 2
-    one.counts.failed(one.lease(2, 0), Cause.CRASHED.value, 0.5)
+    one.counts.failed(one.lease(2, 0), CRASHED, 0.5)
     one.counts.killed(one.lease(2, 0))
     assert one.inputs == {BULK: 8, Cause.CRASHED.value: 2} and one.figures.failed > 0.0
     assert one.counters.bulk_kills["gpu-0"] == 2
+
+
+def test_of_a_batch_in_several_calls_only_the_inputs_of_the_one_that_raised_count() -> None:
+    """The others run again beyond suspicion, and say nothing of the worker."""
+    one = Counted()
+    one.counts.failed(one.lease(8, 0), BatchFailure(Cause.RAISED, "no good", "gpu-0", places=(2, 5)), 0.5)
+    assert one.inputs == {Cause.RAISED.value: 2}
+    assert one.figures.failed == pytest.approx(2 / 200)
+    assert sum(one.counters.batch_fill["m"].counts) == 1

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.batch_cost import LEAST_SAVED, MOST_CALLS, BatchCost, cut
+from headway.core.batch_cost import KNOWN_CALLS, LEAST_SAVED, MOST_CALLS, BatchCost, cut
 from headway.core.queue_limits import QueueLimits
 from headway.model import CostLine, CostShape
 
@@ -65,6 +65,7 @@ def in_calls(seconds: Seconds, lengths: Sequence[int], batches: int) -> tuple[Ba
     for _ in range(batches):
         calls = cost.calls(lengths)
         cuts += len(calls) > 1
+        cost.note_batch(lengths)
         for call in calls:
             cost.observe(weights := [lengths[place] for place in call], seconds(weights))
     return cost, cuts
@@ -82,9 +83,30 @@ def test_that_a_model_pads_is_found_though_all_batches_are_alike() -> None:
 
 @pytest.mark.parametrize("seconds", [constant, by_number])
 def test_few_batches_of_a_model_that_does_not_pad_run_in_halves_on_trial(seconds: Seconds) -> None:
-    cost, cuts = in_calls(seconds, MIXED, 1_000)
+    cost, cuts = in_calls(seconds, MIXED, 10_000)
     assert cost.shape is CostShape.NUMBER
-    assert cuts <= 4
+    assert cuts <= 7
+
+
+def test_that_a_model_pads_is_found_where_batches_differ_in_size_alone() -> None:
+    """As where every batch has one of the longest inputs, from the first one on, and is never full."""
+    cost, rng = BatchCost(), random.Random(1)
+    for _ in range(2 * KNOWN_CALLS):
+        weights = [2_000, *[100] * rng.randint(10, 20)]
+        calls = cost.calls(weights)
+        cost.note_batch(weights)
+        for call in calls:
+            cost.observe(lengths := [weights[place] for place in call], padded(lengths))
+    assert cost.shape is CostShape.PADDED
+
+
+def test_batches_of_many_sizes_are_no_trial_where_their_number_says_nothing() -> None:
+    cost, rng = BatchCost(), random.Random(1)
+    for _ in range(1_000):
+        weights = [2_000, *[100] * rng.randint(10, 20)]
+        assert len(cost.calls(weights)) == 1
+        cost.note_batch(weights)
+        cost.observe(weights, 0.1)
 
 
 def test_there_is_no_trial_where_the_fixed_part_is_known_to_be_most_of_a_batch() -> None:
@@ -131,6 +153,33 @@ def test_two_lines_that_are_alike_do_not_take_turns() -> None:
         cost.observe(weights, padded(weights) * rng.uniform(0.9, 1.1))
         shapes.append(cost.shape)
     assert len([pair for pair in itertools.pairwise(shapes) if pair[0] is not pair[1]]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shape", "most"), [(by_weight, CostShape.WEIGHT, 3), (padded, CostShape.PADDED, 2)]
+)
+def test_calls_of_one_length_each_count_by_weight_until_lengths_differ(
+    seconds: Seconds, shape: CostShape, most: int
+) -> None:
+    """The two lines are equal then. That by weight leaves batches whole, so that the first mixed ones tell which it is.
+
+    Cut by a line that is wrong, calls would be alike again, and nobody would find out.
+    """
+    cost, rng = BatchCost(), random.Random(5)
+    for _ in range(100):
+        weights = [rng.randint(10, 2_000)] * rng.randint(1, 32)
+        cost.observe(weights, seconds(weights) * rng.uniform(0.95, 1.05))
+    assert cost.shape is CostShape.WEIGHT
+    assert cost.errors[CostShape.WEIGHT] == cost.errors[CostShape.PADDED]
+    whole = 0
+    for _ in range(3):
+        weights = [rng.randint(10, 2_000) for _ in range(32)]
+        calls = cost.calls(weights)
+        whole += len(calls) == 1
+        for call in calls:
+            cost.observe(lengths := [weights[place] for place in call], seconds(lengths) * rng.uniform(0.95, 1.05))
+    assert cost.shape is shape
+    assert 1 <= whole <= most
 
 
 def test_the_mean_filled_up_length_counts_every_input() -> None:

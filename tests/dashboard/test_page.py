@@ -278,6 +278,26 @@ async def test_figures_of_gpus_are_shown_where_there_are_any(stage: Stage) -> No
     assert some == ["GPU", "75 % of 80 GiB, computes 73 %, 311 W, 61 °C, 2 ECC errors, Xid 31, 94", "–", "–"]
 
 
+@on_stage
+async def test_what_a_call_of_a_model_takes_is_shown_once_it_is_known(stage: Stage) -> None:
+    shown = """import(new URL('panels.js', document.querySelector('script[src]').src)).then(({ tables }) => {
+      const worker = { worker_id: 'w', model: 'm', status: 'healthy', reason: '', failed: 0, utilisation: 0, restarts: 0, gpu_figures: null };
+      const capacity = { model: 'm', healthy: 2, degraded: 0, items_per_second: 9, usable_per_second: 9, age_seconds: 0 };
+      const line = { alpha: 0.0081, beta: 1.184e-6, longest: 900, error: 0.02 };
+      return [null, ...['number', 'weight', 'padded'].map((shape) => ({ ...line, shape }))].map((cost) => {
+        const workers = [{ ...worker, cost: null }, { ...worker, worker_id: 'w2', cost }];
+        tables({ tiers: [], failed: {}, retries: {} }, { workers, capacities: [capacity], queues: [], members: [], departed: [], age_seconds: 0 }, [], 200);
+        return document.querySelector('#capacity tbody tr').cells[4].textContent;
+      });
+    })"""
+    page = await stage.open(stage.gateway)
+    await page.until(LIVE)
+    unknown, *known = await page.run(shown)
+    assert unknown == "2 healthy"
+    each = ["input", "unit of weight", "input and unit of the longest's weight"]
+    assert known == [f"2 healthy; a call takes 8.1 ms and 1.18 µs for each {unit}" for unit in each]
+
+
 def test_in_a_terminal_any_process_shows_the_board_of_the_fleet(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_ADMIN_TOKEN", TOKEN)
 

@@ -45,7 +45,8 @@ export function tables(recent, snapshot, tiers, promise) {
     const one = snapshot.capacities.find((found) => found.model === model && found.age_seconds - snapshot.age_seconds < STALE);
     const most = one?.items_per_second ? `${rate(one.items_per_second)}${one.estimated ? " (estimated)" : ""}` : "not known";
     const slots = one ? `${one.healthy} healthy${one.degraded ? `, ${one.degraded} degraded` : ""}${one.rollout ? `, ${one.rollout}` : ""}` : "–";
-    return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots);
+    const costs = call(snapshot.workers.find((worker) => worker.model === model && worker.status === "healthy" && worker.cost)?.cost);
+    return plain([model, "name"], [rate(recent.ended && (recent.ended[model] ?? 0)), "n"], [one?.items_per_second ? rate(one.usable_per_second) : "–", "n"], [most, "n"], slots + costs);
   }, (model) => model, "No model is known.");
   const bulk = (snapshot.bulk ?? []).map((one) => ({ model: one.model, tier: "bulk", depth: one.waiting, oldest_seconds: 0 }));
   rows(body("queue"), together([...snapshot.queues, ...bulk]), (one) => plain(
@@ -70,6 +71,12 @@ export function tables(recent, snapshot, tiers, promise) {
   rows(body("gone"), snapshot.departed, (one) => plain(
     [one.id, "name"], el("span", { class: one.ending === "stopped" || one.ending === "drained" ? "" : "bad" }, one.ending), one.role, one.host, one.reason, [age(one.age_seconds), "n"],
   ), (one) => one.id);
+}
+
+// What a call of a model takes, where its workers have told: by the number of inputs, their weight, or all filled up to the longest.
+function call(line) {
+  const by = { number: "input", weight: "unit of weight", padded: "input and unit of the longest's weight" };
+  return line ? `; a call takes ${Number((line.alpha * 1000).toPrecision(3))} ms and ${Number((line.beta * 1e6).toPrecision(3))} µs for each ${by[line.shape]}` : "";
 }
 
 // Figures of a worker's GPU, those that its driver tells.

@@ -270,6 +270,12 @@ def cancelled() -> Failure:
     return Failure(errors.NOT_FOUND, no_task().message, None, CANCELLED)
 
 
+def unread(timeout: float) -> Failure:
+    """Failure of a request whose time, in seconds, has passed before its long body was read."""
+    message = f"the total deadline of {timeout * 1000:.0f} ms passed while the body waited for its turn to be read"
+    return Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
+
+
 def lateness(waited: float, attempts: int, slots: int, queue_due: bool, hung: bool = False) -> Failure:
     """Failure of an entry that is too late to be answered.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from headway.core.json_pages import SHORT, finish
+from headway.core.json_pages import SHORT
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
@@ -135,15 +135,19 @@ class InferStreamCall(StreamCall):
             item = Item(InferenceCall(self.port, self.stream, self._read, self._way))
             item.call.headers = self.headers
             self._hold(item, len(body))
-            work = partial(self._begin, item, body)
-            del body  # Nothing but its entry stays of it.
             try:
-                await self.port.turns.take(self.owner, work)
+                if len(body) <= SHORT:
+                    work = partial(self._begin, item, body)
+                    del body  # Nothing but its entry stays of it.
+                    await self.port.turns.take(self.owner, work)
+                    del work
+                else:
+                    await self._begin_long(item, body)
+                    del body
             except asyncio.CancelledError:
                 item.call.abandon()
                 item.call.release()
                 raise
-            del work
             item.answer = asyncio.ensure_future(self._answer(item))
             begun[item.answer] = item
             item.answer.add_done_callback(begun.pop)
@@ -161,15 +165,21 @@ class InferStreamCall(StreamCall):
 
     def _begin(self, item: Item, body: bytes, waited: float) -> None:
         """Submit a request in its turn."""
-        call = item.call
         try:
-            options, id = call.begin()
-            exchange = finish(call.long_steps(body, options)) if len(body) > SHORT else None
-            call.submit(body, options, id, waited, exchange=exchange)
-            item.id, item.final = call.asked_id, call.asks_final
+            options, id = item.call.begin()
+            item.call.submit(body, options, id, waited)
+            item.id, item.final = item.call.asked_id, item.call.asks_final
         except Exception as exc:
-            item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, call.shown)
-            item.id, item.final = _told_in(body)
+            _refuse(item, body, exc)
+
+    async def _begin_long(self, item: Item, body: bytes) -> None:
+        """Submit a request whose message is long, and is read in turns."""
+        try:
+            options, id = item.call.begin()
+            await item.call.take_long(body, options, id)
+            item.id, item.final = item.call.asked_id, item.call.asks_final
+        except Exception as exc:
+            _refuse(item, body, exc)
 
     async def _answer(self, item: Item) -> bytes:
         """Message of the answer to one request."""
@@ -205,6 +215,12 @@ class InferStreamCall(StreamCall):
             await self.send(answer)
             self.drop(item.held)
             item.left.set()
+
+
+def _refuse(item: Item, body: bytes, exc: Exception) -> None:
+    """Note why a request is not submitted."""
+    item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, item.call.shown)
+    item.id, item.final = _told_in(body)
 
 
 def _succeeded(message: bytes) -> bytes:

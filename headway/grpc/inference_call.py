@@ -8,9 +8,7 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-import msgspec
-
-from headway.core.failures import error_of, failure_of, no_text
+from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
@@ -19,19 +17,16 @@ from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
 from headway.http.inference.exchange import Exchange, Outcome, Reader, marks_of
-from headway.http.inference.inference_head import read_options
+from headway.http.inference.inference_head import MOMENT, hurried, read_options
 from headway.http.server.head import ID_PREFIX, read_id
 from headway.http.server.large_answers import LargeAnswer
 from headway.model import Reply, RequestOptions
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 MOST_ANSWER = 32 << 20
 """Most bytes of the outputs of one request together, as a message is sent in one piece."""
 _ONE_MESSAGE = "as over gRPC an answer is one message"
 
 _NO_FIELDS: Mapping[bytes, bytes] = {}
-_MOMENT = 0.001
-"""Seconds left of a request whose time is over."""
 
 
 class _Usual(NamedTuple):
@@ -105,7 +100,7 @@ class InferenceCall(Call):
         if usual is not None:
             return usual.options, id
         origin = self.stream.connection.address if entrance.anonymous else None
-        longest = port.longest if remaining is None or remaining > port.longest else max(remaining, _MOMENT)
+        longest = port.longest if remaining is None or remaining > port.longest else max(remaining, MOMENT)
         try:
             options = read_options(fields, port.settings, longest, chosen, origin, way=self._way)
         except RequestError:
@@ -118,52 +113,52 @@ class InferenceCall(Call):
     async def infer(self, body: bytes, options: RequestOptions, id: str) -> tuple[bytes, Metadata]:
         """Submit the request in a message in its turn, and wait for its outcome; see `submit` and `outcome`."""
         size = len(body)
-        if size <= SHORT:
-            work = partial(self.submit, body, options, id)
-        else:
-            begun = monotonic()
-            exchange = await self._read_long(body, options)
-            work = partial(self.submit, b"", options, id, exchange=exchange, spent=monotonic() - begun)
-            del exchange
-        del body  # So that nothing but its entry stays, once it is read.
         try:
-            await self.port.turns.take(self.owner, work)
+            if size <= SHORT:
+                work = partial(self.submit, body, options, id)
+                del body  # So that nothing but its entry stays, once it is read.
+                await self.port.turns.take(self.owner, work)
+                del work
+            else:
+                await self.take_long(body, options, id)
+                del body
         except asyncio.CancelledError:
             self.abandon()
             raise
-        del work
         self.drop(size)
         return await self.outcome()
 
-    async def _read_long(self, body: bytes, options: RequestOptions) -> Exchange:
-        """Read a long message, each step in its turn. Raises RequestError."""
-        exchange, steps = None, self.long_steps(body, options)
-        while exchange is None:
-            exchange = await self.port.turns.take(self.owner, partial(_step, steps))
-        return exchange
+    async def take_long(self, body: bytes, options: RequestOptions, id: str) -> None:
+        """Read a long message, each step in its turn, and submit its request. Its principal is charged for what was read in any case.
 
-    def long_steps(self, body: bytes, options: RequestOptions) -> Steps[Exchange]:
-        """Read a long message in steps, and charge its principal for what they cost. Raises RequestError."""
+        Raises:
+            RequestError: it is wrong, or its time has passed.
+        """
+        turns, principal, begun, size = self.port.turns, self.principal, monotonic(), 0
+        steps = self._long_steps(body, options)
+        try:
+            while isinstance(read := await turns.take(self.owner, partial(_step, steps)), int):
+                size += read
+                if monotonic() - begun > options.timeout:
+                    raise error_of(unread(options.timeout))
+            waited = monotonic() - begun
+            await turns.take(self.owner, partial(self.submit, b"", options, id, exchange=read, spent=waited))
+        finally:
+            self.port.entrance.charge_pages(principal, size)
+
+    def _long_steps(self, body: bytes, options: RequestOptions) -> Steps[Exchange]:
+        """Read a long message in steps. Raises RequestError."""
         entrance, served, only = self.port.entrance, self.port.gateway.served, self.principal.models
-        known, size, in_steps = served.seen_by(only) if only else served, 0, self._read.in_steps
+        known, in_steps = served.seen_by(only) if only else served, self._read.in_steps
         try:
             if in_steps is None:
                 return self._read.at_once(body, options, known)
-            steps = in_steps(body, options, known)
-            while True:
-                try:
-                    size += next(steps)
-                except StopIteration as stop:
-                    exchange: Exchange = stop.value
-                    return exchange
-                yield 0
+            return (yield from in_steps(body, options, known))
         except RequestError:
             if self._charged:
                 entrance.refund(self.principal)
             entrance.charge(self.principal)
             raise
-        finally:
-            entrance.charge_pages(self.principal, size)
 
     def submit(
         self, body: bytes, options: RequestOptions, id: str, waited: float, *, exchange: Exchange | None = None, spent: float = 0.0
@@ -193,7 +188,7 @@ class InferenceCall(Call):
             except RequestError:
                 entrance.charge(self.principal)
                 raise
-        exchange.options = _hurried(exchange.options, waited, self.stream.time_remaining())
+        exchange.options = hurried(exchange.options, waited, self.stream.time_remaining())
         asker = self.principal
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
@@ -274,27 +269,16 @@ class InferenceCall(Call):
         super().refuse(error, more + marks)
 
 
-def _step(steps: Steps[Exchange], waited: float) -> Exchange | None:
-    """Do one step of reading a message. Returns the exchange, once that is there."""
+def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
+    """Do one step of reading a message. Returns the bytes that it read, or the exchange, once that is there."""
     try:
-        next(steps)
+        return next(steps)
     except StopIteration as stop:
         exchange: Exchange = stop.value
         return exchange
-    return None
 
 
 def _begin(turn: asyncio.Future[None]) -> None:
     """Let a call go on that waits for its turn, unless it has ended."""
     if not turn.done():
         turn.set_result(None)
-
-
-def _hurried(options: RequestOptions, waited: float, remaining: float | None) -> RequestOptions:
-    """Options of a request that has waited for some seconds, and whose call has some left."""
-    left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
-    if remaining is not None:
-        left = min(left, remaining)
-    if left >= options.timeout:
-        return options
-    return msgspec.structs.replace(options, timeout=max(left, _MOMENT))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from headway.core.tensors import SIZES, join_elements
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import ServedModels
 from headway.grpc.infer_messages import infer_reader
+from headway.grpc.message_turns import MessageTurns
 from headway.http.inference.exchange import Outcome
 from headway.model import RequestOptions, Tensors, TensorSpec, WorkerInfo, WorkerStatus
 from tests.grpc.stand import INFER, PREDICT, Port, failed, on_port, predict, predicted
@@ -483,3 +485,72 @@ async def test_a_long_message_is_charged_by_what_it_takes_to_read(
     await client.call(PREDICT, predict(json.dumps([1] * numbers)), bearer)
     await client.call(INFER, typed("INT64", [1, numbers], int64_contents=[1] * numbers).SerializeToString(), bearer)
     assert charged == ([] if numbers == 10 else [4, 1])
+
+
+PAGES = predict(json.dumps([1] * 100_000))
+"""Message that is charged as four requests."""
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+@on_port({"secret": {"rate": 1.0, "burst": 1.0}}, whole=True)
+async def test_a_long_message_within_the_limit_is_not_refused_for_its_own_pages(port: Port, as_stream: bool) -> None:
+    """The pages are charged behind their request, as over HTTP: else a key of few at once could send no long message at all."""
+    port.stand.real.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
+    bearer, client = (("authorization", "Bearer secret"),), port.client()
+    if as_stream:
+        many = typed("INT64", [1, 130_000], int64_contents=[1] * 130_000).SerializeToString()
+        call = client.stream(STREAM, bearer)
+        answers = []
+        for _ in range(2):
+            await call.write(many)
+            answers.append(streamed(await call.read()))
+        first, second = answers
+        assert first.error_message != second.error_message
+        assert "over the limit" in second.error_message and "over the limit" not in first.error_message
+    else:
+        await client.ask(PREDICT, PAGES, bearer)
+        assert (await client.fail(PREDICT, PAGES, bearer)).status is Status.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+@on_port({"secret": {"rate": 1000.0, "burst": 10.0}})
+async def test_a_call_that_ends_while_its_message_is_read_pays_for_the_pages_that_were(
+    port: Port, monkeypatch: pytest.MonkeyPatch, as_stream: bool
+) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
+    charged, stopped, take, taken = list[int](), asyncio.Event(), MessageTurns.take, itertools.count()
+
+    async def some(turns: MessageTurns, owner: str, work: Callable[[float], Any]) -> Any:
+        if next(taken) == (1 if as_stream else 8):
+            stopped.set()
+            await asyncio.Event().wait()
+        return await take(turns, owner, work)
+
+    monkeypatch.setattr(MessageTurns, "take", some)
+    monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
+    bearer, client = (("authorization", "Bearer secret"),), port.client()
+    if as_stream:
+        call = client.stream(STREAM, bearer)
+        await call.write(typed("INT64", [1, 130_000], int64_contents=[1] * 130_000).SerializeToString())
+    else:
+        call = client.call(PREDICT, predict(json.dumps([1] * 300_000)), bearer)
+    await stopped.wait()
+    assert not charged
+    call.cancel()
+    while not charged:  # noqa: ASYNC110 - the port is in this loop, and has nobody to tell
+        await asyncio.sleep(0)
+    assert port.gateway.asked == []
+
+
+@on_port()
+async def test_a_message_whose_time_passes_before_it_is_read_is_read_no_further(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port.gateway.served.learn(model(inputs=(TensorSpec("x", "INT64", (-1,)),)))
+    seconds = itertools.count()
+    with monkeypatch.context() as patch:
+        patch.setattr("headway.grpc.inference_call.monotonic", lambda: float(next(seconds)))
+        found = await port.client().fail(PREDICT, PAGES, (("x-request-timeout-ms", "2000"),))
+    assert found.status is Status.DEADLINE_EXCEEDED
+    assert found.details == "the total deadline of 2000 ms passed while the body waited for its turn to be read"
+    assert port.gateway.asked == []

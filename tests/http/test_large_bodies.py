@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from headway.gateway.limiter import Limiter
+from headway.http.entrance import CHARGED
+from headway.http.inference import fast_path
 from headway.http.inference.compressed_bodies import STEP
 from headway.http.server.connection_context import LARGE
-from headway.runtime.fair_turns import FairTurns
-from tests.http.stand import Client, Stand, on_stand, post, settled
+from headway.model import WorkerStatus
+from headway.runtime.fair_turns import MILLISECOND, FairTurns
+from headway.runtime.timing_wheel import DEADLINE_GRAIN
+from tests.http.stand import INSTANT, Client, Stand, on_stand, post, settled, texts
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"
 KEYS: dict[str, dict[str, Any]] = {"ada": {"rate": 0.0, "tenant": "acme"}, "bob": {"rate": 0.0, "tenant": "globex"}}
@@ -158,3 +167,122 @@ async def test_compressed_bodies_have_no_more_room_than_others(stand: Stand) -> 
     assert (await client.answer()).header["x-headway-dropped-reason"] == "bodies"
     await client.send(post('{"input": "a"}', "/v1/inference", ADA))
     assert (await client.answer()).status == 200
+
+
+def hold_turns(stand: Stand) -> list[Callable[[], None]]:
+    """Turns of large bodies, which come when the test calls them."""
+    context: Any = stand.door._context
+    waiting: list[Callable[[], None]] = []
+    context.large_bodies.wait = lambda tenant, begin: waiting.append(begin)
+    return waiting
+
+
+@contextlib.contextmanager
+def page_by_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Time of which each step of reading takes up a turn."""
+    ticks = count(INSTANT, 0.6 * MILLISECOND)
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "monotonic", lambda: next(ticks))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/inference", b'{"input":[%b]}' % b",".join([b"0"] * 4 * CHARGED)),
+        ("/v1/inference", b'{"inputs":[[%b],1]}' % b",".join([b"0"] * 4 * CHARGED)),
+        ("/v1/chat/completions", b'{"x":[%b],"messages":[]}' % b",".join([b"0"] * 4 * CHARGED)),
+        ("/v1/responses", b'{"x":[%b],"input":""}' % b",".join([b"0"] * 4 * CHARGED)),
+        ("/v2/models/default/infer", b'{"x":[%b],"inputs":[]}' % b",".join([b"0"] * 4 * CHARGED)),
+    ],
+)
+@on_stand(keys={"ada": {"rate": 1.0, "burst": 10.0}})
+async def test_a_client_that_leaves_while_its_body_is_read_pays_for_the_pages_that_were(
+    stand: Stand, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(Limiter, "charge_pages", lambda self, limits, pages: charged.append(pages))
+    stand.gateway.served.learn([replace(texts(WorkerStatus.HEALTHY), takes="json", gives="json")])
+    waiting = hold_turns(stand)
+    client = await stand.connect()
+    await client.send(post(body, path, ADA))
+    await settled(lambda: bool(waiting))
+    with page_by_page(monkeypatch):
+        for _ in range(9):
+            waiting.pop()()
+        assert not charged
+        client.leave()
+        await settled(lambda: not stand.door._connections())
+        waiting.pop()()
+    assert charged
+    assert (waiting, stand.gateway.asked) == ([], [])
+
+
+class Alarms:
+    """Event loop of connections, whose timers pass when the test says so."""
+
+    def __init__(self, stand: Stand) -> None:
+        context: Any = stand.door._context
+        self._loop, context.loop = context.loop, self
+        self.set: list[tuple[float, Callable[..., None], Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def call_later(self, seconds: float, callback: Callable[..., None], argument: Any) -> Any:
+        alarm = seconds, callback, argument
+        self.set.append(alarm)
+        return SimpleNamespace(cancel=lambda: self.set.remove(alarm))
+
+    def ring(self) -> float:
+        """Let the only one pass. Returns its seconds."""
+        [(seconds, callback, argument)] = self.set
+        callback(argument)
+        return seconds
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@on_stand(keys=KEYS)
+async def test_a_request_whose_time_passes_before_its_body_is_read_is_answered_then(
+    stand: Stand, begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, alarms = hold_turns(stand), Alarms(stand)
+    client = await stand.connect()
+    body = b'{"x":[%b],"input":"a"}' % b",".join([b"0"] * 4 * CHARGED)
+    request = post(body, "/v1/inference", ADA, "X-Request-Timeout-Ms: 250")
+    client.writer.write(request)
+    await settled(lambda: bool(waiting))
+    if begun:
+        with page_by_page(monkeypatch):
+            waiting.pop()()
+    assert alarms.ring() == 0.25
+    answer = await client.answer()
+    assert (answer.status, answer.error) == (504, "DEADLINE_EXCEEDED")
+    assert answer.json["message"] == "the total deadline of 250 ms passed while the body waited for its turn to be read"
+    assert answer.header["x-headway-dropped-reason"] == "total"
+    client.writer.write(request)
+    await settled(lambda: len(waiting) == 2)
+    waiting.pop(0)()
+    assert len(waiting) == 1, "nothing is read of the one that is answered"
+    waiting.pop()()
+    assert (await client.answer()).json["output"] == "A", "the connection goes on"
+    assert alarms.set == []
+    context: Any = stand.door._context
+    assert context.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.5])
+@on_stand(keys=KEYS)
+async def test_the_wait_for_its_turn_is_a_part_of_a_requests_time(
+    stand: Stand, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = hold_turns(stand)
+    client = await stand.connect()
+    client.writer.write(post(json.dumps({"input": LONG}), "/v1/inference", ADA))
+    await settled(lambda: bool(waiting))
+    with monkeypatch.context() as patch:
+        patch.setattr(fast_path, "monotonic", lambda: INSTANT + seconds)
+        waiting.pop()()
+        answer = await client.answer()
+    assert answer.json["metadata"]["latency_ms"] == pytest.approx(seconds * 1000, abs=0.01)
+    assert stand.gateway.asked[0].options.timeout == (4.0 if seconds < DEADLINE_GRAIN else 4.0 - seconds)

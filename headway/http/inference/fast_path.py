@@ -19,11 +19,12 @@ from functools import partial
 from operator import attrgetter
 from time import monotonic
 
-from headway.core.failures import failure_of, no_text
+from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
+from headway.gateway.served_models import KnownModels
 from headway.http.entrance import stranger
 from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
@@ -31,8 +32,8 @@ from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.exchange import Exchange, Outcome, RequestTarget, marks_of
-from headway.http.inference.inference_head import HEAD, InferenceHead, read_inference_head, several_as_task
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, marks_of
+from headway.http.inference.inference_head import HEAD, InferenceHead, hurried, read_inference_head, several_as_task
 from headway.http.problem import AnyError
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE
@@ -56,6 +57,12 @@ def _nobody() -> Principal | None:
     return None
 
 
+def _at_once(read: ReadRequest, body: bytes, options: RequestOptions, models: KnownModels) -> Steps[Exchange]:
+    """Read a body that takes no long time in one step."""
+    yield 0
+    return read(body, options, models)
+
+
 class FastPathConnection(Connection):
     """Connection of the public port.
 
@@ -67,6 +74,7 @@ class FastPathConnection(Connection):
 
     __slots__ = (
         "after",
+        "alarm",
         "before",
         "begin",
         "begun",
@@ -107,6 +115,8 @@ class FastPathConnection(Connection):
         self.fan_out: FanOut | None = None
         self.large: LargeAnswer | None = None
         self.begun = 0.0
+        self.alarm: asyncio.TimerHandle | None = None
+        """Timer of the request in hand while its long body waits to be read."""
         self.pieces = BodyPieces()
         self.memo = _UNKNOWN
         self.still: Callable[[], Principal | None] = _nobody
@@ -180,6 +190,7 @@ class FastPathConnection(Connection):
         try:
             if self.phase == ASKED:
                 self._abandon()
+            self._end_alarm()
             self._end_handoff()
             self._end_fan_out()
         finally:
@@ -388,25 +399,28 @@ class FastPathConnection(Connection):
             super().complete()
             return
         body = self.pieces.take()
+        self.begun = monotonic()
         if len(body) <= SHORT and not request.coding:
-            self._begin(request, body)
+            self._give_back()
+            self._ask(request, body)
             return
         self.phase = ASKED
+        alarm = self.alarm = self.inference.loop.call_later(request.options.timeout, self._expire, request)
         if request.coding:
             unpacker = Unpacker(body, request.coding, self.inference.settings)
-            self._in_turn(partial(self._unpack, request, unpacker))
+            self._in_turn(partial(self._unpack, request, unpacker, alarm))
         else:
-            self._in_turn(partial(self._take_large, request, body))
+            self._in_turn(partial(self._take_large, request, body, alarm))
 
-    def _unpack(self, request: InferenceHead, unpacker: Unpacker) -> None:
-        """Unpack some of a compressed body, unless the connection has ended meanwhile."""
-        if self.phase != ASKED or self.request is not request:
+    def _unpack(self, request: InferenceHead, unpacker: Unpacker, alarm: asyncio.TimerHandle) -> None:
+        """Unpack some of a compressed body, unless its request has ended meanwhile, and its alarm with it."""
+        if self.alarm is not alarm:
             return
         try:
             if unpacker.step():
-                self._in_turn(partial(self._take_large, request, unpacker.whole()))
+                self._in_turn(partial(self._take_large, request, unpacker.whole(), alarm))
             elif self.reserve(unpacker.size):
-                self._in_turn(partial(self._unpack, request, unpacker))
+                self._in_turn(partial(self._unpack, request, unpacker, alarm))
             else:
                 raise self.inference.quotas.no_room(self)
         except RequestError as exc:
@@ -416,35 +430,36 @@ class FastPathConnection(Connection):
         except Exception as exc:
             self.fault(exc)
 
-    def _take_large(self, request: InferenceHead, body: bytes) -> None:
-        """Go on with a large body, unless the connection has ended meanwhile."""
-        if self.phase == ASKED and self.request is request:
-            try:
-                if request.read_long is None or len(body) <= SHORT:
-                    self._begin(request, body)
-                    self.advance()
-                    return
-                self.begun, only = monotonic(), self.principal.models
-                served = self.inference.served
-                known = served.seen_by(only) if only else served
-                self._read_long(request, request.read_long(body, request.options, known), 0)
-            except Exception as exc:
-                self.fault(exc)
+    def _take_large(self, request: InferenceHead, body: bytes, alarm: asyncio.TimerHandle) -> None:
+        """Begin to read a large body, unless its request has ended meanwhile."""
+        if self.alarm is alarm:
+            only, served = self.principal.models, self.inference.served
+            known = served.seen_by(only) if only else served
+            read = partial(_at_once, request.read) if request.read_long is None else request.read_long
+            self._read_long(request, read(body, request.options, known), self.principal, alarm, 0)
 
-    def _read_long(self, request: InferenceHead, steps: Steps[Exchange], size: int) -> None:
-        """Read some more of a long body, of which `size` bytes outside strings were read, unless the connection has ended meanwhile."""
-        if self.phase != ASKED or self.request is not request:
+    def _read_long(
+        self, request: InferenceHead, steps: Steps[Exchange], principal: Principal, alarm: asyncio.TimerHandle, size: int
+    ) -> None:  # fmt: skip
+        """Read some more of a long body, of which `size` bytes outside strings were read, unless its request has ended meanwhile.
+
+        Its principal is charged for what was read in any case.
+        """
+        if self.alarm is not alarm:
+            self.inference.entrance.charge_pages(principal, size)
             return
-        end, principal = monotonic() + MILLISECOND, self.principal
+        end = monotonic() + MILLISECOND
         try:
             while monotonic() < end:
                 size += next(steps)
         except StopIteration as stop:
+            exchange: Exchange = stop.value
             self._give_back()
-            if request.wish is not None and isinstance(stop.value.input, list):
+            if request.wish is not None and isinstance(exchange.input, list):
                 self._charge_and_deny(request, several_as_task())
             else:
-                self._ask(request, b"", stop.value)
+                exchange.options = hurried(exchange.options, monotonic() - self.begun)
+                self._ask(request, b"", exchange)
         except RequestError as exc:
             self._give_back()
             self._charge_and_deny(request, exc)
@@ -452,18 +467,29 @@ class FastPathConnection(Connection):
             self.fault(exc)
             return
         else:
-            self._in_turn(partial(self._read_long, request, steps, size))
+            self._in_turn(partial(self._read_long, request, steps, principal, alarm, size))
             return
         self.inference.entrance.charge_pages(principal, size)
         self.advance()
 
-    def _begin(self, request: InferenceHead, body: bytes) -> None:
-        """Begin with a body that came in pieces, for which there was a reservation."""
-        self._give_back()
-        self._ask(request, body)
+    def _expire(self, request: InferenceHead) -> None:
+        """Answer the request in hand, whose time has passed before its body was read; that is dropped in its turn."""
+        try:
+            self._end_alarm()
+            self.reserve(0)
+            self._deny(request, error_of(unread(request.options.timeout)), self.inference.tiers[self.principal.tier])
+            self.advance()
+        except Exception as exc:
+            self.fault(exc)
+
+    def _end_alarm(self) -> None:
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
 
     def _give_back(self) -> None:
         """Give back the reservation of a body that came in pieces, and the charge of its request."""
+        self._end_alarm()
         self.reserve(0)
         self.inference.entrance.refund(self.principal)
 
@@ -479,6 +505,7 @@ class FastPathConnection(Connection):
         if self.principal is not _NOBODY and tier is not None:
             tier = self.inference.tiers[self.principal.tier]
         if self.phase == ASKED:
+            self._end_alarm()
             self._abandon()
             self._end_handoff()
         elif self.phase == BODY and self.request is not None:
@@ -541,6 +568,7 @@ class FastPathConnection(Connection):
             self._remember(request, raw)
         if whole:
             self.buffer = buffer[length:]
+            self.begun = monotonic()
             self._ask(request, buffer[:length])
             return
         self.phase = BODY
@@ -575,6 +603,7 @@ class FastPathConnection(Connection):
             self._deny(request, exc)
             return
         self.request, self.principal = request, self.known
+        self.begun = monotonic()
         self._ask(request, body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
@@ -643,7 +672,6 @@ class FastPathConnection(Connection):
     def _ask(self, request: InferenceHead, body: bytes, exchange: Exchange | None = None) -> None:
         """Read a body, unless it is read already, and hand its request in, on the lane for it if that is open."""
         if exchange is None:
-            self.begun = monotonic()
             only = self.principal.models
             served = self.inference.served
             try:

@@ -18,6 +18,7 @@ from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Reader, ReadInSteps, ReadRequest, RequestTarget
 from headway.http.server.head import ID_PREFIX, Head, read_id, shorten, too_large
 from headway.model import RequestOptions
+from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
 """Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
@@ -27,6 +28,9 @@ MOST_KEY = 255
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 """Codings of a body that some routes take."""
+
+MOMENT = 0.001
+"""Seconds left of a request whose time is over."""
 
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
 _ESCAPED = re.compile(rb'\\(["\\])')
@@ -139,6 +143,16 @@ def several_as_task() -> BadRequest:
         "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
         "or leave Prefer out and wait for the outputs"
     )
+
+
+def hurried(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
+    """Options of a request that has waited for some seconds, and whose call has some left."""
+    left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
+    if remaining is not None:
+        left = min(left, remaining)
+    if left >= options.timeout:
+        return options
+    return msgspec.structs.replace(options, timeout=max(left, MOMENT))
 
 
 def read_options(

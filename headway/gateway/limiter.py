@@ -124,12 +124,7 @@ class Limiter:
         The limit of a tier does not bound polls: a principal that polls much would keep the others of its tier from
         polling.
         """
-        now, polls = self._clock(), self._polls
-        own = [
-            Limit(limit.id, limit.name, limit.rate * self._polls_each, limit.burst * self._polls_each + POLLS_AT_ONCE)
-            for limit in limits
-            if limit.name != "tier"
-        ]
+        now, polls, own = self._clock(), self._polls, self._of_polls(limits)
         charged = ratelimit.charge(own, polls, now)
         if isinstance(charged, Over):
             return failures.over_polls(charged)
@@ -137,6 +132,20 @@ class Limiter:
             polls.forget_paid(now)
             polls[limit.id] = tat
         return None
+
+    def charge_polls(self, limits: tuple[Limit, ...], count: int) -> None:
+        """Charge a large outcome that a poll has told, as so many polls more, up to what each limit bears at once."""
+        now, polls = self._clock(), self._polls
+        for limit in self._of_polls(limits):
+            polls[limit.id] = max(polls.get(limit.id, now), now) + min(count, limit.burst) * ratelimit.interval(limit)
+
+    def _of_polls(self, limits: tuple[Limit, ...]) -> list[Limit]:
+        """Limits of polls that come with these of requests."""
+        return [
+            Limit(limit.id, limit.name, limit.rate * self._polls_each, limit.burst * self._polls_each + POLLS_AT_ONCE)
+            for limit in limits
+            if limit.name != "tier"
+        ]
 
     def holds_up(self, tier: int) -> bool:
         """Whether the fleet's capacity may hold up entries of a tier: the lowest of several."""

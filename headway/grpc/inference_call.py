@@ -243,7 +243,7 @@ class InferenceCall(Call):
             _, message = exchange.write(Outcome(self.shown, outputs, milliseconds, version, tokens))
             if isinstance(message, Iterator):
                 if room is None or room.held:
-                    message = await self._made(LargeAnswer(message, room))
+                    message = await LargeAnswer(message, room).whole(self.port.gateway.turns, self.owner)
                 else:
                     message = b"".join(message)
         except UnicodeEncodeError:
@@ -252,16 +252,6 @@ class InferenceCall(Call):
             if room is not None:
                 room.shrink(0)
         return message, marks_of(reply)
-
-    async def _made(self, large: LargeAnswer) -> bytes:
-        """Message of a large answer, made in turns of the event loop."""
-        made = False
-        while not made:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.port.gateway.turns.wait(self.owner, partial(_begin, turn))
-            await turn
-            made = large.make()
-        return large.rest()
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and how its outcome came about."""
@@ -276,9 +266,3 @@ def _step(steps: Steps[Exchange], waited: float) -> Exchange | int:
     except StopIteration as stop:
         exchange: Exchange = stop.value
         return exchange
-
-
-def _begin(turn: asyncio.Future[None]) -> None:
-    """Let a call go on that waits for its turn, unless it has ended."""
-    if not turn.done():
-        turn.set_result(None)

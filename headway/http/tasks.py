@@ -5,7 +5,7 @@ are answered alike: 404. That takes one look at the broker, by tenant and id tog
 
 A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Polls do not count towards a
 limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so
-polls have a limit of their own (`Limiter.poll`).
+polls have a limit of their own (`Limiter.poll`), and a large outcome counts as several.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import re
 
 import msgspec
 
-from headway.core import failures, values
+from headway.core import failures
 from headway.errors import BACKEND_ERROR, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.inference.answer_pieces import tensor_pieces
+from headway.http.entrance import CHARGED
+from headway.http.inference.answer_pieces import HOLE, value_within
 from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
 from headway.http.problem import AnyError, Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer, refuse, without_reason
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
-from headway.model import EntryState, Failure, Reply, Tensors
+from headway.http.server.large_answers import LargeAnswer
+from headway.model import EntryState, Failure, Reply
 from headway.runtime.race import race
 
 PATH = "/v1/result"
@@ -49,7 +51,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
     task_id: str
     status: str
-    output: str | msgspec.Raw | None = None
+    output: str | None = None
     metadata: TaskRun | None = None
     error: Problem | None = None
 
@@ -76,6 +78,8 @@ class _Tasks:
                 response = await self._forget(principal.tenant, id)
             else:
                 response = await self._tell(request, principal.tenant, id, wait)
+                if len(response.body) >= CHARGED and principal.limits:
+                    self._gateway.limiter.charge_polls(principal.limits, len(response.body) // CHARGED)
         except RequestError as exc:
             response = refuse(request, without_reason(exc))
         except BrokerUnavailable:
@@ -93,7 +97,7 @@ class _Tasks:
         if isinstance(known, EntryState):
             return _as_json(Result(ID_PREFIX + id, "PENDING"), {"retry-after": "1"})
         raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
-        response = _outcome(known, id, raw, gateway.settings.model_version)
+        response = await self._outcome(known, id, raw)
         if not gateway.broker.kept.keeps(
             known
         ):  # It came to who waited for it; who asks next hears that it was too large.
@@ -104,6 +108,40 @@ class _Tasks:
         """Outcome of a task, if it comes before the wait has to end."""
         told, *_ = await race(self._gateway.follow(tenant, id, wait), request.left(), request.shut.wait())
         return None if told is None else told.result()
+
+    async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
+        """Answer with an outcome. A large one is made in turns of its tenant.
+
+        Arguments:
+            reply: reply with the outcome.
+            id: id of the task.
+            raw: whether an output is the body.
+
+        Raises:
+            BadRequest: the output is tensors that cannot be sent in this form.
+        """
+        gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
+        failure: AnyError
+        if output is not None:
+            try:
+                if raw:
+                    return RouteAnswer(octets_of(output), media_type=OCTETS.decode())
+                used, ran = reply.tokens, reply.ran
+                version = (ran.version if ran is not None else "") or gateway.settings.model_version
+                metadata = TaskRun(None if used is None else used.used, version)
+                document = msgspec.json.encode(Result(shown, "SUCCESS", HOLE, metadata))
+                answer = LargeAnswer(value_within(document, output), None)
+                return RouteAnswer(await answer.whole(gateway.turns, reply.tenant), 200, None, JSON)
+            except UnicodeEncodeError:
+                failure = failures.no_text()
+            except RequestError as exc:
+                if exc.code != BACKEND_ERROR:
+                    raise
+                failure = exc
+        else:
+            failure = failures.failure_of(reply)
+        failure = Failure(failure.code, escaped(failure.message), failure.retry_after)
+        return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _forget(self, tenant: str, id: str) -> RouteAnswer:
         if await self._gateway.outcome(tenant, id) is None:
@@ -120,43 +158,6 @@ def _wait(request: Request) -> float:
     if len(values) > 1 or _WAIT.fullmatch(values[0]) is None:
         raise BadRequest(f"wait is {values[0][:60]!r}; expected one number of seconds, for example ?wait=20")
     return min(float(values[0]), LONGEST_WAIT)
-
-
-def _outcome(reply: Reply, id: str, raw: bool, version: str) -> RouteAnswer:
-    """Answer with an outcome.
-
-    Arguments:
-        reply: reply with the outcome.
-        id: id of the task.
-        raw: whether an output is the body.
-        version: version of a model whose worker tells none.
-
-    Raises:
-        BadRequest: the output is tensors that cannot be sent in this form.
-    """
-    shown = ID_PREFIX + id
-    failure: AnyError
-    if reply.output is not None:
-        try:
-            if raw:
-                return RouteAnswer(octets_of(reply.output), media_type=OCTETS.decode())
-            used, ran = reply.tokens, reply.ran
-            metadata = TaskRun(None if used is None else used.used, (ran.version if ran is not None else "") or version)
-            output = reply.output
-            told = (
-                msgspec.Raw(b"".join(tensor_pieces(output))) if isinstance(output, Tensors) else values.embedded(output)
-            )
-            return _as_json(Result(shown, "SUCCESS", told, metadata))
-        except UnicodeEncodeError:
-            failure = failures.no_text()
-        except RequestError as exc:
-            if exc.code != BACKEND_ERROR:
-                raise
-            failure = exc
-    else:
-        failure = failures.failure_of(reply)
-    failure = Failure(failure.code, escaped(failure.message), failure.retry_after)
-    return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
 
 def _as_json(result: Result, fields: dict[str, str] | None = None) -> RouteAnswer:

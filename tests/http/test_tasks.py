@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 from headway.errors import BrokerUnavailable
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
+from headway.http.entrance import CHARGED
+from headway.http.inference import answer_pieces
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
+from headway.runtime.fair_turns import Begin, FairTurns
 from tests.http.stand import Answer, Stand, get, on_stand, post, served, settled
 
 ASYNC = "Prefer: respond-async"
@@ -356,3 +360,34 @@ def test_polls_are_limited_by_what_their_caller_may_send() -> None:
         "eve": {"rate": 0.0},
     }
     served(main, keys=keys, whole=True, tier_rates="paid=1")
+
+
+@on_stand(whole=True, keys={"ada": {"rate": 1.0, "burst": 1.0}})
+async def test_a_large_outcome_counts_as_several_polls(stand: Stand) -> None:
+    """Each is made and sent anew: polls of 15 MB would buy all of a gateway."""
+    bearer, client = "Authorization: Bearer ada", await stand.connect()
+    long = "\x01" * (CHARGED // 6 + 99)  # Of which each becomes six bytes.
+    await client.send(post(json.dumps({"input": long}), "/v1/inference", ASYNC, bearer))
+    poll = get(f"/v1/result/{task_of(await client.answer())}?wait=25", bearer)
+    for _ in range((POLLS + POLLS_AT_ONCE) // 2):
+        await client.send(poll)
+        assert (await client.answer()).json["output"] == long.upper()
+    await client.send(poll)
+    answer = await client.answer()
+    assert (answer.status, answer.header["x-headway-dropped-reason"]) == (429, "polls")
+
+
+@on_stand(whole=True)
+async def test_a_large_outcome_is_told_in_turns(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(line: FairTurns, tenant: str, begin: Begin) -> None:
+        turns.append(tenant)
+        wait(line, tenant, begin)
+
+    long, turns, wait = '"é' * 4_000, list[str](), FairTurns.wait
+    id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
+    await stand.ask(get(f"/v1/result/{id}?wait=25"))
+    monkeypatch.setattr(answer_pieces, "PIECE", 1 << 10)
+    monkeypatch.setattr("headway.http.server.large_answers.TURN", -1.0)
+    monkeypatch.setattr(FairTurns, "wait", note)
+    assert (await stand.ask(get(f"/v1/result/{id}"))).json["output"] == long.upper()
+    assert len(turns) > len(long) / 1024

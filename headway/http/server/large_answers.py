@@ -8,12 +8,15 @@ An answer is made before any of it is sent, since an output may turn out to be n
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic
 
 from headway.core.failures import error_of
 from headway.gateway.client_quotas import AnswerRoom
+from headway.runtime.fair_turns import FairTurns
 
 TURN = 0.001
 """Seconds for which pieces of an answer are made in one turn of the loop; the last one may take longer."""
@@ -82,6 +85,16 @@ class LargeAnswer:
             self._room.shrink(self.length)
         return piece
 
-    def rest(self) -> bytes:
-        """Take the whole answer."""
+    async def whole(self, turns: FairTurns, tenant: str) -> bytes:
+        """Make all of it at once if that is done within one turn, else in further turns of the tenant. See `make`."""
+        while not self.make():
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            turns.wait(tenant, partial(_begin, turn))
+            await turn
         return b"".join(self._made)
+
+
+def _begin(turn: asyncio.Future[None]) -> None:
+    """Let an answer be made on, unless its request has ended."""
+    if not turn.done():
+        turn.set_result(None)

@@ -3,6 +3,7 @@
     python bench/load/neighbours.py                                  what lists, large bodies and answers, and floods do: ten minutes
     python bench/load/neighbours.py --only queue bodies --where one  some loads, in one process alone
     python bench/load/neighbours.py --only cheap                     what costs one request's price and much of the loop: two minutes
+    python bench/load/neighbours.py --only fitting                   lengths and parameters of a call: two minutes
     python bench/load/neighbours.py --only all                       these and all others: half an hour
 
 Two tenants share two GPUs made of sleep (20 ms a batch of at most 8): one process with a ledger, or two gateways and a worker
@@ -40,7 +41,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from bench.load import http2
-from bench.load.worst import CHEAP, FILE_ID, KEY, NEIGHBOURS, STREAM, WORST, Worst
+from bench.load.worst import CALM_LENGTH, CHEAP, FILE_ID, FITTING, KEY, NEIGHBOURS, STREAM, WORST, Worst
 from bench.stand import stand
 from bench.stand.findings import OUT, Findings
 from bench.stand.fleet import Fleet, fleet, lone_service
@@ -118,7 +119,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
         made, keys = service
         server = made.doors[0]
         calm_key, worst_key = keys["calm"], keys["limited" if worst.limited else "unlimited"]
-        expect = ("--key", calm_key, "--expect", "upper")
+        expect = ("--key", calm_key, "--expect", "upper", *worst.calm)
         open_loop(server, worst.rate, WARM_UP, *expect)
         kept = _Kept(server, calm_key)
         used = [_busy(server)]
@@ -288,7 +289,8 @@ def _service(folder: Path, worst: Worst, where: str) -> Iterator[tuple[Fleet, di
         tenant, tier = ("calm", worst.calm_tier) if name == "calm" else ("worst", worst.tier)
         rows.append(entry(name, name, tenant, tier, f"rate = {rate}\n" + (f"burst = {burst}\n" if burst else "")))
     (folder / "keys.toml").write_text("".join(rows), encoding="utf-8")
-    target, environment = f"default={stand.TARGETS}:Neighbours", {"NEIGHBOURS_MS": f"{BATCH_MS:g}"}
+    target = f"default={stand.TARGETS}:{worst.target}"
+    environment = {"NEIGHBOURS_MS": f"{BATCH_MS:g}", "NEIGHBOURS_LENGTH": str(CALM_LENGTH)}
     batch = ("--max-batch-size", str(MAX_BATCH))
     gpus = ("--workers", str(GPUS))
     doors: tuple[str, ...] = ("--keys", str(folder / "keys.toml"), "--max-connections", str(MOST_CONNECTIONS))
@@ -572,9 +574,14 @@ async def _count_answers(call: Any, answers: Counter[str]) -> None:
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="One tenant at its worst, and what another one sees of it.")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each load (default %(default)g)")
-    loads = f"of: all, cheap ({', '.join(CHEAP)}), {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
+    loads = f"of: all, cheap ({', '.join(CHEAP)}), fitting ({', '.join(FITTING)}), {', '.join(WORST)} (default: {', '.join(NEIGHBOURS)})"
     parser.add_argument(
-        "--only", nargs="+", choices=("all", "cheap", *WORST), default=[*NEIGHBOURS], metavar="LOAD", help=loads
+        "--only",
+        nargs="+",
+        choices=("all", "cheap", "fitting", *WORST),
+        default=[*NEIGHBOURS],
+        metavar="LOAD",
+        help=loads,
     )
     parser.add_argument(
         "--where", nargs="+", choices=WHERE, default=list(WHERE), help="one process, or two gateways over Redis"
@@ -587,6 +594,8 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if "all" in options.only:
         options.only = list(WORST)
+    elif "fitting" in options.only:
+        options.only = list(FITTING)
     elif "cheap" in options.only:
         options.only = [name for name in WORST if name in CHEAP or name in options.only]
     return options

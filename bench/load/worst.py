@@ -46,6 +46,8 @@ class Worst:
         rate: requests per second of the measured tenant.
         beside: name of what it does at the same time.
         newcomers: whether the measured tenant's new connections are timed as well.
+        target: class of what is served.
+        calm: further flags of the measured tenant's load.
     """
 
     what: str
@@ -70,6 +72,8 @@ class Worst:
     rate: float = 100.0
     beside: str = ""
     newcomers: bool = False
+    target: str = "Neighbours"
+    calm: tuple[str, ...] = ()
 
 
 def _ask(text: str, *fields: str, **members: Any) -> bytes:
@@ -223,6 +227,32 @@ WORST |= {
     ),
     "tensors": Worst("tensors of lying lengths, over gRPC", lambda n: _call(n, _INFER, _liar(n)), 8, every=0.002, grpc=True),
 }  # fmt: skip
+
+
+# Lengths and parameters of a call.
+
+CALM_LENGTH = 400
+"""Octets of the measured tenant's inputs where lengths count, about; a full batch of them takes what all take elsewhere."""
+
+
+def _lengths(what: str, length: Callable[[int], int], connections: int = 8, every: float = 0.5) -> Worst:
+    """Inputs of some lengths for a model that pads."""
+    return Worst(
+        what, lambda n: _ask(f"{n} ".ljust(length(n), "l")), connections, every=every, limited=False, target="PaddedNeighbours",
+        calm=("--input", "c" * CALM_LENGTH),
+    )  # fmt: skip
+
+
+FITTING: dict[str, Worst] = {
+    "longest": _lengths("16 inputs/s of five times the length", lambda n: 5 * CALM_LENGTH),
+    "alternating": _lengths("a short input and one of five times the length in turn", lambda n: CALM_LENGTH * (5 if n % 2 else 1) // (1 if n % 2 else 20)),
+    "enormous": _lengths("one input a second of 25 times the length", lambda n: 25 * CALM_LENGTH, 1, 1.0),
+    "thousand values": Worst(
+        "16 inputs/s with 1,000 values of a parameter that a call has once",
+        lambda n: _ask(f"v {n}", parameters={"temperature": n % 1000}), 8, every=0.5, limited=False, target="NeighboursTogether",
+    ),
+}  # fmt: skip
+WORST |= FITTING
 
 
 # Over HTTP, in other APIs.
@@ -469,5 +499,5 @@ CHEAP: dict[str, Worst] = {
         lambda n: _ask("joined", f"Idempotency-Key: j{n // 300}"), 300, every=0.12, limited=False, leaves=3, fresh=True, bound=125,
     ),
 }  # fmt: skip
-NEIGHBOURS |= CHEAP
+NEIGHBOURS |= CHEAP | FITTING
 WORST |= CHEAP

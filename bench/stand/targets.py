@@ -6,6 +6,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -96,6 +97,31 @@ class Neighbours:
             ValueError("rejected") if text.startswith("REJECT") else "x" * 1_000_000 if text.startswith("BIG")
             else "x" * 8_000_000 if text.startswith("HUGE") else text.upper() for text in inputs
         ]  # fmt: skip
+
+
+class PaddedNeighbours(Neighbours):
+    """The same, but each batch takes what it is filled up to: NEIGHBOURS_MS for eight of NEIGHBOURS_LENGTH, two fifths of it fixed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = 0.4 * self.seconds
+        self.beta = 0.6 * self.seconds / 8 / float(os.environ["NEIGHBOURS_LENGTH"])
+
+    def __call__(self, inputs: list[str]) -> list[str | ValueError]:
+        self.seconds = self.alpha + self.beta * len(inputs) * max(map(len, inputs))
+        return super().__call__(inputs)
+
+
+class NeighboursTogether:
+    """As Neighbours, with a parameter that a call has once."""
+
+    together = ("temperature",)
+
+    def __init__(self) -> None:
+        self.neighbours = Neighbours()
+
+    def __call__(self, inputs: list[str], parameters: Mapping[str, object]) -> list[str | ValueError]:
+        return self.neighbours(inputs)
 
 
 class Emulated:

@@ -383,11 +383,11 @@ async def test_a_large_outcome_is_told_in_turns(stand: Stand, monkeypatch: pytes
         turns.append(tenant)
         wait(line, tenant, begin)
 
-    long, turns, wait = '"é' * 4_000, list[str](), FairTurns.wait
+    long, turns, wait = '"é' * 1_000, list[str](), FairTurns.wait
     id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
-    monkeypatch.setattr(answer_pieces, "PIECE", 1 << 10)
+    monkeypatch.setattr(answer_pieces, "PIECE", 1 << 7)
     monkeypatch.setattr("headway.http.server.large_answers.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)
     assert (await stand.ask(get(f"/v1/result/{id}"))).json["output"] == long.upper()
-    assert len(turns) > len(long) / 1024
+    assert len(turns) > len(long) / 128

@@ -10,8 +10,8 @@ by number until another one is clearly better, so a model whose batches always t
 A batch of a model that pads is sorted and cut where that saves time, by dynamic programming over the places of the cuts.
 
 Batches that each have one input of the greatest length there is fit the line by number, too. So where α is known to be little, or where all batches are
-full and nobody can know, one runs in two halves on trial now and then, the lighter inputs first. Where the halves differ, more trials
-follow soon; where they are alike, ever fewer.
+full and nobody can know, one runs in two calls on trial now and then, the lighter inputs first. Where these take less time than their
+number says, more trials follow soon; where not, ever fewer.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ RECENT = 0.05
 KNOWN_CALLS = 16
 """Calls that must have run before another line than that by number can hold."""
 FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
-"""Calls between two trials: at first; at most, as long as the halves differ, and at least once they were alike; at most."""
+"""Calls between two trials: at first; at most, as long as they tell of a gain, and at least once one did not; at most."""
 MORE = 1.5
-"""Growth of the distance between two trials whose halves differ. It doubles where they were alike."""
-ALIKE = 0.75
-"""Share of the heavier half's time from which on the lighter one takes about as long: little is to be gained, and trials are rare."""
+"""Growth of the distance between two trials after one that told of a gain. It doubles after others."""
+AS_FORETOLD = 0.75
+"""Share of the time that the line by number foretells, from which on the lighter inputs take about as long: little is to be gained."""
+SPARED = 0.25
+"""Least share of number × longest that a trial spares."""
 FULL = 0.95
 """Share of the largest batch from which on the mean one is about as large: their times tell little of smaller ones then."""
 NOTICED = 0.1
@@ -64,35 +66,36 @@ class BatchCost:
         self._largest = 0.0
         """Size of the largest batch, slowly forgotten."""
         self._observed, self._trial_at, self._distance = 0, KNOWN_CALLS, float(FIRST_TRIALS)
-        self._halves: list[float] | None = None
-        """Times of the halves of a batch on trial that have run."""
+        self._tries = False
+        """Whether the next call is the first one of a batch on trial."""
 
     @property
     def cuts(self) -> bool:
         """Whether the next batch may be run in several calls."""
         if self.shape is CostShape.NUMBER and self._observed >= self._trial_at:
-            return self._may_try(self._lines[CostShape.NUMBER])
+            return self._may_try(self._lines[CostShape.NUMBER].largest)
         return self.shape is CostShape.PADDED
 
-    def _may_try(self, line: ServiceModel) -> bool:
-        """Whether a batch may run in halves on trial, by the line by number. It says nothing of them where it has no slope.
+    def _may_try(self, spared: float) -> bool:
+        """Whether a batch may run in two calls on trial, which spare so many inputs of the greatest length.
 
-        Of a model that pads, two halves of which one has only short inputs then take no longer than the whole.
+        If the model pads, they take no longer than one, by the slope of the line by number. Without one nobody knows.
         """
-        if line.beta:
-            return line.alpha <= line.beta * line.largest / 2
-        return self._inputs >= FULL * self._batches * self._largest
+        line = self._lines[CostShape.NUMBER]
+        return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
         """Calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
-        order, half = sorted(range(len(weights)), key=weights.__getitem__), len(weights) // 2
-        if not half or 2 * weights[order[half - 1]] > weights[order[-1]]:
-            return [list(range(len(weights)))]
-        self._halves = []
-        return [order[:half], order[half:]]
+        count, order = len(weights), sorted(range(len(weights)), key=weights.__getitem__)
+        longest = weights[order[-1]]
+        spared, end = max((end * (longest - weights[order[end - 1]]), end) for end in range(1, count + 1))
+        if spared <= SPARED * count * longest or not self._may_try(spared / longest):
+            return [list(range(count))]
+        self._tries = True
+        return [order[:end], order[end:]]
 
     def observe(self, weights: Sequence[int], seconds: float) -> None:
         """Learn from a call of inputs of these weights, at least one, that took so many seconds."""
@@ -100,8 +103,8 @@ class BatchCost:
             return
         count, longest = len(weights), max(weights)
         self._observed += 1
-        if self._halves is not None:
-            self._note_half(self._halves, seconds)
+        if self._tries:
+            self._note_trial(seconds / self._lines[CostShape.NUMBER].seconds(count))
         self._calls = self._calls * DECAY + 1.0
         for shape, size in zip(CostShape, (count, sum(weights), count * longest), strict=True):
             line = self._lines[shape]
@@ -113,16 +116,14 @@ class BatchCost:
         if self._calls >= KNOWN_CALLS:
             self._choose()
 
-    def _note_half(self, halves: list[float], seconds: float) -> None:
-        """Note the time of a half of a batch on trial, the lighter one first."""
-        halves.append(seconds)
-        if len(halves) == 2:
-            self._halves = None
-            if halves[0] >= ALIKE * halves[1]:
-                self._distance = min(max(2.0 * self._distance, MORE_TRIALS), LAST_TRIALS)
-            else:
-                self._distance = min(MORE * self._distance, MORE_TRIALS)
-            self._trial_at = self._observed + int(self._distance)
+    def _note_trial(self, ratio: float) -> None:
+        """Note the time of the lighter inputs of a batch on trial, over what their number foretold."""
+        self._tries = False
+        if ratio < AS_FORETOLD:
+            self._distance = min(MORE * self._distance, MORE_TRIALS)
+        else:
+            self._distance = min(max(2.0 * self._distance, MORE_TRIALS), LAST_TRIALS)
+        self._trial_at = self._observed + int(self._distance)
 
     def note_batch(self, weights: Sequence[int]) -> None:
         """Learn the size of a batch, and how long its inputs would all be, filled up to the longest."""

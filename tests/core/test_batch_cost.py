@@ -82,17 +82,18 @@ def test_that_a_model_pads_is_found_though_all_batches_are_alike() -> None:
 
 
 @pytest.mark.parametrize("seconds", [constant, by_number])
-def test_few_batches_of_a_model_that_does_not_pad_run_in_halves_on_trial(seconds: Seconds) -> None:
+def test_few_batches_of_a_model_that_does_not_pad_run_in_two_calls_on_trial(seconds: Seconds) -> None:
     cost, cuts = in_calls(seconds, MIXED, 10_000)
     assert cost.shape is CostShape.NUMBER
     assert cuts <= 7
 
 
-def test_that_a_model_pads_is_found_where_batches_differ_in_size_alone() -> None:
+@pytest.mark.parametrize("long", [1, 20])
+def test_that_a_model_pads_is_found_where_batches_differ_in_size_alone(long: int) -> None:
     """As where every batch has one of the longest inputs, from the first one on, and is never full."""
     cost, rng = BatchCost(), random.Random(1)
     for _ in range(2 * KNOWN_CALLS):
-        weights = [2_000, *[100] * rng.randint(10, 20)]
+        weights = [*[2_000] * long, *[100] * rng.randint(10, 20)]
         calls = cost.calls(weights)
         cost.note_batch(weights)
         for call in calls:
@@ -119,6 +120,7 @@ def test_there_is_no_trial_where_the_fixed_part_is_known_to_be_most_of_a_batch()
 def test_inputs_of_like_length_are_no_trial() -> None:
     assert in_calls(constant, [100] * 32, 1_000)[1] == 0
     assert in_calls(padded, [100], 1_000)[1] == 0
+    assert in_calls(constant, [0] * 32, 1_000)[1] == 0
 
 
 def test_the_coefficients_are_those_of_the_model() -> None:

@@ -25,6 +25,10 @@ NORMAL = 1.25
 """Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
 STRAY = 2.0
 """Multiple of the expected run time as which a much slower batch counts, unless the one before it was as slow."""
+FASTER = 8
+"""Batches in a row, each faster than expected by more than STRAY, from which on the model has changed for the better."""
+FORGETTING = 0.5
+"""Weight of the past at each further one of them. A wrong pace holds batches back, so the more it errs the less there is to learn from."""
 STRAY_DEVIATIONS = 4.0
 """Standard deviations from the expected run time within which no batch is a stray."""
 KNOWN = 8.0
@@ -51,10 +55,11 @@ class ServiceModel:
         largest: largest batch seen, slowly forgotten.
     """
 
-    __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strayed", "_w", "alpha", "beta", "deviation", "largest")
+    __slots__ = ("_l", "_n", "_nl", "_nn", "_off", "_strays", "_w", "alpha", "beta", "deviation", "largest")
 
     def __init__(self) -> None:
-        self._strayed = False
+        self._strays = 0
+        """1 after a stray, else less by 1 for each of the last batches that were much faster than expected."""
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self.largest = 0.0
         self.alpha = 0.0
@@ -70,12 +75,13 @@ class ServiceModel:
     def observe(self, size: float, seconds: float) -> None:
         """Learn from one finished batch of `size` that held its slot for `seconds`."""
         seconds = self._tamed(size, seconds)
+        decay = DECAY if self._strays > -FASTER else FORGETTING
         self.largest = max(size, self.largest * DECAY)
-        self._w = self._w * DECAY + 1.0
-        self._n = self._n * DECAY + size
-        self._l = self._l * DECAY + seconds
-        self._nn = self._nn * DECAY + size * size
-        self._nl = self._nl * DECAY + size * seconds
+        self._w = self._w * decay + 1.0
+        self._n = self._n * decay + size
+        self._l = self._l * decay + seconds
+        self._nn = self._nn * decay + size * size
+        self._nl = self._nl * decay + size * seconds
         mean_n, mean_l = self._n / self._w, self._l / self._w
         variance = self._nn / self._w - mean_n * mean_n
         if variance > SPREAD:
@@ -83,16 +89,21 @@ class ServiceModel:
         self.alpha = mean_l - self.beta * mean_n
         if self.alpha < 0.0:
             self.alpha, self.beta = 0.0, mean_l / mean_n
-        self._off = self._off * DECAY + abs(seconds - self.alpha - self.beta * size)
+        self._off = self._off * decay + abs(seconds - self.alpha - self.beta * size)
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
         """Seconds as which a batch counts: one that takes far too long by itself is an accident, two are a change."""
         expected = self.seconds(size)
-        most = max(STRAY * expected, expected + STRAY_DEVIATIONS * self.deviation)
-        strays = self._w >= KNOWN and seconds > most
-        alone, self._strayed = strays and not self._strayed, strays
-        return most if alone else seconds
+        if STRAY * seconds < expected:
+            self._strays = min(self._strays, 0) - 1
+            return seconds
+        most = STRAY * expected
+        if seconds <= most or self._w < KNOWN or seconds <= (wide := expected + STRAY_DEVIATIONS * self.deviation):
+            self._strays = 0
+            return seconds
+        alone, self._strays = self._strays <= 0, 1
+        return max(most, wide) if alone else seconds
 
     @property
     def each(self) -> float:

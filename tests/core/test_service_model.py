@@ -75,6 +75,21 @@ class TestServiceModel:
             model.observe(8, 1.0)
         assert model.seconds(8) == pytest.approx(1.0, rel=0.2)
 
+    @pytest.mark.parametrize("disturbed", [0.35, 2.0])
+    def test_a_disturbance_that_is_over_is_forgotten_within_twenty_batches(self, disturbed: float) -> None:
+        model = learnt(0.06, 0.0)
+        for _ in range(100):
+            model.observe(8, disturbed)
+        for _ in range(20):
+            model.observe(8, 0.06)
+        assert model.seconds(8) == pytest.approx(0.06, rel=0.25)
+
+    def test_batches_that_are_fast_by_turns_are_no_change(self) -> None:
+        model = ServiceModel()
+        for number in range(400):
+            model.observe(8, 0.2 if number % 8 < 2 else 0.04)
+        assert model.seconds(8) == pytest.approx(0.08, rel=0.25)
+
     def test_nothing_is_foretold_far_beyond_what_was_seen(self) -> None:
         """A slow batch of three among batches of one is no reason to expect ten seconds of a batch of a hundred."""
         model = ServiceModel()

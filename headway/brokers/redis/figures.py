@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, Mapping[str, float]] = {
         **dict.fromkeys(wire.RULE, 0.0),
         "headway": -1.0, "slowest": math.inf, "window": math.inf, "tolerance": math.inf, "rule_at": -math.inf, "limit": 0.0, "max_batch": 0.0,
     },
-    "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "strayed", "largest", "alpha", "beta", "deviation"), 0.0),
+    "LEARNT": dict.fromkeys(("w", "n", "l", "nn", "nl", "off", "strays", "largest", "alpha", "beta", "deviation"), 0.0),
     "FLEET": {
         "slots": 0.0, "known_slots": 1.0, "generation": 0.0, "reaper_until": -math.inf, "swept_at": -math.inf, "differ": 0.0,
         "shared": 0.0,

@@ -52,8 +52,12 @@ local function tamed(q, size, seconds)
   local expected = batch_seconds(q, size)
   local most = math.max(STRAY * expected, expected + STRAY_DEVIATIONS * q.deviation)
   local strays = q.w >= STRAY_KNOWN and seconds > most
-  local alone = strays and q.strayed == 0
-  q.strayed = strays and 1 or 0
+  local alone = strays and q.strays <= 0
+  if STRAY * seconds < expected then
+    q.strays = math.min(q.strays, 0) - 1
+  else
+    q.strays = strays and 1 or 0
+  end
   return alone and most or seconds
 end
 
@@ -61,12 +65,13 @@ function observe_batch(s, size, seconds)
   local q = s.q
   s.touched[LEARNT] = true
   seconds = tamed(q, size, seconds)
+  local decay = q.strays > -FASTER and DECAY or FORGETTING
   q.largest = math.max(size, q.largest * DECAY)
-  q.w = q.w * DECAY + 1
-  q.n = q.n * DECAY + size
-  q.l = q.l * DECAY + seconds
-  q.nn = q.nn * DECAY + size * size
-  q.nl = q.nl * DECAY + size * seconds
+  q.w = q.w * decay + 1
+  q.n = q.n * decay + size
+  q.l = q.l * decay + seconds
+  q.nn = q.nn * decay + size * size
+  q.nl = q.nl * decay + size * seconds
   local mean_n, mean_l = q.n / q.w, q.l / q.w
   local variance = q.nn / q.w - mean_n * mean_n
   if variance > SPREAD then
@@ -76,7 +81,7 @@ function observe_batch(s, size, seconds)
   if q.alpha < 0 then
     q.alpha, q.beta = 0, mean_l / mean_n
   end
-  q.off = q.off * DECAY + math.abs(seconds - q.alpha - q.beta * size)
+  q.off = q.off * decay + math.abs(seconds - q.alpha - q.beta * size)
   q.deviation = NORMAL * q.off / q.w
 end
 

@@ -121,6 +121,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         arena_bytes=settings.arena_mb << 20,
         count=plan.count_large,
         cuts=plan.cuts,
+        tiers=len(settings.tier_names),
     )
 
 

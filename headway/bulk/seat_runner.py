@@ -9,6 +9,10 @@ Whatever becomes of a batch, its other members are not this runner's, and never 
 here, by the rules of `core.retry`, and what is suspected rides apart. A tenant that has sent a bad line rides apart with all it sends, until
 CLEAN lines of it have been answered, and twice as many after each further one: else each bad line of a million would cost a batch of others.
 
+An output is copied on its way, and all that ride with it wait for that. So the outputs of the lines of a batch have a bound of their own, and a
+line whose output goes beyond runs again alone. A tenant whose lines have outputs of more than their share of it rides apart until CLEAN smaller
+ones have come, in batches of as many lines as have room.
+
 A batch that ended its worker costs more than seats: nobody has that worker until it has loaded again. So all lines of its tenant rest
 before any of them runs again, many times as long as that batch ran, and what is searched then runs one part after the other.
 
@@ -31,6 +35,7 @@ import msgspec
 
 from headway import errors
 from headway.core.bulk import QUIET
+from headway.core.failures import CROWDED
 from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
@@ -38,6 +43,7 @@ from headway.gateway.input_gate import InputGate, Judgement
 from headway.gateway.pending import NOBODY, PendingRequest, PendingTable
 from headway.gateway.served_models import ServedModels
 from headway.model import (
+    MOST_OUTPUT,
     BulkDepth,
     Cause,
     Entry,
@@ -68,6 +74,8 @@ MOST_TENANTS = 10_000
 """Most tenants whose bad lines are remembered."""
 FIRST_BATCHES, MOST_BATCHES = 2, 64
 """Full batches of a model that are on their way at first, and at most."""
+MOST_OUTPUTS = MOST_OUTPUT
+"""Bytes of outputs of lines that have room in a batch; a backend leaves out what goes beyond."""
 MOST_BYTES = 64 << 20
 """Bytes of inputs on their way, about. A tenant may have as many as it leaves free, so that there is room for whoever comes next."""
 LATER = 0.2
@@ -129,10 +137,13 @@ class _Riding(PendingRequest):
 class _Record(msgspec.Struct):
     """A tenant's record: its bad lines, the good ones that it owes, those that are suspected, and the shape in which it rides apart.
 
-    All its lines rest until `rests_until`, an instant of the clock.
+    All its lines rest until `rests_until`, an instant of the clock. `largest` is its largest output since it rides apart for that; 0: it does not.
+    `room` is the number of further lines of its shape for whose outputs there is room then.
     """
 
     shape: int
+    largest: int = 0
+    room: int = 0
     bad: int = 0
     owes: int = 0
     suspects: int = 0
@@ -361,11 +372,19 @@ class SeatRunner(BulkRunner):
         """Have a line wait in the broker: with those of a shape alone, or wherever its tenant may ride."""
         record = self._records.get(riding.line.tenant)
         if not shape and record is not None and (record.owes or record.suspects):
-            shape = record.shape
+            shape = self._shape_apart(record)
         self._nonce += 1
         riding.entry = entry = msgspec.structs.replace(riding.entry, nonce=self._nonce, shape=shape)
         self._riding[entry.tenant, entry.id] = riding
         self._session.offer(entry)
+
+    def _shape_apart(self, record: _Record) -> int:
+        """Shape of the next line of a tenant that rides apart."""
+        if record.largest:
+            record.room -= 1
+            if record.room < 0:
+                record.shape, record.room = self._new_shape(), MOST_OUTPUTS // record.largest - 1
+        return record.shape
 
     def _new_shape(self) -> int:
         self._shape = self._shape % SHAPES + 1
@@ -458,6 +477,7 @@ class SeatRunner(BulkRunner):
 
     def _replied(self, replies: Sequence[Reply]) -> None:
         failed: dict[tuple[str, float, str], list[tuple[_Riding, Reply]]] = defaultdict(list)
+        large = set[str]()
         for reply in replies:
             riding = self._pop(reply.tenant, reply.id, reply.nonce)
             if riding is None:
@@ -465,12 +485,38 @@ class SeatRunner(BulkRunner):
             failure = reply.failure
             if failure is not None and reply.ran is not None and failure.reason in _CAUSES:
                 failed[reply.ran.worker, reply.ran.claimed_at, riding.line.tenant].append((riding, reply))
+            elif failure is not None and failure.reason == CROWDED:
+                self._send(riding, self._new_shape())
             elif failure is not None and failure.code in _AGAIN:
                 self._refused(riding, failure)
             else:
+                if self._note_size(riding, len(reply.output or "")):
+                    large.add(riding.line.tenant)
                 self._answered(riding, reply)
         for together in failed.values():
             self._search(together)
+        for tenant in large:
+            self._take_apart(tenant)
+
+    def _note_size(self, riding: _Riding, size: int) -> bool:
+        """Note the size of an output. Returns whether its tenant rides apart from now on for it, and did not before."""
+        largest = self._served[riding.line.model].settings.max_batch_size
+        if size * largest <= MOST_OUTPUTS:
+            return False
+        record = self._record(riding.line.tenant)
+        begins = not record.largest
+        record.largest, record.owes = max(record.largest, size), max(record.owes, CLEAN + 1)  # This one is none.
+        return begins
+
+    def _take_apart(self, tenant: str) -> None:
+        """Have the lines of a tenant that wait in the broker wait there anew, apart."""
+        for key, one in [*self._riding.items()]:
+            riding = cast(_Riding, one)
+            if key[0] == tenant and not riding.entry.shape:
+                del self._riding[key]
+                self._session.withdraw(riding.entry.submission)
+                riding.entry = msgspec.structs.replace(riding.entry, id=self._new_id())  # The old id may be in use yet.
+                self._send(riding)
 
     def _answered(self, riding: _Riding, reply: Reply) -> None:
         model, record = riding.line.model, self._records.get(riding.line.tenant)
@@ -478,6 +524,8 @@ class SeatRunner(BulkRunner):
         self._windows[model] = min(self._window(model) + 0.5, MOST_BATCHES * largest)
         if record is not None and record.owes and reply.output is not None:
             record.owes -= 1
+            if not record.owes:
+                record.largest = 0
         self._end(riding, reply)
 
     def _end(self, riding: _Riding, reply: Reply) -> None:

@@ -23,6 +23,8 @@ POLICY = "policy"
 """Reason label of an input that the input policy refuses, or could not judge."""
 CULPRIT = "culprit"
 """Reason label of an entry whose input has failed alone a short while ago."""
+CROWDED = "crowded"
+"""Reason label of a bulk line whose output was left out, as those of the lines in its batch are too large together."""
 LIST = "list"
 """Reason label of a request with more inputs than are ever answered in time."""
 BURST = "burst"
@@ -333,6 +335,8 @@ def item_failure(item: ItemResult) -> Failure:
     """Failure of the one input for which the black box gave no output."""
     if item.elsewhere:
         return Failure(errors.NO_WORKERS, item.error or "no worker runs this version of the model", 1.0, "no_workers")
+    if item.crowded:
+        return Failure(errors.SHED, "the outputs of the lines in its batch are too large together", None, CROWDED)
     code = errors.BACKEND_ERROR if item.fault else errors.REJECTED_BY_MODEL
     return Failure(code, item.error or "the model gave no output for this input", None, "item")
 

@@ -606,9 +606,12 @@ class ModelQueue:
             self._take_in()
             past.ended(self._fresh, self._running, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
-        doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
-        seconds = now - departure.left_at
-        self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
+        if not (
+            departure.bulk and departure.whole and departure.members[0].entry.shape
+        ):  # What rides apart is unlike all others.
+            doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
+            seconds = now - departure.left_at
+            self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
         self._judge_anew()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))

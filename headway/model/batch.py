@@ -144,6 +144,8 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     """True when the entry did not run, as it is pinned to a version that the worker does not run."""
     tokens: TokenCount | None = None
     """Tokens that the input has used, as the target or the remote API tells; None when it does not."""
+    crowded: bool = False
+    """True for a bulk line whose output was left out, as those of the lines in its batch are too large together; it is to run again."""
 
 
 class Cause(enum.Enum):

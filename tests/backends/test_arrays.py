@@ -483,7 +483,8 @@ class TestOutputs:
         assert word.outputs[0] is not None and word.outputs[1] is None
         assert word.errors[1][1] and "the limit is 400" in word.errors[1][0]
         monkeypatch.setattr(frames, "MAX_OUTPUTS", 300)
-        assert "the limit is 300" in failed(loaded, b"[1,2]", b"[1,2]").message
+        over = child.bounded(ran(loaded, b"[1,2]", b"[1,2]"), 0)
+        assert isinstance(over, Failed) and "the limit is 300" in over.message
 
     def test_a_batch_that_raises_fails_whole(self) -> None:
         def call(x: Array) -> Array:

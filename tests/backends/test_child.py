@@ -26,8 +26,19 @@ def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.M
     assert isinstance(judged, Outputs)
     assert judged.outputs == ["x" * 8, None, "éééé", None]
     assert [(place, fault) for place, (_, fault) in judged.errors.items()] == [(1, True), (3, True)]
-    failed = child.judge(2, 3, ["x" * 7] * 3)
+    failed = child.bounded(child.judge(2, 3, ["x" * 7] * 3), 0)
     assert failed == Failed(2, True, "the outputs come to 21 characters, the limit is 20")
+
+
+def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_OUTPUTS", 10)
+    monkeypatch.setattr(frames, "MAX_LINES_OUTPUTS", 8)
+    word = child.bounded(child.judge(1, 6, ["x" * 5, "x" * 5, "x" * 7, "x" * 6, ValueError("no"), "x"]), 4)
+    assert isinstance(word, Outputs)
+    assert word.outputs == ["x" * 5, "x" * 5, "x" * 7, None, None, "x"]
+    assert word.crowded == [3]
+    assert set(word.errors) == {4}
+    assert isinstance(child.bounded(child.judge(2, 2, ["x" * 11, "x"]), 1), Failed)
 
 
 @pytest.mark.parametrize("result", [None, "ab", {"a": "b", "c": "d"}, iter(["a", "b"]), {"a", "b"}, 2])

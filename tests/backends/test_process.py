@@ -12,6 +12,7 @@ import sys
 import termios
 
 import pytest
+from msgspec.structs import replace
 
 from headway.backends.process import child_process
 from headway.backends.process.backend import ProcessBackend
@@ -46,6 +47,14 @@ async def test_user_code_that_raises_fails_its_batch_and_the_process_goes_on(wor
         first = caught.value.trace.splitlines()[1]
         assert "faults.py" in first, "the traceback begins in user code"
         assert log.lines("stderr") == [], "it is not told twice"
+
+
+async def test_outputs_of_bulk_lines_that_are_too_large_together_are_left_out_alone() -> None:
+    async with started(FAULTS, tiers=1) as (backend, _):
+        asked, lines = batch("a", "large", "large"), batch("large", "large", "b")
+        items = await backend.run([*asked, *(replace(line, tier=1) for line in lines)], LONG)
+        assert [len(item.output or "") for item in items] == [1, 9 << 20, 9 << 20, 9 << 20, 0, 1]
+        assert [item.crowded for item in items] == [False] * 4 + [True, False]
 
 
 async def test_the_error_of_one_input_is_its_own() -> None:

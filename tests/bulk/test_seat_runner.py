@@ -58,6 +58,7 @@ class Play:
         self.supervisor = Supervisor()
         self.ended: dict[tuple[str, int], Reply] = {}
         self.news = asyncio.Event()
+        self.asked = itertools.count()
         self.batches: list[Lease] = []
         self.cause: Cause = Cause.RAISED
         self.dies: Callable[[Lease], bool] = lambda lease: False
@@ -79,7 +80,17 @@ class Play:
             if self.dies(claimed) or bad:
                 await self.broker.release(claimed, BatchFailure(self.cause, "cannot", name))
             else:
-                await self.broker.complete(claimed, [ItemResult("out") for entry in claimed.entries])
+                await self.broker.complete(claimed, self._items(claimed))
+
+    def _items(self, lease: Lease) -> list[ItemResult]:
+        """Outputs, as a backend gives them: those of bulk lines that are too large together are left out."""
+        items, room = list[ItemResult](), seat_runner.MOST_OUTPUTS
+        for entry in lease.entries:
+            output = "x" * 100 if "large" in str(entry.input) else "out"
+            fits = not entry.tier or len(output) <= room
+            room -= len(output) if entry.tier and fits else 0
+            items.append(ItemResult(output) if fits else ItemResult(None, crowded=True))
+        return items
 
     async def keep_alive(self) -> None:
         while True:
@@ -105,8 +116,8 @@ class Play:
 
     async def ask(self, count: int) -> None:
         """Have somebody else ask, 20 times a second."""
-        for number in range(count):
-            await self.broker.enqueue([Entry(f"asked-{number}", "m", "asked", 0, "other", "g", 60.0, 60.0)])
+        for _ in range(count):
+            await self.broker.enqueue([Entry(f"asked-{next(self.asked)}", "m", "asked", 0, "other", "g", 60.0, 60.0)])
             await asyncio.sleep(0.05)
 
     async def until(self, count: int, job: str = "") -> None:
@@ -192,6 +203,32 @@ def test_a_tenant_of_bad_lines_costs_the_others_few_batches() -> None:
         assert hit[False, True] > 1
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
+
+    play(script)
+
+
+@pytest.mark.parametrize("most", [150, 450])
+def test_lines_of_large_outputs_are_all_answered_and_hardly_ever_ride_beside_others(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first of them the tenant's lines ride apart, as many together as have room, until small ones have come."""
+    monkeypatch.setattr(seat_runner, "MOST_OUTPUTS", most)
+
+    async def script(one: Play) -> None:
+        asking = asyncio.ensure_future(one.ask(400))
+        await one.feed(["large"] * 100, "large", "a")
+        await one.until(100)
+        assert not one.failed("large")
+        with_large = [lease for lease in one.batches if "large" in {str(entry.input) for entry in lease.entries}]
+        assert sum(not lease.entries[0].tier for lease in with_large) <= 2
+        assert max(len(lease.entries) for lease in with_large[4:]) == most // 100
+        await asking
+        await one.feed(["small"] * CLEAN, "owed", "a")
+        await one.until(CLEAN, "owed")
+        asking = asyncio.ensure_future(one.ask(100))
+        await one.feed(["small"] * 10 * BATCH, "small", "a")
+        await asking
+        assert any({"asked", "small"} <= {str(entry.input) for entry in lease.entries} for lease in one.batches)
 
     play(script)
 

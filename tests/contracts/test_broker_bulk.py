@@ -8,7 +8,8 @@ import pytest
 
 from headway import errors
 from headway.core.bulk import BATCHES_WAITING, QUIET
-from headway.model import Cause, Entry, EntryState, WorkerInfo, WorkerStatus
+from headway.core.failures import CROWDED
+from headway.model import Cause, Entry, EntryState, ItemResult, WorkerInfo, WorkerStatus
 from tests.contracts.brokers import (
     AT_ONCE,
     LIMITS,
@@ -167,3 +168,30 @@ async def test_they_leave_no_letter_and_no_trace_in_what_decides(harness: Harnes
     assert not any(one.depth for one in await harness.broker.depths())
     load = next(iter((await harness.broker.loads()).values()))
     assert (load.depth, load.rate) == (0, 0.0)
+
+
+@story
+async def test_one_whose_output_was_left_out_is_told_so_and_leaves_no_letter(harness: Harness) -> None:
+    [fits, crowded] = await feed(harness, line(), line())
+    [asked] = entries = [ask()]
+    await harness.broker.enqueue(entries)
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [ItemResult("one"), ItemResult("two"), ItemResult(None, crowded=True)])
+    told = await drained(harness, "feeder")
+    assert told[fits].output == "two"
+    failure = told[crowded].failure
+    assert failure is not None and failure.reason == CROWDED
+    assert (await drained(harness))[asked.id].output == "one"
+    assert not await harness.dead.count()
+
+
+@story
+async def test_the_run_time_of_what_rides_apart_says_nothing_of_others(harness: Harness) -> None:
+    for shape, known in ((1, False), (0, True)):
+        await feed(harness, line(shape=shape))
+        lease = await harness.claim()
+        await harness.advance(0.2)
+        await harness.answer(lease)
+        learnt = max(load.alpha for load in (await harness.broker.loads()).values())
+        assert (learnt > 0.0) is known
+        await harness.advance(QUIET)

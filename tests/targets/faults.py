@@ -20,6 +20,7 @@ NO_TEXT: dict[str, Any] = {
     "bytes": b"seven",
     "exception": ValueError("no good"),
     "huge": "x" * (16 * 1024 * 1024 + 1),
+    "large": "x" * (9 * 1024 * 1024),
     "surrogate": "\ud800",
 }
 """Inputs that get this in their place."""

@@ -100,6 +100,7 @@ class ProcessBackend:
         spawn: starts the child.
         arena_bytes: size of the memory that the child and this process share for large values; 0: none.
         count: counts large values.
+        tiers: number of tiers; entries below all of them are bulk lines, which are the last of their batch.
     """
 
     def __init__(
@@ -121,12 +122,13 @@ class ProcessBackend:
         arena_bytes: int = 0,
         count: Count = lambda direction, by_arena: None,
         cuts: bool = True,
+        tiers: float = math.inf,
     ) -> None:
         self._spawn, self._arena_bytes, self._count = spawn, arena_bytes, count
         self._spec, self._worker, self._device = spec, worker, device
         self._start_timeout = start_timeout
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
-        self._max_rows, self._cuts = max_rows, cuts
+        self._max_rows, self._cuts, self._tiers = max_rows, cuts, tiers
         self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
         self._log, self._guard, self._rng = log, guard, rng
         self._weights = weights
@@ -211,7 +213,8 @@ class ProcessBackend:
         arena, content = child.arena, b""
         self._busy = True
         try:
-            batch, content = await self._pack(arena, [entry.input for entry in entries], parameters)
+            lines = sum(entry.tier >= self._tiers for entry in entries) if entries[-1].tier >= self._tiers else 0
+            batch, content = await self._pack(arena, [entry.input for entry in entries], parameters, lines)
             if child.doomed:  # It came to that meanwhile.
                 raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
@@ -388,6 +391,8 @@ class ProcessBackend:
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
+        for position in word.crowded:
+            items[position] = ItemResult(None, crowded=True)
         if word.tokens:
             _add_tokens(items, word.tokens)
         if word.cost is not None:
@@ -413,11 +418,11 @@ class ProcessBackend:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
 
     async def _pack(
-        self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None
+        self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None, lines: int = 0
     ) -> tuple[Run, bytes]:
-        """Batch, and the frame's content that asks for its run. Large inputs lie in the arena then."""
+        """Batch, the last `lines` inputs of which are bulk lines, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
-        batch = Run(self._number, [*inputs], parameters)
+        batch = Run(self._number, [*inputs], parameters, lines=lines)
         batch.share_parameters()
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:

@@ -185,7 +185,7 @@ def _run_in_parts(
         _put(whole, here, word)
     if calls is not None:
         calls.ran_in_parts(counted, ran)
-    return _too_large(number, sum(len(output or "") for output in whole.outputs)) or whole
+    return whole
 
 
 def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
@@ -287,7 +287,6 @@ def judge(
     errors: dict[int, tuple[str, bool]] = {}
     encode, texts = encoder(gives), gives is not ValueKind.BYTES
     tokens: dict[int, TokenCount] = {}
-    size = 0
     for place, output in enumerate(found):
         if texts and type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
             value: Value | None = output
@@ -299,15 +298,26 @@ def judge(
             if value is None:
                 errors[place] = error
         outputs.append(value)
-        size += len(value or "")
-    return _too_large(number, size) or _answer(number, outputs, errors, gives, tokens)
+    return _answer(number, outputs, errors, gives, tokens)
 
 
-def _too_large(number: int, size: int) -> Failed | None:
-    """Failure of a batch whose outputs have so many characters together; None when they may."""
-    if size <= frames.MAX_OUTPUTS:
-        return None
-    return Failed(number, True, f"the outputs come to {size} characters, the limit is {frames.MAX_OUTPUTS}")
+def bounded(word: Outputs | Failed, lines: int) -> Outputs | Failed:
+    """The answer to a batch with so many bulk lines, without outputs of lines that are too large together; the batch fails for those of its requests."""
+    if isinstance(word, Failed):
+        return word
+    sizes = [len(output) if output else 0 for output in word.outputs]
+    requests = len(sizes) - lines
+    if (size := sum(sizes[:requests])) > frames.MAX_OUTPUTS:
+        unit = "characters" if word.kind is ValueKind.TEXT else "bytes"
+        return Failed(word.number, True, f"the outputs come to {size} {unit}, the limit is {frames.MAX_OUTPUTS}")
+    room = frames.MAX_LINES_OUTPUTS
+    for place in range(requests, len(sizes)):
+        if sizes[place] > room:
+            word.outputs[place] = None
+            word.crowded.append(place)
+        else:
+            room -= sizes[place]
+    return word
 
 
 def _answer(
@@ -413,7 +423,7 @@ def serve(
         batch, arena = _decode_run(content), pipe.arena
         take_inputs(arena, batch, target.takes_views)
         begun = monotonic()
-        word = run(target, batch, weighing, most_rows, calls)
+        word = bounded(run(target, batch, weighing, most_rows, calls), batch.lines)
         word.begun, word.ended = begun, monotonic()
         if not isinstance(word, Failed):
             word.cost = calls.news()

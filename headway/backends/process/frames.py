@@ -25,7 +25,9 @@ LONG = 64 << 10
 MAX_OUTPUT = MOST_OUTPUT
 """Largest output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
-"""Largest outputs of one batch together, in characters, or bytes of JSON."""
+"""Largest outputs of the requests of one batch together, in characters, or bytes of JSON."""
+MAX_LINES_OUTPUTS = MOST_OUTPUT
+"""Largest outputs of the bulk lines of one batch together: one always fits. Whoever sent the others has them run again, apart."""
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
@@ -58,6 +60,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
     Octets are a list of their bytes alone, tensors one of their bytes and true. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
     Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
+    The last `lines` inputs are bulk lines.
     """
 
     number: int
@@ -66,6 +69,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     placed: list[PlacedInput] = []
     used: int = 0
     which: list[int] = []
+    lines: int = 0
 
     def share_parameters(self) -> None:
         """Let the same parameters travel once, if all are long together."""
@@ -117,7 +121,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large
     ones there was no room. `keeps` says that user code has kept a view of an input, so that the arena is the child's own from
     now on. `begun` and `ended` are the instants, on the machine's monotonic clock, between which the batch ran. `tokens` are
-    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news.
+    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news. `crowded` are the
+    positions of bulk lines whose outputs were left out, as those of the batch's lines are too large together.
     """
 
     number: int
@@ -132,6 +137,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     ended: float = 0.0
     tokens: dict[int, TokenCount] = {}
     cost: CostLine | None = None
+    crowded: list[int] = []
 
     @property
     def are_of_kind(self) -> bool:

@@ -487,7 +487,8 @@ class ModelQueue:
         weights = list(map(_WEIGHT, members))
         heaviest = max(weights)
         line = limits.line_at(self.service.alpha, self.service.beta, heaviest)
-        room = seats(*line, size, limit, waited, limits.promise)
+        most = limit if limits.padding is None else min(limit, limit * limits.padding.longest / heaviest)
+        room = seats(*line, size, most, waited, limits.promise)
         count = int(min(room, limit)) - len(members)
         left = room * limits.unit - sum(weights)
         if limits.padding is None:

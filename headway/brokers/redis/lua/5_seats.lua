@@ -223,7 +223,8 @@ function bulk.fill(s, entries, limit, size, waited)
     local own = counted_weight(s, entry.weight)
     weight, heaviest = weight + own, math.max(heaviest, own)
   end
-  local room = seats(s, size, limit, waited, heaviest)
+  local most = s.longest > 0 and math.min(limit, limit * s.longest / heaviest) or limit
+  local room = seats(s, size, most, waited, heaviest)
   local count, left = math.floor(math.min(room, limit)) - before, s.weighed and room * s.unit - weight or INF
   local riders
   if s.longest > 0 then

@@ -136,9 +136,12 @@ def _new_key(rights: _Rights) -> ApiKey:
 
 @keys.command("list")
 @as_json
-@with_settings(_PLACE)
+@with_settings((*_PLACE, "user_rate"))
 def list_keys(settings: Settings, json: bool) -> None:
-    """List all keys, oldest first, ended ones included. Their secrets are kept nowhere, and not shown."""
+    """List all keys, oldest first, ended ones included. Their secrets are kept nowhere, and not shown.
+
+    A key without a rate of its own counts towards that of its user, --user-rate: as it is set here, and not where the service runs.
+    """
     now = time.time()
     rows = [_shown(key, now) for key in _with(settings, lambda store: store.keys())]
     if json:
@@ -148,6 +151,8 @@ def list_keys(settings: Settings, json: bool) -> None:
     else:
         head = ["ID", "USER", "TENANT", "TIER", "RATE", "BURST", "MODELS", "CREATED", "EXPIRES", "STATE", "REPLACES"]
         head += ["MODEL LIMITS"] if any(row["model_limits"] for row in rows) else []
+        for row in rows:
+            row["rate"] = _rate_text(row["rate"], settings.user_rate)
         click.echo(table(tuple(head), [tuple(map(_cell, row.values()))[: len(head)] for row in rows]))
 
 
@@ -372,6 +377,12 @@ def _limit_text(limit: dict[str, float | None]) -> str:
     """Rate of a limit, with its burst where one was given: `60 (burst 5)`."""
     burst = limit["burst"]
     return f"{limit['rate']:g}" if burst is None else f"{limit['rate']:g} (burst {burst:g})"
+
+
+def _rate_text(rate: float | None, user_rate: float) -> str:
+    """Rate that holds for a key: its own, or that of all keys of its user together."""
+    text = f"{user_rate if rate is None else rate:g}"
+    return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 
 
 def _cell(value: object) -> str:

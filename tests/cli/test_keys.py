@@ -118,6 +118,19 @@ def test_a_wrong_limit_for_a_model_says_why(keys: Any, flags: tuple[str, ...], s
     assert not Path("keys.toml").exists()
 
 
+def test_the_list_shows_the_rate_that_holds(keys: Any) -> None:
+    for rate in ((), ("--rate", "60"), ("--rate", "0")):
+        keys("create", *WHO, *rate)
+
+    def shown(*flags: str) -> list[str]:
+        head, *rows = keys("list", *flags).out.splitlines()
+        return [row[head.index("RATE") : head.index("BURST")].strip() for row in rows]
+
+    assert shown() == ["1000 (user)", "60", "no limit"]
+    assert shown("--user-rate", "0") == ["no limit (user)", "60", "no limit"]
+    assert [row["rate"] for row in json.loads(keys("list", "--json").out)["keys"]] == [None, 60.0, 0.0]
+
+
 def test_what_is_left_out_is_left_open(keys: Any) -> None:
     keys("create", *WHO)
     [key] = kept()

@@ -155,10 +155,13 @@ class Quotas:
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection; False when there is no room for it: then it lasts until it has its answer."""
+        """Count a new connection; False when there is no room for it: then it lasts until it has its answer.
+
+        Without an owner it must not linger after that, as too many do.
+        """
         if not self._named:
             if not self._connections.take(address, 1, self._most):
-                self._turn_away(counted)
+                self._let_linger(counted)
                 return False
             counted.owner = address
             return True
@@ -168,7 +171,7 @@ class Quotas:
                 oldest.shutdown()
                 self.leave(oldest)
             if oldest is None or not self._connections.take(STRANGERS, 1):
-                self._turn_away(counted)
+                self._let_linger(counted)
                 return False
         counted.owner = STRANGERS
         self._strangers[counted] = None
@@ -191,16 +194,17 @@ class Quotas:
             return
         self.leave(counted)
         if not self._connections.take(tenant, 1, self._most):
-            self._turn_away(counted)
+            if not self._let_linger(counted):
+                counted.shutdown()
             raise too_many(f"{self._connections.used(tenant)} connections of this tenant are")
         counted.owner = tenant
 
-    def _turn_away(self, counted: CountedConnection) -> None:
-        """Let a connection last until it has its answer, or cut it off where too many such do."""
-        if self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
-            counted.owner = REFUSED
-        else:
-            counted.shutdown()
+    def _let_linger(self, counted: CountedConnection) -> bool:
+        """Let a connection last until it has its answer; False where too many such do."""
+        if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
+            return False
+        counted.owner = REFUSED
+        return True
 
     def leave(self, counted: CountedConnection) -> None:
         """Stop counting a connection."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 from collections import Counter
@@ -23,7 +24,8 @@ def few_descriptors() -> None:
 def fate(connection: Connection) -> str:
     """Fate of a client, which stays: `200`, `503`, or `cut`."""
     try:
-        connection.send(request(BODY))
+        with contextlib.suppress(ConnectionError):  # It may have had its answer, and be closed.
+            connection.send(request(BODY))
         return str(connection.answer().status)
     except ConnectionError:
         return "cut"
@@ -50,14 +52,14 @@ def limited(server: Server, limit: int) -> Iterator[None]:
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_more_clients_than_descriptors_are_refused_or_cut_off_and_the_server_goes_on(tmp_path: Path) -> None:
+def test_clients_for_which_there_are_no_descriptors_are_told_so_and_the_server_goes_on(tmp_path: Path) -> None:
     with serving(tmp_path, before=few_descriptors, lawful=False) as server:
         at_rest = len(descriptors(server))
         for _ in range(2):
             # Who is refused is cut off after a moment, and makes room: all must be there by then.
             connections = [server.connect() for _ in range(2 * LIMIT)]
             fates = Counter(map(fate, connections))
-            assert set(fates) == {"200", "503", "cut"}
+            assert set(fates) == {"200", "503"}
             assert fates["200"] <= LIMIT
             served = next(connection for connection in connections if not connection.held)
             served.send(request(BODY))

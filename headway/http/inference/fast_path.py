@@ -142,6 +142,7 @@ class FastPathConnection(Connection):
             address = str((transport.get_extra_info("peername") or ("",))[0])
             self.origin = address if self.inference.entrance.anonymous else None
             if not self.inference.quotas.enter(self, address):
+                self.brief = self.owner is None
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:

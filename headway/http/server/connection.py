@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -56,7 +57,7 @@ UNCOUNTED = 4_096
 """Bytes sent ahead up to which they are not counted with those of bodies."""
 
 TURNED_AWAY = 64
-"""Refused connections that may linger beyond the limit; further ones are cut off without an answer."""
+"""Refused connections that may linger beyond the limit; further ones are closed with their answer."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
     far = MOST_BUFFERED
 
     __slots__ = (
-        "ahead", "asked", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "missing",
+        "ahead", "asked", "brief", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "missing",
         "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "upload", "writable",
     )  # fmt: skip
 
@@ -94,6 +95,8 @@ class Connection(asyncio.Protocol):
         self.id = ""
         self.encode_error = context.encode_error
         self.last = False
+        self.brief = False
+        """Whether it is closed with its answer, as too many connections linger."""
         self.paused = False
         self.open = False
         self.expects = False
@@ -120,13 +123,10 @@ class Connection(asyncio.Protocol):
         context = self.context
         full = len(context.connections) - context.settings.max_connections
         descriptor = self.descriptor = descriptor_of(transport)
-        if full > TURNED_AWAY or descriptor >= context.fd_abort_at:
-            transport.abort()
-        elif full >= 0 or descriptor >= context.fd_ceiling:
-            context.connections.add(self)
+        context.connections.add(self)
+        if full >= 0 or descriptor >= context.fd_ceiling:
+            self.brief = full > TURNED_AWAY or descriptor >= context.fd_brief_at
             self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
-        else:
-            context.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
@@ -427,9 +427,18 @@ class Connection(asyncio.Protocol):
         self.reserve(0)
         self.open = False
         self.chunks = None
-        if not self.transport.is_closing():
+        if self.brief:
+            self._close_at_once()
+        elif not self.transport.is_closing():
             self.transport.write_eof()
             self.drop()
+
+    def _close_at_once(self) -> None:
+        """Close with the answer. What has come by now is thrown away, as bytes unread would reset the connection."""
+        with contextlib.suppress(OSError):
+            os.read(self.descriptor, MOST_BUFFERED)
+        self.phase = CLOSED
+        self.transport.close()
 
     def drop(self) -> None:
         """Throw away what has come after the last answer. More is read when it is this connection's turn: there is no hurry, and

@@ -54,7 +54,7 @@ class ConnectionContext:
         label: what the port is called in the log.
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
-        fd_abort_at: first descriptor number at which it is cut off without an answer.
+        fd_brief_at: first descriptor number at which it is closed with that answer, and does not linger.
         connections: open connections.
         tasks: requests of ordinary routes that are being answered.
     """
@@ -76,7 +76,7 @@ class ConnectionContext:
         self.closing = False
         self.shut = asyncio.Event()
         self.date = b""
-        self.fd_ceiling = self.fd_abort_at = 1 << 30
+        self.fd_ceiling = self.fd_brief_at = 1 << 30
         self.loop = asyncio.get_running_loop()
         self.hangups = Hangups(self.loop)
         self.turns = FairTurns(loop=self.loop, rests=False)

@@ -180,7 +180,7 @@ class Listener(ListeningPort):
         if context is None:
             return REST
         context.refresh()
-        context.fd_ceiling, context.fd_abort_at = (
+        context.fd_ceiling, context.fd_brief_at = (
             descriptor_ceiling(context.spare),
             descriptor_ceiling(context.spare // 2),
         )

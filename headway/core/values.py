@@ -80,6 +80,7 @@ def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
     if not known:
         text = text.strip(b" \t\r\n")
     if text[:1] == b'"':
+        yield 0  # It is decoded in one go.
         return _proper(text)
     if not text.isascii():
         text.decode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
+import tracemalloc
 from types import FrameType
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core import json_pages
-from headway.core.json_pages import MAX_LEVELS, SHORT, Pages, Steps, TooDeep, finish, members, split
+from headway.core.json_pages import MAX_LEVELS, SHORT, Pages, Steps, TooDeep, drop_strings, finish, members, split
 from headway.core.values import NoValue, read, read_in_steps
 from headway.errors import RequestError
 from headway.http.entrance import CHARGED
@@ -67,6 +69,33 @@ def test_no_step_of_the_dearest_bodies_takes_long(dear: Dear) -> None:
     found = Steppings(steps_of(dear))
     assert max(found.bytecodes) <= MOST_BYTECODES
     assert max(found.sizes, default=0) <= MOST_AT_ONCE
+
+
+LONG_TEXTS = {
+    name: one
+    for name, one in BODIES.items()
+    if len(drop_strings(b"", one.body)) < 400 < len(one.body) and one.name != "numbers in a text"
+}
+"""Bodies of one text each. A text is decoded in one go, but only once in a step."""
+
+
+@pytest.mark.parametrize("dear", LONG_TEXTS.values(), ids=LONG_TEXTS)
+def test_no_step_goes_through_a_long_text_twice(dear: Dear) -> None:
+    """Counted by what each step makes: of four bytes for a character beyond the plane, one text and its JSON."""
+    steps, most = steps_of(dear), 0
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(StopIteration, RequestError):
+            while True:
+                before, _ = tracemalloc.get_traced_memory()
+                tracemalloc.reset_peak()
+                try:
+                    next(steps)
+                finally:
+                    most = max(most, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+    assert most <= 5.1 * len(dear.body)
 
 
 @pytest.mark.parametrize("dear", BODIES.values(), ids=BODIES)

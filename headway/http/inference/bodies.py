@@ -198,7 +198,9 @@ def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
         raise BadRequest(_LONE if lone else why_not(exc, b"0")) from None
     if text[:1] != b"{":
         raise BadRequest(f"Expected `object`, got `{values.name_of(values.of_json(text))}`")
+    yield 0
     found = yield from members(text, MOST_MEMBERS)
+    yield 0
     if found is None:
         raise BadRequest(f"the body has more than {MOST_MEMBERS} members, which are the most of one; send fewer")
     return found
@@ -252,6 +254,7 @@ def parameters_in_steps(text: bytes, most: int) -> Steps[dict[str, msgspec.Raw]]
     found = yield from members(text, most)
     if found is None:
         raise BadRequest(f"`$.parameters` has more than {most} members; at most {most} are taken")
+    yield 0
     try:
         extreme = yield from values.check_in_steps(text, MAX_DEPTH)
     except values.NoValue as exc:

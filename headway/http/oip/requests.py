@@ -198,6 +198,7 @@ def long_request_reader(
         asked = take_request((yield from members_in_steps(text)))
         wishes, parameters = yield from long_parameters_of(asked.parameters, most_parameters, tiers)
         inputs = yield from long_inputs_of(asked.inputs, 1)
+        yield 0
         try:
             tensor = _sole(inputs)
             shape = shape_of(tensor)
@@ -211,7 +212,9 @@ def long_request_reader(
             raise BadRequest(
                 f"the data of the input have {MOST_INPUTS + 1} or more elements, and its shape says {count}"
             )
+        yield 0
         elements = _elements(tensor, count, binary)
+        yield 0
         wanted: tuple[WantedOutput, ...] = ()
         if asked.outputs is not ABSENT:
             wishes, wanted = _outputs(wishes, asked.outputs, served)

@@ -128,6 +128,7 @@ def _converse(settings: Settings) -> Converse:
             if place % TOGETHER == 0 or isinstance(one.content, list):
                 yield 0
         text = yield from render_for(model)(found)
+        yield 0
         return check(text), raw
 
     return converse

@@ -215,6 +215,7 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
             members[one] = _STANDS_FOR.get(found[one][:1], members[one])
         if told is not None:
             members[name] = _ONE_MESSAGE
+        yield 0
         exchange = make(cast(Any, members), options, known)  # It leaves the parameters.
         parameters = {one: long.get(one, raw) for one, raw in members.items()}
         if told is not None:
@@ -240,6 +241,7 @@ def _joined(members: Members, most: int) -> Steps[bytes]:
     if len(members) > most:
         raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
     text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+    yield 0
     try:
         yield from parameters_in_steps(text, most)
     except BadRequest as exc:

@@ -153,8 +153,12 @@ def _converse(settings: Settings) -> Converse:
         found = {**members}
         model = take_text(found, "model") or known.default
         messages = yield from _messages_in_steps(found)
+        yield 0
         text = yield from render_for(model)(messages)
-        return check(text), msgspec.Raw(_encode(messages))
+        yield 0
+        text = check(text)
+        yield 0
+        return text, msgspec.Raw(_encode(messages))
 
     return converse
 

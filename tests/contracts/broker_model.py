@@ -162,12 +162,21 @@ class BrokerModel:
         if not valid:
             self.failed_together(held)
 
-    def failed_together(self, held: Held) -> None:
-        """The entries of a lease may ride together from now on."""
-        together = tuple(map(key, held.lease.entries))
-        for rider in together:
-            known = self.let_in[rider]
-            known.failed_with = together if known.entry.tier < LIMITS.tiers else ()  # Bulk entries end, or are as new.
+    def failed_together(self, held: Held, places: Sequence[int] = ()) -> None:
+        """The entries of a lease may ride together from now on, those of the call that failed apart from the others."""
+        riders = list(map(key, held.lease.entries))
+        if any(rider.tier >= LIMITS.tiers for rider in held.lease.entries):
+            places = ()  # Those are suspected, and all others run again together.
+        of_call = [rider for place, rider in enumerate(riders) if not places or place in places]
+        others = [rider for rider in riders if rider not in of_call]
+        for part in (of_call, others):
+            for rider in part:
+                known = self.let_in[rider]
+                known.failed_with = (
+                    tuple(part) if known.entry.tier < LIMITS.tiers else ()
+                )  # Bulk entries end, or are as new.
+        for rider in others:
+            self.let_in[rider].claims -= 1
 
     def given_back(self, held: Held) -> None:
         """Law 4: charges nothing."""

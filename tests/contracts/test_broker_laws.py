@@ -303,13 +303,19 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     def settle(self, held: Held, valid: bool) -> None:
         self.settled(held, valid, self.harness.now())
 
-    def end_in_failure(self, held: Held, cause: Cause) -> None:
-        valid = self.do(self.host(held.lease.slot.worker).release(held.lease, failed(cause, held.lease.slot.worker)))
+    def end_in_failure(self, held: Held, cause: Cause, places: Sequence[int] = ()) -> None:
+        """Fail a lease; `places` are those of the call that failed, where it was not all of it."""
+        failure = msgspec.structs.replace(failed(cause, held.lease.slot.worker), places=tuple(places))
+        valid = self.do(self.host(held.lease.slot.worker).release(held.lease, failure))
         self.settle(held, valid)
-        self.failed_together(held)
+        self.failed_together(held, places if valid else ())
         if valid and cause in BLAMED:
             known, ended_at = set(self.outcomes), self.harness.now()
-            self.failed |= set(map(key, held.lease.entries))
+            self.failed |= {
+                key(rider)
+                for place, rider in enumerate(held.lease.entries)
+                if not places or place in places or rider.tier >= LIMITS.tiers
+            }
             for gateway in GATEWAYS:
                 self.read(gateway, acknowledge=False)
             for rider in held.lease.entries:

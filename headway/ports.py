@@ -227,7 +227,7 @@ class Registry(Protocol):
         """Bulk entries of each queue that has had any."""
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """Arrivals, pace and slots of each queue that this broker knows, of all zones together."""
+        """Arrivals, pace and slots of each queue that this broker knows."""
 
 
 class Maintenance(Protocol):

@@ -458,7 +458,6 @@ def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, hint: str)
         ({"fallback": "model.py:small"}, "broker"),
         ({"shards": 16}, "broker"),
         ({"broker_prefix": "other"}, "broker"),
-        ({"zone": "eu-1a"}, "broker"),
         ({"ledger_content": True}, "ledger"),
         ({"fallback_concurrency": 4}, "fallback"),
     ],
@@ -478,17 +477,3 @@ def test_settings_that_have_what_they_need_are_not_told() -> None:
     others = {"cache": True, "cache_ttl_s": 60.0, "ledger": "sqlite:///headway.db", "ledger_content": True}
     assert idle(Settings(**broker, **others)) == []  # type: ignore[arg-type]
     assert idle(Settings()) == []
-
-
-@pytest.mark.parametrize("zone", ["", "a", "eu-central-1a", "europe_west.4", "Z" * 63])
-def test_a_zone_may_be_named_as_clouds_name_theirs(zone: str) -> None:
-    assert load({"zone": zone}, {}).zone == zone
-
-
-@pytest.mark.parametrize("zone", ["eu 1", "-a", ".a", "a+b", "a@b", "a:b", "Z" * 64, "zürich"])
-def test_a_zone_of_another_form_is_refused(zone: str) -> None:
-    with pytest.raises(SettingError) as caught:
-        load({"zone": zone}, {})
-    assert str(caught.value) == (
-        f"--zone = '{zone}': must be 1 to 63 letters, digits or -_., the first a letter or digit. For example eu-central-1a."
-    )

@@ -103,7 +103,6 @@ NAMES = {
     "headway_ledger_dropped": ("counter", set()),
     "headway_direct": ("counter", {"model"}),
     "headway_retries": ("counter", {"cause"}),
-    "headway_zone_help_batches": ("counter", {"model", "zone"}),
     "headway_dlq_depth": ("gauge", {"model"}),
     "headway_wasted_gpu_seconds": ("counter", {"cause"}),
     "headway_batching_overhead_seconds": ("histogram", set()),
@@ -144,7 +143,6 @@ def full_state() -> State:
     counters.direct["m"] = 3
     counters.throttle["m"] = 140.0
     counters.retries["crashed"] = 2
-    counters.zone_help["m", "b"] = 4
     counters.wasted_seconds["departed"] = 0.25
     counters.overhead_seconds.observe(0.0007)
     counters.breaker_state["gpu-0"] = 2
@@ -287,7 +285,6 @@ def test_every_metric_has_its_name_type_and_labels() -> None:
         ("client_retries", {}, 10),
         ("ledger_dropped", {}, 8),
         ("retries", {"cause": "crashed"}, 2),
-        ("zone_help_batches", {"model": "m", "zone": "b"}, 4),
         ("dlq_depth", {"model": "m"}, 6),
         ("wasted_gpu_seconds", {"cause": "departed"}, 0.25),
         ("breaker_state", {"backend": "gpu-0"}, 2),
@@ -391,7 +388,6 @@ def test_every_series_is_there_from_the_start_with_nothing_counted() -> None:
         *(
             "headway_throttle_per_second",
             "headway_keys_age_seconds",
-            "headway_zone_help_batches",
             "headway_rollout_share",
             "headway_rollout_rolled_back",
             "headway_tokens",

@@ -12,7 +12,7 @@ names     A hundred thousand models and versions that a client made up, each onc
           at `serve` and at a fleet; each must be refused. Memory of the process that answers, its metrics, its list of models and the
           keys of such names in Redis are looked at after a tenth of the names and at the end.
 versions  300 versions of which each has a worker for as long as it answers two requests, one of which is a task; every tenth is of a
-          model that the gateway has not heard of, and every tenth in another zone. Lives are short (see bench/stand/hurried.py).
+          model that the gateway has not heard of. Lives are short (see bench/stand/hurried.py).
           Memory of the gateway, keys in Valkey, blocking reads and commands a second are taken after each wave of versions, when
           those are forgotten; the first and the last must be alike.
 """
@@ -351,7 +351,7 @@ async def _forgotten(server: RedisServer) -> None:
 
 
 def _left(server: RedisServer) -> list[bytes]:
-    """Keys of versions, zones and models that have come."""
+    """Keys of versions and models that have come."""
     return [key for key in server.command("KEYS", "*") if any(mark in key for mark in (b"}@", b"}+", b"{model-"))]
 
 
@@ -384,8 +384,8 @@ async def _come_and_go(url: str, door: str, versions: range) -> Counter[str]:
         async def go_on() -> None:
             for number in numbers:
                 version = f"v{number}"
-                model, zone = f"model-{number}" if number % 10 == 0 else "m", "east" if number % 10 == 5 else ""
-                async with _worker(url, model, version, zone):
+                model = f"model-{number}" if number % 10 == 0 else "m"
+                async with _worker(url, model, version):
                     answers[await _asked(session, model, version, {})] += 1
                     answers[await _asked(session, model, version, {"Prefer": "respond-async"})] += 1
 
@@ -408,11 +408,11 @@ async def _asked(session: aiohttp.ClientSession, model: str, version: str, heade
 
 
 @contextlib.asynccontextmanager
-async def _worker(url: str, model: str, version: str, zone: str) -> Any:
+async def _worker(url: str, model: str, version: str) -> Any:
     """A process with a worker of a version."""
     connection = RedisConnection(url, timeout=PATIENCE)
     await connection.open()
-    broker = RedisBroker(connection, {model: LIMITS}, Counters(), random.random, zone=zone)
+    broker = RedisBroker(connection, {model: LIMITS}, Counters(), random.random)
     info = WorkerInfo(
         worker_id=f"gpu-{version}", model=model, status=WorkerStatus.HEALTHY, runs=ModelReport(version), version=version
     )

@@ -5,9 +5,8 @@
     python bench/promises/chaos.py --rate 100 --poison 0.002 some inputs make their batch raise, too
     python bench/promises/chaos.py --keep no                 Redis keeps nothing on disk: what it may forget is not held against it
     python bench/promises/chaos.py --large 0.1               more of the texts are large, and go apart from the queue
-    python bench/promises/chaos.py --zones 3                 each gateway and worker host is in one of three zones, and whole zones are killed, too
     python bench/promises/chaos.py --memory                  one service with its broker in memory, in place of the fleet
-    python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile; with --zones, too
+    python bench/promises/chaos.py --versions 3,4            two versions of the model, whose weights change meanwhile
     python bench/promises/chaos.py --sharing 2               two more worker hosts have three models on one GPU, which holds two of them; with all of the above
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
     python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
@@ -33,8 +32,6 @@ and what was done.
 
 With --sharing some requests name one of two further models. Hosts that have all three on one GPU, which holds two of them at a
 time, are put to trouble as the others are.
-
-With --zones the hosts of each version are in as many zones as there are hosts for.
 
 With --autoscale each host has one to three workers, whose number goes up and down all the time. That one of them leaves is no fault, and excuses nothing.
 
@@ -119,7 +116,7 @@ def main() -> int:
     findings = Findings(
         "chaos", seconds=options.seconds, seed=options.seed, rate=options.rate, poison=options.poison,
         gateways=GATEWAYS, worker_hosts=HOSTS, controllers=CONTROLLERS, batch_ms=BATCH_MS, max_batch=MAX_BATCH,
-        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, zones=options.zones, autoscale=options.autoscale, bulk=options.bulk, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
+        request_timeout_ms=TIMEOUT_MS, large=options.large, versions=options.versions, autoscale=options.autoscale, bulk=options.bulk, redis="none" if options.memory else options.keep, mean_pause_s=options.every,
         pinning=stand.PINNING,
     )  # fmt: skip
     findings.say(f"{options.seconds:g} s at {options.rate:g}/s, seed {options.seed}; {stand.PINNING}.")
@@ -192,7 +189,7 @@ def _fleet(
     return fleet.fleet(
         _target(options), "--max-batch-size", str(MAX_BATCH), name="chaos", gateways=GATEWAYS, workers=hosts,
         controllers=CONTROLLERS, keep=options.keep, gateway_flags=flags, worker_flags=("--workers", "1", *host), controller_flags=scaler,
-        environment=_environment(folder), grpc=True, zones=[f"zone-{one}" for one in range(options.zones)] or [""],
+        environment=_environment(folder), grpc=True,
         versions=versions, others=OTHERS if options.sharing else {}, sharing=options.sharing,
     )  # fmt: skip
 
@@ -423,7 +420,6 @@ def _options() -> argparse.Namespace:
         default="always",
         help="when Redis brings to disk what it is told",
     )
-    parser.add_argument("--zones", type=int, default=0, help="zones of the fleet (default %(default)s)")
     parser.add_argument(
         "--ledger", choices=LEDGERS, default=LEDGERS[0], help="where every request is recorded (default %(default)s)"
     )

@@ -33,7 +33,7 @@ from tests.promises.operation import Presence
 from tests.servers.postgres import PostgresServer
 
 WEIGHTS = {
-    "gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "zone": 2, "drain": 3
+    "gateway": 3, "worker": 3, "gpu": 3, "controller": 2, "redis": 2, "ledger": 2, "service": 3, "drain": 3
 }  # fmt: skip
 """How often each role gets into trouble, relative to the others."""
 GONE = (0.3, 3.0)
@@ -118,8 +118,6 @@ class Trouble:
             for server in servers:
                 self._enlist(role, server)
         there = {unit.role for unit in self._units} | {"gpu", "drain", *(["redis"] if made.store is not None else [])}
-        if len({server.zone for server in made.gateways}) > 1:
-            there.add("zone")
         if ledger is not None:
             there.add("ledger")
         self._weights = {role: weight for role, weight in WEIGHTS.items() if role in there}
@@ -167,11 +165,6 @@ class Trouble:
             if not self._drain_in_peace:
                 return
             what = self._drain
-        elif role == "zone":
-            units = self._pick_zone()
-            if not units:
-                return
-            what = lambda: self._kill_all(units)  # noqa: E731
         else:
             unit = self._pick(self._host if role == "gpu" else role)
             if unit is None:
@@ -201,19 +194,6 @@ class Trouble:
         if found is not None and role == "worker" and self._rng.random() > LAST:
             return found if any(unit.server.version == found.server.version for unit in others) else None
         return found
-
-    def _pick_zone(self) -> list[Unit]:
-        """All of one zone that are in peace; none where that would leave no other gateway or no other worker host in peace."""
-        calm = [unit for unit in self._units if unit.in_peace]
-        zone = self._rng.choice(sorted({unit.server.zone for unit in calm if unit.server.zone} or {""}))
-        others = {unit.role for unit in calm if unit.server.zone != zone}
-        return [unit for unit in calm if unit.server.zone == zone] if zone and others.issuperset(SPARED) else []
-
-    async def _kill_all(self, units: Sequence[Unit]) -> None:
-        """Kill a whole zone at once."""
-        for unit in units:
-            unit.in_peace = False
-        await asyncio.gather(*map(self._kill, units))
 
     async def _kill(self, unit: Unit) -> None:
         with self._noted(f"{unit.role} killed", unit):
@@ -326,7 +306,7 @@ class Trouble:
         self._fleet.rosters[unit.role].remove(unit.server)
         await asyncio.sleep(self._rng.uniform(*GONE))
         for attempt in range(1, MOST_STARTS + 1):
-            server = self._fleet.start(unit.role, unit.server.zone, unit.server.version, unit.server.models)
+            server = self._fleet.start(unit.role, unit.server.version, unit.server.models)
             try:
                 await asyncio.to_thread(fleet.wait_until_up, unit.role, server)
             except Broken:
@@ -348,14 +328,12 @@ class Trouble:
             ports = urlsplit(server.url).port or 80, urlsplit(server.admin).port or 0
             door = Door(server.name, ports[0], grpc=server.grpc_port, admin=ports[1])
             self._doors.append(door)
-            self._processes.append(Presence(server.name, "", now, zone=server.zone))
+            self._processes.append(Presence(server.name, "", now))
         else:
             door = None
         if role == self._host:
             models = ("", *server.models)
-            self._processes.append(
-                Presence(server.name, server.version, now, models=models, zone=server.zone, host=True)
-            )
+            self._processes.append(Presence(server.name, server.version, now, models=models, host=True))
         self._units.append(Unit(role, server, door))
 
     async def _watch(self) -> None:

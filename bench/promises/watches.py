@@ -97,7 +97,7 @@ class Witness:
 
 def _told_by(server: Server, operation: Operation) -> dict[str, Any]:
     """What a process tells of itself and of a request."""
-    found: dict[str, Any] = {"name": server.name, "pid": server.pid, "zone": server.zone, "version": server.version}
+    found: dict[str, Any] = {"name": server.name, "pid": server.pid, "version": server.version}
     paths = ["/internal/health", "/internal/workers"]
     if operation.id:
         paths.append(f"/internal/requests/req_{operation.id}?tenant={operation.tenant}")
@@ -248,7 +248,7 @@ class RegistryWatch:
             return None
         place = f"{host.name}/{told['gpu']}" if told.get("gpu") else name
         model = "" if told["model"] == MODEL else told["model"]
-        return Slot(place, host.name, told["pid"], model, host.version, host.zone)
+        return Slot(place, host.name, told["pid"], model, host.version)
 
 
 def host_of(made: Fleet, told: dict[str, Any]) -> Server | None:

@@ -9,7 +9,6 @@ own, and can be killed and started again at the same port.
 from __future__ import annotations
 
 import contextlib
-import math
 import shutil
 import sys
 import tempfile
@@ -264,12 +263,10 @@ class Fleet:
         """All processes of Headway."""
         return [*self.gateways, *self.services, *self.workers, *self.controllers]
 
-    def start(
-        self, role: str, zone: str = "", version: str = "", models: Sequence[str] = (), flags: Sequence[str] = ()
-    ) -> Server:
+    def start(self, role: str, version: str = "", models: Sequence[str] = (), flags: Sequence[str] = ()) -> Server:
         """One more `gateway`, `worker`, `controller` or `service`; returns before it is up.
 
-        It is in a zone and of a version if these are named, and runs further models if there are any. `flags` are its own.
+        It is of a version if that is named, and runs further models if there are any. `flags` are its own.
 
         Its place among its kind is the caller's to give: a fleet that is being shot at has its own order.
         """
@@ -287,7 +284,6 @@ class Fleet:
         command += ["--port", "0", *self.gateway_flags] if takes else []
         command += self.worker_flags if runs else []
         command += self.controller_flags if role == "controller" else []
-        command += ["--zone", zone] if zone else []
         environment = {**self.environment, "PROMISES_HOST": name} if runs else {}
         if version:
             command += ["--model-version", version]
@@ -296,7 +292,7 @@ class Fleet:
         command += ["--grpc-port", str(port)] if port else []
         command += flags
         server = Server(name, command, _role_of(role), environment)
-        server.grpc_port, server.zone, server.version, server.models = port, zone, version, tuple(models)
+        server.grpc_port, server.version, server.models = port, version, tuple(models)
         self.ever.append(server)
         return server
 
@@ -347,7 +343,6 @@ def fleet(
     controller_flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     grpc: bool = False,
-    zones: Sequence[str] = ("",),
     versions: Sequence[str] = (),
     others: Mapping[str, str] | None = None,
     sharing: int = 0,
@@ -367,8 +362,7 @@ def fleet(
         controller_flags: of controllers alone.
         environment: variables of its workers.
         grpc: whether gateways have a port for gRPC, too.
-        zones: zones to which gateways and worker hosts are dealt out in turn.
-        versions: versions of the model that the worker hosts run, in turn; each in all zones, if there are enough hosts.
+        versions: versions of the model that the worker hosts run, in turn.
         others: targets of further models by name.
         sharing: number of worker hosts beside those, each with all models on one GPU, which holds all but one of them loaded.
 
@@ -389,11 +383,12 @@ def fleet(
             others or {},
         )
         try:
+            named = versions or ("",)
             made.controllers += [made.start("controller") for _ in range(controllers)]
-            made.workers += [made.start("worker", *dealt(zones, versions or [""], one)) for one in range(workers)]
+            made.workers += [made.start("worker", named[number % len(named)]) for number in range(workers)]
             for number in range(sharing):
-                made.workers.append(made.start("worker", *dealt(zones, versions or [""], number), tuple(made.others)))
-            made.gateways += [made.start("gateway", zones[one % len(zones)]) for one in range(gateways)]
+                made.workers.append(made.start("worker", named[number % len(named)], tuple(made.others)))
+            made.gateways += [made.start("gateway") for _ in range(gateways)]
             for role, servers in (
                 ("controller", made.controllers), ("worker", made.workers), ("gateway", made.gateways),
             ):  # fmt: skip
@@ -402,12 +397,6 @@ def fleet(
             yield made
         finally:
             made.stop()
-
-
-def dealt(zones: Sequence[str], versions: Sequence[str], number: int) -> tuple[str, str]:
-    """Zone and version of a worker host: both in turn, and each pair once before any comes again."""
-    round_ = number // math.lcm(len(zones), len(versions))
-    return zones[number % len(zones)], versions[(number + round_) % len(versions)]
 
 
 @contextlib.contextmanager

@@ -115,7 +115,6 @@ class Server:
         url: of its public port.
         admin: URL of its admin port, empty when it has none.
         grpc_port: its port for gRPC, as whoever started it says; 0 for none.
-        zone: its zone, as whoever started it says; empty for none.
         version: version of the model that it runs, as whoever started it says; empty where nobody did.
         models: names of other models that it runs on the same GPUs, likewise.
         exit_code: once it is stopped.
@@ -131,7 +130,7 @@ class Server:
         _claim_logs()
         self.name = name
         self.url = self.admin = ""
-        self.grpc_port, self.zone, self.version = 0, "", ""
+        self.grpc_port, self.version = 0, ""
         self.models: tuple[str, ...] = ()
         self.exit_code: int | None = None
         self._role = role

@@ -45,7 +45,6 @@ class QueueLine(msgspec.Struct, frozen=True):
     tier: str
     depth: int
     oldest_seconds: float
-    zone: str
 
 
 class BulkQueueLine(msgspec.Struct, frozen=True):
@@ -55,7 +54,6 @@ class BulkQueueLine(msgspec.Struct, frozen=True):
     version: str
     waiting: int
     delayed: int
-    zone: str
 
 
 class LineOfWeight(msgspec.Struct, frozen=True):
@@ -114,7 +112,6 @@ class WorkerLine(msgspec.Struct, frozen=True):
     share: float
     loading_seconds: float
     retry_seconds: float
-    zone: str
     failed: float
     gpu_figures: GpuLine | None
     cost: LineOfCost | None = None
@@ -133,7 +130,6 @@ class MemberLine(msgspec.Struct, frozen=True):
     requests_per_second: float
     leads: bool
     age_seconds: float
-    zone: str
 
 
 class DepartedLine(msgspec.Struct, frozen=True):
@@ -253,7 +249,7 @@ def aged(last: Snapshot, age: float, away: str) -> Snapshot:
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
     """Lines of the queues. `tiers`: names of the tiers, highest first."""
     return [
-        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4), one.zone)
+        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4))
         for one in depths
     ]
 

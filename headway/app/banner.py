@@ -90,8 +90,7 @@ def _lines(
         yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
     if settings.broker:
         shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
-        zone = f"; zone {settings.zone}" if settings.zone else ""
-        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}{zone}"
+        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
     if target is not None:
         yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
         if devices.ids:

@@ -110,7 +110,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     lease, kept = settings.lease_ms / 1000, _kept(settings)
     room, apart_from = settings.max_queue_mb << 20, settings.large_payload_bytes
     rng, shards = random.random, settings.shards
-    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from, settings.zone)
+    broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)
     fleet = RedisFleet(connection)
 
     class Whole:
@@ -134,7 +134,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
         """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
-    letters = RedisDeadLetters(connection, broker.queue_names, settings.shards, settings.zone)
+    letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)
     board = RedisBoard(connection)
     return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
 

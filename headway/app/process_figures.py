@@ -161,7 +161,6 @@ def describe_process(
         },
         arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
         tenant_rates={model: one.tenants for model, one in arrivals.items()},
-        zone=settings.zone,
         scalable=dict(scalable),
         versions={} if gateway is None else gateway.rollout_counts.counts,
         every=every,

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from headway.gateway.direct_mode import Fallback
     from headway.gateway.gateway import Gateway
     from headway.gateway.ledger_writer import LedgerWriter
-    from headway.gateway.workers_watcher import Learner, WorkersWatcher, ZoneCheck
+    from headway.gateway.workers_watcher import Learner, WorkersWatcher
     from headway.worker.pool import WorkerPool
     from headway.worker.pools import Workers
 
@@ -368,7 +368,7 @@ class _Wiring:
         warn_of_strangers(settings)
         watcher = CapacityWatcher(gateway, bundle.fleet, clock, self.pace)
         gateway.woken = self._woken
-        learners: list[Learner] = [gateway.served, gateway, self.ready, *zone_checks(settings, clock)]
+        learners: list[Learner] = [gateway.served, gateway, self.ready]
         bulk = None
         if settings.bulk_dir:
             from headway.app.bulk import build_runner, make_bulk_jobs
@@ -419,15 +419,6 @@ class _Wiring:
             from headway.worker.helping import StrayWatcher
 
             self.resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
-
-
-def zone_checks(settings: Settings, clock: Callable[[], float]) -> Sequence[ZoneCheck]:
-    """Check of a gateway's zone over a broker; without one nobody else can be in another zone."""
-    if not settings.broker:
-        return ()
-    from headway.gateway.workers_watcher import ZoneCheck
-
-    return (ZoneCheck(settings.zone, clock),)
 
 
 def make_fleet_models(

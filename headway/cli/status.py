@@ -145,7 +145,7 @@ def _summary(found: dict[str, Any]) -> str:
 
 def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
     filled = {_queue(queue) for queue in queues if queue["depth"]}
-    versions = {_queue(queue) for queue in queues if queue.get("version") or queue.get("zone")}
+    versions = {_queue(queue) for queue in queues if queue.get("version")}
     several = max(map(len, (filled, versions, {queue["model"] for queue in queues}))) > 1
     return [
         f"{queue['depth']} {queue['tier']}{' of ' + _queue(queue) if several else ''}"
@@ -155,10 +155,9 @@ def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _queue(queue: dict[str, Any]) -> str:
-    """Model of a queue, the version that it is for, and its zone."""
-    version, zone = queue.get("version"), queue.get("zone")  # A process of an earlier version does not tell.
-    of = f" version {version}" if version else ""
-    return f"{queue['model']}{of}{f' in {zone}' if zone else ''}"
+    """Model of a queue, and the version that it is for."""
+    version = queue.get("version")  # A process of an earlier version does not tell.
+    return f"{queue['model']}{f' version {version}' if version else ''}"
 
 
 def capacity_text(capacity: dict[str, Any]) -> str:
@@ -190,14 +189,11 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
         width: columns of the terminal; 0: no limit.
         rates: requests per second of each process by its id; None: as the lines tell them.
     """
-    zones = any(member.get("zone") for member in members)  # A process of an earlier version does not tell.
-    zone = ("ZONE",) if zones else ()
-    head = ("PROCESS", "ROLE", *zone, "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
+    head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
         (
             member["id"],
             member["role"],
-            *((member.get("zone") or "-",) if zones else ()),
             member["host"],
             str(member["pid"]),
             str(member["pending"]),
@@ -283,12 +279,10 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
     name, descending = SORTS[sort.column]
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)
-    zones = any(worker.get("zone") for worker in workers)
     failed = any(worker.get("failed", 0.0) >= FAILED for worker in workers)  # One of an earlier version does not tell.
     versions = failed or len({worker.get("version") for worker in workers}) > 1
     head = (
         "WORKER",
-        *(("ZONE",) if zones else ()),
         "MODEL",
         *(("VERSION",) if versions else ()),
         "STATUS",
@@ -302,7 +296,6 @@ def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort 
     rows = [
         (
             worker["worker_id"],
-            *((worker.get("zone") or "-",) if zones else ()),
             worker["model"],
             *((worker.get("version") or "-",) if versions else ()),
             worker["status"],

@@ -124,11 +124,6 @@ def setting(
 _NAME = "[A-Za-z0-9_.:/-]{1,128}"
 NAME = TextForm(_NAME, "must be 1 to 128 letters, digits or -_.:/", "For example minilm-v2.")
 NAME_OR_NONE = TextForm(f"|{_NAME}", NAME.reason, NAME.hint)
-ZONE = TextForm(
-    "|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
-    "must be 1 to 63 letters, digits or -_., the first a letter or digit",
-    "For example eu-central-1a.",
-)
 FUNCTION = TextForm(
     r"[A-Za-z_][A-Za-z0-9_]{0,127}",
     "is neither chars nor the name of a function",

@@ -35,7 +35,6 @@ from headway.config.fields import (
     ORIGINS,
     REMOTE_MODEL,
     TOKEN,
-    ZONE,
     Own,
     RolePart,
     Setting,
@@ -375,15 +374,6 @@ class Settings:
         _FLEET,
         "Name of this process in the fleet, which no other has; left out: host name and process id.",
         form=NAME_OR_NONE,
-    )
-    zone: str = setting(
-        "",
-        _FLEET,
-        "Zone that this process is in, for gateways and workers: batches form within a zone, and others help where one is "
-        "behind; left out: none.",
-        form=ZONE,
-        needs="broker",
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     expected_workers: int = setting(
         0,

@@ -29,7 +29,6 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         runs: report on the model that it runs.
         version: version whose queue it claims from; empty: the queue for any.
         helps: whether it has its home in another queue, and only helps out in this one.
-        zone: zone that it helps, as the broker sets it; None: none but its own.
     """
 
     worker: str
@@ -39,7 +38,6 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     runs: ModelReport = ModelReport()
     version: str = ""
     helps: bool = False
-    zone: str | None = None
 
     @property
     def queue(self) -> QueueName:

@@ -86,7 +86,6 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
         tenant_rates: requests per second of the lowest tier that its busiest tenants send to a gateway, by model and tenant.
         scalable: workers that it has and most that it can have, by model, where it makes them more or fewer by itself.
-        zone: zone that it is in; empty where none is set.
         shared: settings in which all of a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
         every: seconds until its next heartbeat; more while it rests.
@@ -107,7 +106,6 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     last_seen: float = 0.0
     arrivals: dict[str, tuple[float, float]] = {}
     scalable: dict[str, tuple[int, int]] = {}
-    zone: str = ""
     tenant_rates: dict[str, dict[str, float]] = {}
     every: float = 1.0
     versions: dict[str, dict[str, VersionCounts]] = {}
@@ -189,7 +187,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         loading: seconds for which its process has been starting; 0 while none starts.
         start_failed: whether its last start failed, while it starts.
         retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for, or now.
-        zone: zone that it is in, set by the broker; empty where none is set.
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
         gpu_figures: figures of its GPU; None without one, or where they are not known.
@@ -226,7 +223,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     loading: float = 0.0
     start_failed: bool = False
     retry_in: float = 0.0
-    zone: str = ""
     failed: float = 0.0
     every: float = 0.5
     gpu_figures: GpuFigures | None = None
@@ -246,7 +242,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue(self) -> QueueName:
-        """Name of the queue that it claims from, in its zone."""
+        """Name of the queue that it claims from."""
         return QueueName(self.model, self.version)
 
 
@@ -334,7 +330,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 class BulkDepth(msgspec.Struct, frozen=True):
     """Bulk entries of one queue of a model: how many wait, and how many entries of others have had to wait for them so far.
 
-    `version` and `zone` are as in TierDepth. `busy` is the number of GPUs that run them alone, and `held` the seconds for which they get
+    `version` is as in TierDepth. `busy` is the number of GPUs that run them alone, and `held` the seconds for which they get
     no further one, if no others come: 0 where one that is idle would take them now, infinite where they ride in seats alone.
     """
 
@@ -342,7 +338,6 @@ class BulkDepth(msgspec.Struct, frozen=True):
     waiting: int
     delayed: int
     version: str = ""
-    zone: str = ""
     busy: int = 0
     held: float = 0.0
 
@@ -350,7 +345,7 @@ class BulkDepth(msgspec.Struct, frozen=True):
 class TierDepth(msgspec.Struct, frozen=True):
     """Depth of one tier of one queue of a model, and how long its oldest entry has waited, in seconds.
 
-    `version` is that of the queue; empty: the queue for any. `zone` is that of the queue; empty: of processes without one.
+    `version` is that of the queue; empty: the queue for any.
     """
 
     model: str
@@ -358,9 +353,8 @@ class TierDepth(msgspec.Struct, frozen=True):
     depth: int
     oldest_seconds: float
     version: str = ""
-    zone: str = ""
 
     @property
     def queue(self) -> QueueName:
-        """Name of the queue, in whatever zone."""
+        """Name of the queue."""
         return QueueName(self.model, self.version)

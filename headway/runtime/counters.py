@@ -138,8 +138,6 @@ class Counters:
         """Begin the counters of batchers, their workers and the queue."""
         self.retries: defaultdict[str, int] = defaultdict(int)
         """Entries that were queued again, by cause."""
-        self.zone_help: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Batches that slots of this process took from the queue of another zone, by (model, that zone)."""
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM, BULK or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
@@ -188,7 +186,7 @@ class Counters:
     def forget(self, model: str) -> None:
         """Forget what was counted of a model that requests no longer come for."""
         by_model_first: Iterable[dict[Any, Any]] = (
-            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs, self.zone_help, self.scaling_decisions,
+            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs, self.scaling_decisions,
             self.rollout_changes,
         )  # fmt: skip
         for table in by_model_first:

@@ -8,7 +8,7 @@ who comes, how long a batch runs, who dies.
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-Each zone has a queue. A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
+A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
 home, and while it is idle looks at another now and then.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 
-from headway.core import batch_cost, shards, zones
+from headway.core import batch_cost, shards
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
@@ -38,7 +38,6 @@ from headway.simulator.fleet import (
     LowestTierThrottle,
     Shard,
     Worker,
-    Zone,
     choose_gateway,
     reported,
 )
@@ -52,8 +51,6 @@ LEASE_SECONDS = 3.0
 """Seconds after which what a host ran that has died is given to others."""
 NOTICED_AFTER = DEGRADED_AFTER + 1.0
 """Seconds after which everybody has noticed that a host has died: its heartbeats are missed, and the workers are counted."""
-STRAYS_EVERY = 1.0
-"""Seconds between two looks of a worker, however busy, at the zones that are behind."""
 APART = 0.0001
 """Seconds between the requests of two clients that had their answers together: about what a gateway takes for one."""
 Choose = Callable[[Sequence[int], float], int]
@@ -79,14 +76,11 @@ class _Simulation:
         self._scenario = scenario
         self._choose = choose
         self._record = Record(scenario)
-        self._zones = [Zone(number, scenario) for number in range(scenario.zones)]
-        self._shards = [shard for zone in self._zones for shard in zone.shards]
+        self._shards = [Shard(number, scenario) for number in range(scenario.shards)]
+        self._active = 1
+        """Shards in use."""
         names = [f"gpu-{number}" for number in range(scenario.workers)]
-        of_zone = -(-len(names) // scenario.zones)
-        self._workers = {
-            name: self._worker(name, self._zones[number // of_zone], slow=number == 0)
-            for number, name in enumerate(names)
-        }
+        self._workers = {name: self._worker(name, slow=number == 0) for number, name in enumerate(names)}
         warm = self._warm_up(slow=False)
         for shard in self._shards:
             shard.queue.service.warm_up(warm)
@@ -111,15 +105,15 @@ class _Simulation:
         self._draw = callers(scenario, self._rng("callers"))
         self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
         self._lines = bulk_lines(scenario, self._rng("bulk"))
-        self._straight = scenario.gather == 0.0 and scenario.shards * scenario.zones == 1
+        self._straight = scenario.gather == 0.0 and scenario.shards == 1
         """Whether nothing tells gateways apart, so that requests are offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
-    def _worker(self, name: str, zone: Zone, slow: bool) -> Worker:
+    def _worker(self, name: str, slow: bool) -> Worker:
         pace = SlotPace(self._scenario.max_batch)
         pace.warmed(self._warm_up(slow))
-        return Worker(name, zone.shards[0], slow, pace)
+        return Worker(name, self._shards[0], slow, pace)
 
     def _warm_up(self, slow: bool) -> tuple[WarmUpRun, ...]:
         """Batches that the start of a worker has run."""
@@ -207,7 +201,7 @@ class _Simulation:
 
     def _close(self, now: float) -> None:
         """Note that the last request has come."""
-        loads = [shard.queue.load(now) for zone in self._zones for shard in zone.shards[: zone.active]]
+        loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
@@ -220,24 +214,18 @@ class _Simulation:
 
     def _deal(self, now: float) -> None:
         """Deal workers that have come or gone out to their home shards."""
-        for number, zone in enumerate(self._zones):
-            known = [one.name for one in self._workers.values() if one.known and one.home.zone == number]
-            self._deal_in(zone, known)
-        self._slots = sum(zone.slots for zone in self._zones)
-
-    def _deal_in(self, zone: Zone, alive: Sequence[str]) -> None:
-        """Deal the workers of a zone out."""
-        zone.slots, zone.active = len(alive), shards.active(len(zone.shards), len(alive))
-        at_home = dict[Shard, list[str]]((shard, []) for shard in zone.shards)
+        alive = [worker.name for worker in self._workers.values() if worker.known]
+        self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
+        at_home = dict[Shard, list[str]]((shard, []) for shard in self._shards)
         for name in alive:
-            worker, home = self._workers[name], zone.shards[shards.home(name, alive, zone.active)]
+            worker, home = self._workers[name], self._shards[shards.home(name, alive, self._active)]
             if worker.home is not home and name in worker.home.idle:
                 del worker.home.idle[name]
                 home.idle[name] = None
             worker.home = home
             at_home[home].append(name)
         for position, (shard, names) in enumerate(at_home.items()):
-            shard.queue.set_slots(shards.slots_at(position, zone.slots, zone.active), names)
+            shard.queue.set_slots(shards.slots_at(position, self._slots, self._active), names)
 
     def _come(self, gateway: Gateway, entry: Entry, now: float) -> None:
         sends_at = gateway.come(entry, now)
@@ -253,8 +241,8 @@ class _Simulation:
 
     def _send(self, gateway: Gateway, now: float) -> None:
         choose = self._choose
-        for zone, number, entries in gateway.send(self._zones, now):
-            used = zone.shards[: zone.active]
+        used = self._shards[: self._active]
+        for number, entries in gateway.send(self._slots, self._active, now):
             shard = used[number if choose is None else choose([each.queue.depth for each in used], now)]
             self._offer(shard, entries, now)
 
@@ -287,36 +275,10 @@ class _Simulation:
         self._looks_at = shard.looks_at if len(self._shards) == 1 else min(map(_LOOKS_AT, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
-        """Free a worker for its next batch. Each second one is of a zone that is behind."""
-        worker.helped = len(self._zones) > 1 and not worker.helped and self._help(worker, now)
-        if not worker.helped and not self._claim(worker, worker.home, now):
+        """Free a worker for its next batch."""
+        if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._wake_idle(worker.home, now)
-
-    def _help(self, worker: Worker, now: float) -> bool:
-        """Claim for a worker from a zone that was behind when it last looked, if it still is."""
-        if now >= worker.looks_at:
-            worker.looks_at = now + STRAYS_EVERY
-            others = [shard for shard in self._shards if shard.zone != worker.home.zone]
-            worker.strays = [shard for shard in others if self._may_help(shard, worker.home, now)]
-        for shard in list(worker.strays):
-            if not self._may_help(shard, worker.home, now):
-                worker.strays.remove(shard)
-            elif self._claim(worker, shard, now):
-                return True
-        return False
-
-    def _may_help(self, shard: Shard, home: Shard, now: float) -> bool:
-        """Whether a worker that is at home in one shard may claim from another."""
-        if shard.zone == home.zone:
-            return shards.behind(shard.queue.depth, shard.queue.slots, self._scenario.max_batch)
-        return self._behind(shard, now) and not (shard.queue.slots and self._behind(home, now))
-
-    def _behind(self, shard: Shard, now: float) -> bool:
-        """Whether a zone is behind."""
-        queue = shard.queue
-        waited = max(seconds for count, seconds in queue.depths(now) if count) if queue.depth else 0.0
-        return zones.behind(queue.depth, queue.slots, waited, queue.load(now).batch_seconds(self._scenario.max_batch))
 
     def _go_idle(self, worker: Worker, now: float) -> None:
         worker.rest += 1
@@ -332,18 +294,16 @@ class _Simulation:
         others = len(self._shards) - 1
         worker.look = (worker.look + 1) % others
         shard = self._shards[(home.number + 1 + worker.look) % len(self._shards)]
-        if self._may_help(shard, home, now) and not shard.idle and self._claim(worker, shard, now):
+        behind = shards.behind(shard.queue.depth, shard.queue.slots, self._scenario.max_batch)
+        if behind and not shard.idle and self._claim(worker, shard, now):
             del home.idle[worker.name]
-            if shard.zone != home.zone and shard not in worker.strays:
-                worker.strays.append(shard)
         elif self._reap_at < math.inf:
             self._at(now + shards.LOOK_ELSEWHERE_EVERY, partial(self._look, worker, rest))
 
     def _claim(self, worker: Worker, shard: Shard, now: float) -> bool:
         self._expire(shard, now)
         self._feed(shard, now)
-        policy = shard.policy if shard.zone == worker.home.zone else zones.HELP
-        departure = shard.queue.depart(worker.name, self._scenario.max_batch, policy, now)
+        departure = shard.queue.depart(worker.name, self._scenario.max_batch, shard.policy, now)
         if isinstance(departure, Hold):
             return False
         self._give_up(departure.late, now)
@@ -358,8 +318,7 @@ class _Simulation:
         else:
             seconds = self._seconds(weights) * factor
         fill = departure.size / self._scenario.max_batch
-        crosses = shard.zone != worker.home.zone
-        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill, crosses)
+        self._record.departed(size, departure.reason, now, shard.number, shard is not worker.home, fill)
         life = worker.life
         ends = now + seconds + self._scenario.overhead
         self._at(ends, partial(self._answer, worker, life, seconds))

@@ -20,7 +20,6 @@ from headway.core.queue import ModelQueue
 from headway.core.shards import in_turn, parts
 from headway.core.slot_pace import SlotPace
 from headway.core.throttle import Throttle, room
-from headway.core.zones import choose
 from headway.model import CostLine, CostShape, Entry, WorkerInfo, WorkerStatus
 from headway.simulator.scenario import Scenario
 
@@ -31,13 +30,12 @@ SET_EVERY = 0.5
 
 
 class Shard:
-    """Part of the queue of one zone, and the workers that wait for it."""
+    """Part of the queue, and the workers that wait for it."""
 
-    __slots__ = ("idle", "looks_at", "number", "policy", "queue", "zone")
+    __slots__ = ("idle", "looks_at", "number", "policy", "queue")
 
-    def __init__(self, number: int, zone: int, scenario: Scenario) -> None:
+    def __init__(self, number: int, scenario: Scenario) -> None:
         self.number = number
-        self.zone = zone
         self.queue = ModelQueue(scenario.limits())
         self.policy = scenario.make_policy()
         self.idle: dict[str, None] = {}
@@ -70,35 +68,17 @@ class Child:
         return True
 
 
-class Zone:
-    """Part of the fleet: its shards, the workers that are known to live there, and how many shards are in use."""
-
-    __slots__ = ("active", "name", "shards", "slots")
-
-    def __init__(self, number: int, scenario: Scenario) -> None:
-        self.name = f"{number:02}"
-        self.shards = [Shard(number * scenario.shards + shard, number, scenario) for shard in range(scenario.shards)]
-        self.slots, self.active = 0, 1
-
-
 class Worker:
     """A GPU. `life` counts its lives, so that work of an earlier one is known to be void; `rest` counts its rests."""
 
     __slots__ = (
-        "alive", "child", "departure", "died_at", "helped", "home", "known", "life", "look", "looks_at", "name", "pace", "rest", "shard", "slow",
-        "strays",
+        "alive", "child", "departure", "died_at", "home", "known", "life", "look", "name", "pace", "rest", "shard", "slow",
     )  # fmt: skip
 
     def __init__(self, name: str, home: Shard, slow: bool, pace: SlotPace) -> None:
         self.name = name
         self.known = True
         """Whether it counts as alive."""
-        self.helped = False
-        """Whether its last batch was of a zone that is behind."""
-        self.looks_at = 0.0
-        """Instant from which on it looks again at the zones that are behind."""
-        self.strays: list[Shard] = []
-        """Shards of other zones that were behind when it last looked."""
         self.pace = pace
         self.child = Child()
         self.slow = slow
@@ -118,13 +98,11 @@ class Gateway:
     Arguments:
         scenario: gives the seconds for which entries gather, and the size of a batch.
         turn: number of the shard whose turn it is first.
-        zone: number of its zone.
     """
 
-    __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "_zone", "gathered")
+    __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "gathered")
 
-    def __init__(self, scenario: Scenario, turn: int, zone: int) -> None:
-        self._zone = zone
+    def __init__(self, scenario: Scenario, turn: int) -> None:
         self.gathered: list[Came] = []
         """Entries that wait for the next call."""
         self._gather = scenario.gather
@@ -139,23 +117,19 @@ class Gateway:
             return now
         return now + self._gather if len(self.gathered) == 1 else None
 
-    def send(self, zones: Sequence[Zone], now: float) -> Iterator[tuple[Zone, int, list[Came]]]:
-        """Send the entries that have gathered, by zone and number of the shard.
+    def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
+        """Send the entries that have gathered, by number of the shard.
 
         Arguments:
-            zones: all zones.
+            slots: workers that are known to live.
+            active: shards in use.
             now: the instant.
         """
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
-        own = zones[self._zone]
-        count = parts(len(gathered), self._max_batch) if own.active > 1 or not own.slots else 1
+        count = parts(len(gathered), self._max_batch) if active > 1 or not slots else 1
         for number in range(count):
-            zone = own
-            if len(zones) > 1 and not own.slots:
-                slots = {one.name: one.slots for one in zones}
-                zone = zones[int(choose(own.name, slots, self._turn))]
-            yield zone, in_turn(self._turn, zone.slots, zone.active), gathered[number::count]
+            yield in_turn(self._turn, slots, active), gathered[number::count]
             self._turn += 1
 
 
@@ -167,7 +141,7 @@ def choose_gateway(scenario: Scenario, rng: Callable[[], float]) -> Callable[[],
         rng: uniform in [0, 1).
     """
     count = scenario.gateways
-    gateways = [Gateway(scenario, int(rng() * scenario.workers), one % scenario.zones) for one in range(count)]
+    gateways = [Gateway(scenario, int(rng() * scenario.workers)) for _ in range(count)]
     if count == 1:
         return lambda: gateways[0]
     return lambda: gateways[int(rng() * count)]

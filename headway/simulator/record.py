@@ -46,8 +46,6 @@ class Record:
         """Shards that the departures left."""
         self.stolen = 0
         """Departures with a worker that is at home in another shard."""
-        self.crossed = array("d")
-        """Instants of departures with a worker of another zone."""
         self.reasons: Counter[str] = Counter()
         """Reasons of the departures."""
         self.busy = 0.0
@@ -115,12 +113,9 @@ class Record:
         shard: int = 0,
         stolen: bool = False,
         fill: float | None = None,
-        crossed: bool = False,
     ) -> None:
-        """Note a batch that left. `fill` is the share of a full one, where its entries are weighed; `crossed`: between zones."""
+        """Note a batch that left. `fill` is the share of a full one, where its entries are weighed."""
         if self.scenario.warmup <= now < self.scenario.duration:
-            if crossed:
-                self.crossed.append(now)
             self.left_at.append(now)
             self.size.append(size)
             self.filled += size / self.scenario.max_batch if fill is None else fill

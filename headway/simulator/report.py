@@ -185,7 +185,7 @@ def _batches(record: Record) -> Batches:
         reasons=dict(record.reasons.most_common()),
         gap_ms=gap * 1000,
         gap_cv=variation,
-        shard_gap_cv=_shard_variation(record) if record.scenario.shards * record.scenario.zones > 1 else None,
+        shard_gap_cv=_shard_variation(record) if record.scenario.shards > 1 else None,
         stolen=record.stolen / count if count else 0.0,
     )
 

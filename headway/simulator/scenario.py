@@ -34,7 +34,6 @@ _MAX_CLIENTS = 100_000
 _MAX_WORKERS = 10_000
 _MAX_GATEWAYS = 1_000
 _MAX_SHARDS = 256
-_MAX_ZONES = 64
 
 
 class Eager:
@@ -110,7 +109,6 @@ class Scenario:
             latency. 0: each entry goes at once.
         shards: into how many the queue may be cut (`headway.core.shards`).
         bulk: whether bulk entries always wait for empty seats, as `headway bulk` jobs do.
-        zones: parts of the fleet, alike in workers and gateways, each with a queue of its own (`headway.core.zones`).
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
@@ -342,15 +340,6 @@ class Scenario:
         type=int,
         within=(1, _MAX_SHARDS),
     )
-    zones: int = tool_option(
-        1,
-        "--zones",
-        "N",
-        _FLEET,
-        "Zones of the GPUs and gateways, each with a queue of its own.",
-        type=int,
-        within=(1, _MAX_ZONES),
-    )
     bulk: bool = tool_option(False, "--bulk", "", _LOAD, "Lines of bulk jobs always wait for empty seats.", type=bool)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same run.", type=int)
 
@@ -363,9 +352,6 @@ class Scenario:
         if not 0 <= self.warmup < self.duration:
             reason = f"must lie between 0 and the duration of {self.duration:g} s"
             raise SettingError("--warmup", self.warmup, reason, "Shorten it, or make --duration longer.")
-        if self.zones > min(self.workers, self.gateways):
-            reason = f"needs a GPU and a gateway in each zone; there are {self.workers} and {self.gateways}"
-            raise SettingError("--zones", self.zones, reason, "Ask for fewer, or for more --workers and --gateways.")
         if self.policy not in POLICIES:
             near = nearest(self.policy, POLICIES)
             raise SettingError("--policy", self.policy, "is not known", f"Use {' or '.join(near or POLICIES)}.")

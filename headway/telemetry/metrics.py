@@ -266,9 +266,6 @@ ROWS = (
     Row(GAUGE, "open_connections", "port", "Open connections by port.", lambda of: of.own.connections),
     Row(COUNTER, "retries", "cause", "Entries queued again after a failed run.",
         lambda of: of.counters.retries, lambda own: CAUSES),
-    Row(COUNTER, "zone_help_batches", "model zone",
-        "Batches that workers of this process took from another zone, by that zone.",
-        lambda of: of.counters.zone_help),
     # Of the requests that a gateway and its port answer.
     Row(COUNTER, "requests", "model tier outcome", "Requests answered, by outcome: ok, an error code, or cancelled.",
         lambda of: of.counters.requests, lambda own: product(_asked(own), own.tiers, OUTCOMES), served=True),

@@ -117,7 +117,7 @@ SWITCHES: dict[str, Values] = {
         },
     },
     "two fleets": {"monitoring": {"fleet": "eu"}, "models": MODELS, "worker": BOUNDED, "scaling": KEDA},
-    "on the cpu": {"models": MODELS, "worker": {"gpuResource": ""}, "zoneFromPodLabel": True},
+    "on the cpu": {"models": MODELS, "worker": {"gpuResource": ""}},
 }  # fmt: skip
 """Values for each switch of the chart, by what they turn on."""
 

@@ -87,7 +87,6 @@ def test_the_schema_has_the_bounds_of_the_settings() -> None:
         {"max_batch_size": "16"},
         {"policy": "packed"},
         {"reload": 1},
-        {"zone": "-a"},
         {"remote_token": 1},
     ],
     ids=str,

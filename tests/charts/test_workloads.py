@@ -271,16 +271,6 @@ def test_no_pod_gets_a_variable_for_each_service() -> None:
     assert all(pod["spec"]["enableServiceLinks"] is False for switch in SWITCHES for _, pod in pods(render(switch)))
 
 
-def test_the_zone_of_gateways_and_workers_comes_from_the_pods_label(tmp_path: Any) -> None:
-    objects = render("on the cpu")
-    for name in FILES:
-        found = settings(objects, name, tmp_path)
-        assert bool(found.zone) is (name != CONTROLLER)
-        for one in container(objects, name)["env"]:
-            if one["name"] == "HEADWAY_ZONE":
-                assert one["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['topology.kubernetes.io/zone']"
-
-
 def test_the_test_of_helm_is_a_program_that_asks_the_service() -> None:
     for switch in ("defaults", "tls", "tls of clients"):
         [pod] = of_kind(render(switch), "Pod").values()
@@ -319,7 +309,7 @@ def test_the_values_that_the_page_shows_are_good_ones() -> None:
     assert worker["spec"]["replicas"] == 2
     scaled = workloads(rendered(json.dumps(install | scale)))[WORKERS["greeter"]]
     assert "replicas" not in scaled["spec"]
-    for name in ("networkPolicy.monitoring", "zoneFromPodLabel", "gateway.autoscaling"):
+    for name in ("networkPolicy.monitoring", "gateway.autoscaling"):
         assert f"`{name}`" in page or f"`{name}:" in page
         values: Any = yaml.safe_load((CHART / "values.yaml").read_text())
         for part in name.split("."):

@@ -49,7 +49,7 @@ def test_a_role_without_a_broker_is_told_what_it_lacks(role: str, capsys: pytest
 @pytest.mark.parametrize(
     ("role", "option", "takers"),
     [
-        ("controller", "--zone", "serve, gateway and worker"),
+        ("controller", "--devices", "serve and worker"),
         ("gateway", "--autoscale", "serve, worker and controller"),
         ("worker", "--scale-policy", "serve and controller"),
         ("gateway", "--reload", "serve and worker"),
@@ -99,11 +99,11 @@ def test_a_flag_without_its_value_is_told_to_need_one(capsys: pytest.CaptureFixt
 
 
 def test_settings_of_other_roles_in_a_shared_file_are_told_in_the_log() -> None:
-    settings = Settings(zone="a", workers=4, port=0, scale_policy="plan")
+    settings = Settings(workers=4, port=0, scale_policy="plan")
     with capture_logs() as logs:
         tell_of_other_roles(settings, PARTS[Role.CONTROLLER])
         tell_of_other_roles(Settings(port=0), PARTS[Role.CONTROLLER])
-    assert [(one["log_level"], one["settings"]) for one in logs] == [("info", "workers, zone")]
+    assert [(one["log_level"], one["settings"]) for one in logs] == [("info", "workers")]
 
 
 @pytest.mark.parametrize("role", ROLES)

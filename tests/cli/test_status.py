@@ -262,27 +262,6 @@ def test_what_waits_is_told_by_version_where_there_are_several(port: Port, depth
     assert f"waiting       {shown}" in overview(look(Admin(port.url, "")))
 
 
-def test_zones_are_shown_where_there_are_any(port: Port) -> None:
-    port.answers["/internal/health"] = (
-        200,
-        {
-            **HEALTH,
-            "queues": [
-                {"model": "default", "version": "", "zone": zone, "tier": "paid", "depth": depth, "oldest_seconds": 0.1}
-                for zone, depth in (("", 0), ("a", 2), ("b", 3))
-            ],
-        },
-    )
-    there = {"workers": [{**WORKERS[0], "zone": "a"}, WORKERS[1]], "members": [member("edge-1", "gateway", zone="b")]}
-    port.answers["/internal/snapshot"] = 200, {**FLEET, **there}
-    told = overview(look(Admin(port.url, "")))
-    assert "waiting       2 paid of default in a, 3 paid of default in b, oldest" in told
-    lines = [line.split() for line in told.splitlines()]
-    assert ["edge-1", "gateway", "b"] in [line[:3] for line in lines]
-    assert ["host-b/gpu-0", "a"] in [line[:2] for line in lines]
-    assert ["host-a/gpu-0", "-"] in [line[:2] for line in lines]
-
-
 def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
     line = {"shape": "padded", "alpha": 0.0081, "beta": 1.18e-6, "longest": 900.0, "error": 0.021}
     text = "\n\n".join(costs([{**WORKERS[0], "cost": line}, {**WORKERS[1], "cost": {**line, "alpha": 9.0}}]))

@@ -76,7 +76,7 @@ class BrokerModel:
         self.failed: set[Submission] = set()
         self.several: list[tuple[Submission, ...]] = []
         self._paid_until: dict[str, float] = {}
-        self._last_fence: dict[tuple[str, str], int] = {}
+        self._last_fence: dict[str, int] = {}
 
     def offered(self, entry: Entry, verdict: Failure | None, now: float) -> None:
         """Check the verdict on a new entry, and note the entry if it is let in."""
@@ -123,13 +123,13 @@ class BrokerModel:
         outcomes = [self.outcomes.get(part) for part in parts]
         return any(one is not None and one.failure is not None for one in outcomes) and None in outcomes
 
-    def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float, zone: str = "") -> None:
+    def claimed(self, lease: Lease, model: str, limit: int, now: float, lease_seconds: float) -> None:
         """Check and note a lease: only what waits, within its limits and time, with whom it may ride."""
         assert 1 <= len(lease.entries) <= limit
         weight = sum(entry.weight for entry in lease.entries)
         assert weight <= limit * self.bounds[model.partition("@")[0]].unit or len(lease.entries) == 1
-        assert lease.fence > self._last_fence.get((model, zone), 0)
-        self._last_fence[model, zone] = lease.fence
+        assert lease.fence > self._last_fence.get(model, 0)
+        self._last_fence[model] = lease.fence
         keys = tuple(map(key, lease.entries))
         assert len(set(keys)) == len(keys)
         busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}

@@ -233,7 +233,6 @@ class RedisHarness(Harness):
         limits: QueueLimits = LIMITS,
         queue_bytes: int = QUEUE_BYTES,
         apart_from: float = math.inf,
-        zones: tuple[str, str] = ("", ""),
     ) -> None:
         loop = ServedLoop(server.url)
         super().__init__(loop)
@@ -245,27 +244,15 @@ class RedisHarness(Harness):
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
         budgets = self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
-        self._brokers = [
-            RedisBroker(link, queues, Counters(), rng.random, shards, *budgets, zone)
-            for link, zone in zip(self._links, zones, strict=True)
-        ]
+        self._brokers = [RedisBroker(link, queues, Counters(), rng.random, shards, *budgets) for link in self._links]
         self.broker = self._brokers[0]
-        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].queue_names, shards, zones[0])
+        self.dead = RedisDeadLetters(self._links[0], self._brokers[0].queue_names, shards)
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)
         self.board, self.board_peer = (RedisBoard(link) for link in self._links)
         self.run(self._open())
 
     def peer(self) -> Broker:
         return self._brokers[1]
-
-    async def of_zone(self, zone: str) -> RedisBroker:
-        """One more process, in a zone."""
-        link = KnownServer(self._server.url, timeout=math.inf, clock=self._loop.time)
-        self._links.append(link)
-        await link.open()
-        broker = RedisBroker(link, QUEUES, Counters(), random.Random(9).random, zone=zone)
-        self._brokers.append(broker)
-        return broker
 
     def endless(self) -> list[str]:
         return [key for key, left in self._server.ends().items() if left < 0]
@@ -299,7 +286,7 @@ class RedisHarness(Harness):
 HARNESSES: dict[str, Callable[[SharedServers], Harness]] = {
     "memory": lambda _: MemoryHarness(),
     "near": lambda _: MemoryHarness(kind=NearBroker),
-    "valkey": lambda servers: RedisHarness(servers.of("valkey"), zones=("a", "a")),
+    "valkey": lambda servers: RedisHarness(servers.of("valkey")),
     "apart": lambda servers: RedisHarness(servers.of("valkey"), apart_from=0),  # Each value is stored apart.
     "redis": lambda servers: RedisHarness(servers.of("redis")),
 }
@@ -404,7 +391,7 @@ def tensors(rows: int = 1, content: bytes = b"\1\2", name: str = "x") -> Tensors
 
 
 def queue(text: str) -> QueueName:
-    """Name of a queue in no zone, by its text."""
+    """Name of a queue, by its text."""
     model, _, version = text.partition("@")
     return QueueName(model, version)
 

@@ -35,7 +35,6 @@ from headway.model import (
     EntryState,
     Failure,
     ItemResult,
-    Lease,
     Limit,
     NoWork,
     Reply,
@@ -94,10 +93,6 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         self.cursors = dict.fromkeys(GATEWAYS, 0)
         self.numbers, self.steps = itertools.count(), itertools.count()
         self.look_every = 1 if isinstance(self.harness, MemoryHarness) else 4
-
-    def zone_of(self, lease: Lease) -> str:
-        """Zone in whose queue a batch waited."""
-        return ""
 
     def host(self, worker: str) -> Broker:
         """Process of a worker."""
@@ -289,7 +284,7 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
         if isinstance(claimed, NoWork):
             assert claimed.until is None or claimed.until > now
             return
-        self.claimed(claimed, model, limit, now, self.harness.lease_seconds, self.zone_of(claimed))
+        self.claimed(claimed, model, limit, now, self.harness.lease_seconds)
 
     def answer(self, held: Held) -> None:
         """Complete a lease with the right outputs."""

@@ -186,7 +186,6 @@ async def test_workers_are_listed(stand: Stand, port: Port) -> None:
         "pid": 4242,
         "memory": 0.0,
         "reason": "",
-        "zone": "",
         "failed": 0.0,
         "gpu_figures": None,
         "cost": None,

@@ -57,7 +57,6 @@ async def test_the_fleet_is_shown(stand: Stand, port: Port) -> None:
     assert {**worker, "age_seconds": 0} == {
         "id": "host", "role": "worker", "host": "far", "pid": 7, "admin": "", "version": "2",
         "pending": 0, "requests_per_second": 0.0, "leads": False, "age_seconds": 0,
-        "zone": "",
     }  # fmt: skip
     assert (own["role"], own["leads"]) == ("serve", True)
     [capacity] = shown["capacities"]

@@ -37,7 +37,6 @@ from tests.promises.operation import (
 from tests.promises.search import Search, TooComplex
 from tests.promises.versions import versions
 from tests.promises.warnings import warnings
-from tests.promises.zones import zones
 
 GRACE = 10.0
 """Seconds beyond its deadline after which a task must have its outcome, unless the service stood still for longer."""
@@ -56,7 +55,7 @@ def check(history: History) -> list[Violation]:
     """All violations; none if the history is allowed."""
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
-        *charges(history), *versions(history), *zones(history), *ledger(history), *counts(history), *letters(history),
+        *charges(history), *versions(history), *ledger(history), *counts(history), *letters(history),
         *at_rest(history), *warnings(history), *idle(history), *bulk(history), *drains(history),
     ]  # fmt: skip
 

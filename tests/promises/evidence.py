@@ -83,7 +83,6 @@ class Slot(NamedTuple):
     pid: int
     model: str
     version: str
-    zone: str
 
 
 @dataclass(frozen=True, slots=True)

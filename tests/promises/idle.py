@@ -1,7 +1,7 @@
 """A healthy slot runs something when there is load: it does not count as capacity that is never used.
 
 A place is a slot, or a GPU that several models share. One that was healthy, and in no trouble, for a while is idle when nothing ran
-there although others of the same zone that run the same were busy meanwhile, or requests for just that were refused or late.
+there although others that run the same were busy meanwhile, or requests for just that were refused or late.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class _Judge:
 
     def _load(self, place: str, slots: Sequence[Slot], since: float, until: float) -> str:
         """Load that a place could have had in a window, in words; empty for none."""
-        queues = {(slot.model, slot.version, slot.zone) for slot in slots}
+        queues = {(slot.model, slot.version) for slot in slots}
         shares = []
         for other, looks in self._places.items():
             there = {slot for at, found in looks if since <= at <= until for slot in found}
-            if other != place and queues & {(slot.model, slot.version, slot.zone) for slot in there}:
+            if other != place and queues & {(slot.model, slot.version) for slot in there}:
                 shares.append(self._busy(sorted(there), since, until) / WINDOW)
         if shares and sum(shares) / len(shares) >= BUSY:
             return f"{len(shares)} others were busy for {sum(shares) / len(shares):.0%} of the time"

@@ -201,14 +201,13 @@ class Weighing:
 
 @dataclass(slots=True)
 class Presence:
-    """Time in which a process was up: a gateway, or a worker host of a version, which runs these models; in a zone."""
+    """Time in which a process was up: a gateway, or a worker host of a version, which runs these models."""
 
     name: str
     version: str
     up: float
     gone: float | None = None
     models: tuple[str, ...] = ("",)
-    zone: str = ""
     host: bool = False
 
 

@@ -13,7 +13,7 @@ from tests.promises.histories import LEFT, Scribe
 from tests.promises.operation import Run
 
 TIMES: dict[str, Any] = {"ended": 11.0, "told": 2.0, "undrained": 10.0, "back": 11.0}
-SLOT = Slot("worker-1/gpu-0", "worker-1", 0xA, "", "", "")
+SLOT = Slot("worker-1/gpu-0", "worker-1", 0xA, "", "")
 
 
 def drained(**told: Any) -> Scribe:
@@ -73,7 +73,7 @@ def test_an_order_is_carried_out_unless_something_befell_its_worker(
 
 def test_a_drain_explains_that_others_have_no_worker_and_no_failure() -> None:
     it = drained()
-    events = "batch failed", "no worker is in the zone of this gateway"
+    events = "batch failed", "versions of a model have a weight and no worker"
     it.history.evidence.lines += [Line("worker-1", 5.0, "warning", event) for event in events]
     assert promises(it) == ["a warning that no fault explains"]
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.promises.checker import check
 from tests.promises.evidence import Sighting, Slot
-from tests.promises.histories import LATE, Scribe
+from tests.promises.histories import Scribe
 from tests.promises.operation import Run
 
-BUSY, IDLE = Slot("a/gpu-0", "worker-1", 0xA, "", "3", "x"), Slot("b/gpu-0", "worker-2", 0xB, "", "3", "x")
+BUSY, IDLE = Slot("a/gpu-0", "worker-1", 0xA, "", "3"), Slot("b/gpu-0", "worker-2", 0xB, "", "3")
 
 
 def promises(it: Scribe, *slots: Slot, until: float = 20.0) -> list[str]:
@@ -28,16 +28,9 @@ def test_a_healthy_slot_that_runs_nothing_while_another_is_busy_is_found_out() -
     assert promises(Scribe(), BUSY, IDLE) == NOTHING
 
 
-@pytest.mark.parametrize("other", [{"model": "second"}, {"version": "4"}, {"zone": "y"}])
-def test_a_slot_of_another_model_version_or_zone_may_rest(other: dict[str, Any]) -> None:
+@pytest.mark.parametrize("other", [{"model": "second"}, {"version": "4"}])
+def test_a_slot_of_another_model_or_version_may_rest(other: dict[str, Any]) -> None:
     assert not promises(Scribe(), BUSY, IDLE._replace(**other))
-
-
-def test_a_slot_of_another_zone_may_not_rest_while_what_it_runs_is_late() -> None:
-    it = Scribe()
-    for number in range(5):
-        it.ask((0.0, 12.0), f"late {number}", wanted="3", **LATE, timeout=12.0)
-    assert promises(it, BUSY, IDLE._replace(zone="y")) == NOTHING
 
 
 @pytest.mark.parametrize(("what", "whom", "excused"), [

@@ -52,7 +52,6 @@ RULES = (
     Rule("worker dies again and again", "", HOST),
     Rule("probe failed", "", HOST),
     Rule("versions of a model have a weight and no worker", "", ("worker", "gpu"), of_others=True),
-    Rule("no worker is in the zone of this gateway", "", ("worker", "gpu"), of_others=True),
     Rule("the broker is out of reach", "", ("redis", "connections", "gateway", "worker", "controller")),
     Rule("the broker does not answer", "", ("redis", "connections")),
     Rule("requests are refused until the broker is back", "", ("redis", "connections", "gateway")),

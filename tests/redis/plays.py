@@ -30,7 +30,6 @@ class Play:
         asked: entries that were let in, by id.
         replies: by id.
         disturbed: ids of those whose batch has failed or was given back.
-        crossed: batches that were claimed from another zone.
     """
 
     def __init__(self, harness: RedisHarness, seed: int, host_of: Callable[[str], int]) -> None:
@@ -40,7 +39,6 @@ class Play:
         self.asked: dict[str, Entry] = {}
         self.replies: dict[str, Reply] = {}
         self.disturbed: set[str] = set()
-        self.crossed = 0
         self._host_of = host_of
         self._workers: dict[str, list[asyncio.Task[None]]] = {}
         self._others = [
@@ -90,7 +88,6 @@ class Play:
             if isinstance(claimed, NoWork):
                 await host.wait_for_work(slot(worker), claimed.until)
                 continue
-            self.crossed += claimed.slot.zone is not None
             await self.harness.advance(0.02)
             if self.rng.random() < 0.05:
                 self.disturbed |= {rider.id for rider in claimed.entries}

@@ -54,7 +54,6 @@ class Stand(RedisHarness):
         self,
         shards: int | None = None,
         kept: KeptLimits = KEPT_LIMITS,
-        zone: str = "",
         served: Sequence[str] = MODELS,
     ) -> RedisBroker:
         """One more process, which may know of fewer shards or models, or have budgets of its own."""
@@ -63,7 +62,7 @@ class Stand(RedisHarness):
         await link.open()
         models = dict.fromkeys(served, LIMITS)
         rng, shards = random.Random(9).random, shards or self.shards
-        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept, zone=zone)
+        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept)
         self._brokers.append(broker)
         return broker
 
@@ -156,19 +155,17 @@ async def brokers(
     shards: int = 1,
     clock: Callable[[], float] | None = None,
     models: Mapping[str, QueueLimits] | None = None,
-    zones: Sequence[str] = ("", ""),
 ) -> AsyncIterator[list[RedisBroker]]:
     """Processes of one fleet over a server, which wait for it as long as it may take on a slow machine; see `hasty`."""
     rng = random.Random(7)
     async with AsyncExitStack() as stack:
         made = []
-        for number in range(count):
+        for _ in range(count):
             link = RedisConnection(url, timeout=PATIENCE, clock=clock)
             link._block = links.BLOCK
             stack.push_async_callback(link.close)
             await link.open()
-            queues, zone = models or {"m": LIMITS}, zones[number % len(zones)]
-            made.append(RedisBroker(link, queues, Counters(), rng.random, shards, zone=zone))
+            made.append(RedisBroker(link, models or {"m": LIMITS}, Counters(), rng.random, shards))
             stack.push_async_callback(made[-1].close)
         yield made
 

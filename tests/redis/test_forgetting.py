@@ -48,9 +48,9 @@ async def pass_time(harness: Stand, seconds: float, *brokers: RedisBroker) -> No
             await broker.reap()
 
 
-async def host(harness: Stand, version: str, model: str = "m", zone: str = "") -> RedisBroker:
+async def host(harness: Stand, version: str, model: str = "m") -> RedisBroker:
     """A process with a healthy worker of a version."""
-    made = await harness.another(zone=zone)
+    made = await harness.another()
     made.know({model: LIMITS})
     await beat(made, version, model)
     return made
@@ -63,11 +63,9 @@ async def beat(broker: RedisBroker, version: str, model: str = "m") -> None:
     )
 
 
-async def serve(
-    harness: Stand, gateway: RedisBroker, version: str, model: str = "m", zone: str = "", keep: float = 600.0
-) -> str:
+async def serve(harness: Stand, gateway: RedisBroker, version: str, model: str = "m", keep: float = 600.0) -> str:
     """A version of a model comes, answers a task, and goes. Returns the task's id."""
-    worker = await host(harness, version, model, zone)
+    worker = await host(harness, version, model)
     await gateway.workers()
     gateway.know({model: LIMITS})
     await gateway.workers()
@@ -145,28 +143,6 @@ async def test_a_learnt_model_is_forgotten_and_served_again_when_it_comes_again(
         await pass_time(harness, PAST, gateway)
         assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
     assert len(await drained(harness)) == 0
-
-
-@story
-async def test_zones_that_know_a_queue_do_not_keep_it_known_to_one_another(harness: Stand) -> None:
-    gateways = [await harness.another(zone=zone) for zone in ("east", "east", "west")]
-    for gateway in gateways:
-        await serve(harness, gateway, "1", zone="east")
-    await pass_time(harness, 2 * STEP, *gateways)
-    assert all({"m@1", "m@1+east"} <= {*map(str, gateway.queue_names)} for gateway in gateways)
-    await pass_time(harness, PAST, *gateways)
-    assert sorted(map(str, gateways[0].queue_names)) == ["m", "m+east", "other", "other+east"]
-    assert sorted(map(str, gateways[2].queue_names)) == ["m", "m+west", "other", "other+west"]
-
-
-@story
-async def test_a_zone_that_is_gone_is_forgotten_by_processes_without_one(harness: Stand) -> None:
-    gateway = await harness.another()
-    await serve(harness, gateway, "", zone="east")
-    assert "m+east" in map(str, gateway.queue_names) or not gateway._router.alone
-    await pass_time(harness, PAST, gateway)
-    assert sorted(map(str, gateway.queue_names)) == ["m", "other"]
-    assert gateway._router.alone
 
 
 @pytest.mark.parametrize("model", ["m", "learnt"])

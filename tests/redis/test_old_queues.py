@@ -138,16 +138,6 @@ async def test_a_queue_without_anything_is_not_found_an_hour_after_its_last_use(
 
 
 @story
-async def test_a_queue_of_another_zone_is_found(harness: Stand) -> None:
-    there = await harness.another(zone="east")
-    await beat(there, "1")
-    await there.enqueue([ask("a", version="1", dedup_keys=(task("t"),), id="t", timeout=LONG, queue_timeout=LONG)])
-    broker = await restarted(harness, "2")
-    assert await broker.outcome("t", "t") is EntryState.QUEUED
-    assert {"m@1", "m@1+east"} <= {*map(str, broker.queue_names)}
-
-
-@story
 async def test_of_servers_that_answer_queues_are_found_and_reaped_while_another_does_not(
     harness: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

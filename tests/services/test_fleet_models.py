@@ -156,12 +156,11 @@ def test_a_model_that_is_gone_leaves_nothing_in_the_counters() -> None:
         counters.last_answer[model] = 1.0
         counters.throttle[model] = 1.0
         counters.direct[model] += 1
-        counters.zone_help[model, "east"] += 1
         counters.scaling_decisions[model, "up"] += 1
     counters.forget("a")
     tables = {name: table for name, table in vars(counters).items() if isinstance(table, dict) and table}
     of_models = {name: table for name, table in tables.items() if not vars(empty)[name]}
-    assert len(of_models) == 12
+    assert len(of_models) == 11
     assert all(len(table) == 1 for table in of_models.values())
 
 

@@ -467,7 +467,7 @@ class MemoryBroker(Broker, NearQueue):
     async def bulk_queues(self) -> Sequence[BulkDepth]:
         now = self._clock()
         return [
-            BulkDepth(name.model, bulk.depth, bulk.delayed, name.version, "", bulk.busy, queue.bulk_held(now))
+            BulkDepth(name.model, bulk.depth, bulk.delayed, name.version, bulk.busy, queue.bulk_held(now))
             for name, queue in self._queues.items()
             if (bulk := queue.bulk) is not None
         ]

@@ -32,7 +32,7 @@ from headway.brokers.redis.receipts import Offers
 from headway.brokers.redis.shard_queue import GATHERED, SHARDS, Granted, Look, Queue
 from headway.brokers.redis.shard_router import ShardRouter
 from headway.brokers.redis.together import all_of
-from headway.core import failures, rows, zones
+from headway.core import failures, rows
 from headway.core import shards as sharding
 from headway.core.dedup import task_followed
 from headway.core.departure import Load, Policy
@@ -93,14 +93,13 @@ class RedisBroker(Broker):
     Arguments:
         connection: connection to the server, opened.
         models: bounds of the queue of each model served.
-        counters: counters of retries, and of help between zones.
+        counters: counters of retries.
         rng: uniform in [0, 1).
         shards: queues that each model is split into.
         lease_seconds: seconds for which a lease lasts unless it is extended.
         kept: budgets of kept outcomes, of each server.
         queue_bytes: most bytes of large entries that have no outcome yet.
         apart_from: bytes above which inputs and outputs are stored apart; infinite for none.
-        zone: zone of the process; empty for none. Its slots are at home in the queues of that zone, and entries go there.
     """
 
     def __init__(
@@ -114,20 +113,19 @@ class RedisBroker(Broker):
         kept: KeptLimits = KEPT,
         queue_bytes: int = QUEUE_BYTES,
         apart_from: float = APART_FROM,
-        zone: str = "",
     ) -> None:
         self._connection = connection
         self._values = LargeValues(connection, apart_from)
         self._connection.process = connection.process or str(uuid_utils.uuid7())
         self._counters, self._rng = counters, rng
-        self._lease_seconds, self._shards, self._zone = lease_seconds, shards, zone
+        self._lease_seconds, self._shards = lease_seconds, shards
         self._mailboxes: dict[str, Mailbox] = {}
         self._numbers, self._offers = itertools.count(), Offers()
         self._debts = None if connection.clustered else RateLimitCache()
         """Debts by the counts that all queues have in common; None where each has its own."""
         if self._debts is not None:  # Every request asks for it.
             self.rate_limit_debt = self._debts.seconds  # type: ignore[method-assign]
-        self._queues = QueueTable(self._make_queue, shards, zone)
+        self._queues = QueueTable(self._make_queue, shards)
         self._queues.added = self._hear_of
         self._every = self._queues.every
         self._budgets = Budgets(connection, kept, queue_bytes, shards, lambda: len(self._every))
@@ -201,11 +199,9 @@ class RedisBroker(Broker):
         return made
 
     def _hear_of(self, added: Sequence[Queue]) -> None:
-        """Have the replies in these queues read, too. Slots that rest look at zones from then on."""
+        """Have the replies in these queues read, too."""
         for box in self._mailboxes.values():
             box.add(added)
-        for queue in self._every if any(queue.name.zone for queue in added) else ():
-            queue.wakeups.wake_all()
 
     async def close(self) -> None:
         """Stop listening and reading. The connection to the server stays open."""
@@ -253,7 +249,7 @@ class RedisBroker(Broker):
             queue = home
         else:
             hint = self._hints.pop(slot, None)
-            queue = (await self._apart(slot, home) or home) if hint is None else hint
+            queue = (self._apart(slot) or home) if hint is None else hint
         if queue is not home:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
@@ -273,27 +269,15 @@ class RedisBroker(Broker):
                 await idle_at.unlisten(slot.worker)
                 self._idle_at.pop(slot, None)
 
-    async def _apart(self, slot: Slot, home: Queue) -> Queue | None:
-        """At every second claim a shard that no slot of its version has as its home, or a zone that is behind, if any."""
+    def _apart(self, slot: Slot) -> Queue | None:
+        """At every second claim a shard that no slot of its version has as its home, if any."""
         queues = self._router.apart(slot.queue)
         if not queues:
             return None
         turn = self._turns[slot.worker] = self._turns.get(slot.worker, 0) + 1
         if turn % 2:
             return None
-        queue = queues[turn // 2 % len(queues)]
-        return queue if queue.name.zone == self._zone or await self._may_help(queue, home) else None
-
-    async def _may_help(self, queue: Queue, home: Queue) -> bool:
-        """Whether a slot may claim from another zone that was behind, and its own one can spare it."""
-        try:
-            there, own = await all_of(queue.glance(), home.glance())
-        except BrokerUnavailable:
-            return False
-        if not zones.behind(*there):
-            self._router.note_ahead(queue)
-            return False
-        return not (there.slots and zones.behind(*own))
+        return queues[turn // 2 % len(queues)]
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
         """See Broker. It is what waits at the slots' home shards: a call for each, all at once."""
@@ -376,8 +360,6 @@ class RedisBroker(Broker):
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
         await self._router.count(wait=True)
-        if self._zone:
-            worker = replace(worker, zone=self._zone)
         if rows.counted([worker]).get(worker.model):
             self._queues.count_rows({worker.model: True})
         if not self._queues.has(worker.queue):
@@ -403,8 +385,7 @@ class RedisBroker(Broker):
                 known, longest = sums.get((queue.name, tier), (0, 0.0))
                 sums[queue.name, tier] = known + depth, max(longest, waited)
         return [
-            TierDepth(name.model, tier, depth, oldest, name.version, name.zone)
-            for (name, tier), (depth, oldest) in sums.items()
+            TierDepth(name.model, tier, depth, oldest, name.version) for (name, tier), (depth, oldest) in sums.items()
         ]
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
@@ -412,18 +393,18 @@ class RedisBroker(Broker):
         for queue, look in await self._look():
             if (bulk := look.bulk) is not None:
                 name, held = queue.name, bulk.held
-                before = found.get(name) or BulkDepth(name.model, 0, 0, name.version, name.zone, 0, math.inf)
+                before = found.get(name) or BulkDepth(name.model, 0, 0, name.version, 0, math.inf)
                 found[name] = BulkDepth(
-                    name.model, before.waiting + bulk.waiting, before.delayed + bulk.delayed, name.version, name.zone,
+                    name.model, before.waiting + bulk.waiting, before.delayed + bulk.delayed, name.version,
                     before.busy + bulk.busy, min(before.held, held),
                 )  # fmt: skip
         return [*found.values()]
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """See Broker. Of several shards and zones: their sums, and the costs of the shards that have seen most batches."""
+        """See Broker. Of several shards: their sums, and the costs of the shards that have seen most batches."""
         found: dict[QueueName, list[Load]] = {}
         for queue, look in await self._look():
-            found.setdefault(queue.name.in_zone(""), []).append(look.load)
+            found.setdefault(queue.name, []).append(look.load)
         return {name: sharding.load_of(loads) for name, loads in found.items()}
 
     async def reap(self, rest: float = 0.0) -> float:
@@ -465,19 +446,14 @@ class RedisBroker(Broker):
         again = doubt is not None and doubt.queue is queue
         if doubt is None or not again:
             doubt = _UnansweredClaim(queue, f"{self._connection.process}:{next(self._numbers)}")
-        there = slot
-        if queue.name.zone != self._zone:
-            there, policy = replace(slot, zone=queue.name.zone), zones.HELP
         try:
-            claimed = await queue.claim(there, policy, doubt.token, guest)
+            claimed = await queue.claim(slot, policy, doubt.token, guest)
         except BrokerUnavailable:
             if not (guest and again):  # A guest does not wait for ever for a shard that is out of reach.
                 self._doubts[slot] = doubt
             raise
         if isinstance(claimed, NoWork):
             return claimed
-        if there.zone is not None:
-            self._counters.zone_help[slot.model, there.zone] += 1
         self._waited[queue, claimed.lease.fence] = claimed.waited
         if len(self._waited) > RUNNING:
             del self._waited[next(iter(self._waited))]
@@ -487,7 +463,7 @@ class RedisBroker(Broker):
 
     async def _help(self, slot: Slot, policy: Policy) -> Lease | NoWork:
         """Claim for a slot whose home is another queue: it waits for no wake-up here."""
-        for queue in self._queues.everywhere(slot.queue):
+        for queue in self._queues[slot.queue]:
             claimed = await self._claim_from(queue, slot, policy, guest=True)
             if isinstance(claimed, Lease):
                 return claimed
@@ -504,22 +480,20 @@ class RedisBroker(Broker):
         return NoWork(claimed.lease.granted_at)
 
     async def _look_around(self, slot: Slot, home: Queue) -> None:
-        """Return when another shard, or another zone, is behind, and remember it for the next claim."""
+        """Return when another shard is behind, and remember it for the next claim."""
         loop = asyncio.get_running_loop()
         start, pause = int(self._rng() * SHARDS), sharding.LOOK_ELSEWHERE_EVERY
+        others = [queue for queue in self._queues[slot.queue] if queue is not home]
         for turn in itertools.count(start):
             # At high load rests are short, so the first look of a rest must not wait for long.
             await asyncio.sleep(max(self._looked_at.get(slot, -math.inf) + pause - loop.time(), 0.0))
             self._looked_at[slot] = loop.time()
             pause = min(2 * pause, MOST_PAUSE) if turn > start and not self._router.apart(slot.queue) else pause
-            if not (others := self._router.others(home)):  # They come and go while a slot rests.
-                continue
             queue = others[turn % len(others)]
             with contextlib.suppress(BrokerUnavailable):
-                if self._router.may_help(queue, await queue.glance(), slot.max_batch):
+                glance = await queue.glance()
+                if sharding.behind(glance.depth, glance.slots, slot.max_batch):
                     self._hints[slot] = queue
-                    if queue.name.zone != self._zone:
-                        self._router.note_behind(queue)
                     return
 
     async def _look(self) -> list[tuple[Queue, Look]]:
@@ -528,8 +502,7 @@ class RedisBroker(Broker):
 
     def _queue_of(self, lease: Lease) -> tuple[Queue, int]:
         fence, shard = divmod(lease.fence, SHARDS)
-        zone = self._zone if lease.slot.zone is None else lease.slot.zone
-        name = lease.slot.queue.in_zone(zone)
+        name = lease.slot.queue
         if name not in self._queues:
             self._queues.learn([name])
         return self._queues[name][shard], fence

@@ -111,7 +111,7 @@ class QueueSettings(NamedTuple):
         kept: budgets of kept outcomes in bytes: of all, of a tenant, of one outcome.
         promise: latency in seconds that was promised; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries.
-        served: 1 while any shard of any zone has healthy slots for the queue's entries, as far as the caller knows; else 0.
+        served: 1 while any shard has healthy slots for the queue's entries, as far as the caller knows; else 0.
         limits: key of the counts of rate limits.
     """
 

@@ -29,15 +29,12 @@ class RedisDeadLetters(DeadLetters):
         connection: connection to the server.
         queues: names of the queues, to which others may be added.
         shards: queues that each model is split into.
-        zone: zone of the process; empty for none.
     """
 
-    def __init__(
-        self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1, zone: str = ""
-    ) -> None:
+    def __init__(self, connection: RedisConnection, queues: Collection[QueueName], shards: int = 1) -> None:
         self._connection = connection
         self._queues = queues
-        self._shards, self._zone = shards, zone
+        self._shards = shards
         self._values = LargeValues(connection, math.inf)
 
     @property
@@ -50,7 +47,7 @@ class RedisDeadLetters(DeadLetters):
         told = wire.WireFailure(letter.cause, letter.error, letter.worker, "", letter.version, letter.batch_id)
         failure = wire.encode(told)
         entry = letter.entry
-        names = (entry.queue.in_zone(self._zone), entry.queue, QueueName(entry.model))
+        names = (entry.queue, QueueName(entry.model))
         name = next((name for name in names if name in self._queues), next(iter(self._queues)))
         key = wire.prefix_of(self._connection.prefix, name, 0)
         packed = pack_letter(letter.died_at, letter.attempts, failure, entry_wire.pack_entry(entry))
@@ -64,7 +61,7 @@ class RedisDeadLetters(DeadLetters):
                 if letter is not None:
                     found.append(letter)
         found.sort(key=lambda letter: letter.died_at)
-        # Of an entry that died again in another shard or zone that is the newest.
+        # Of an entry that died again in another shard that is the newest.
         newest = {(letter.entry.tenant, letter.entry.id): letter for letter in found}
         return sorted(newest.values(), key=lambda letter: letter.died_at, reverse=True)[:limit]
 

@@ -33,26 +33,21 @@ class QueueTable(dict[QueueName, list[Queue]]):
     Arguments:
         make: makes a queue.
         shards: queues that each model is split into.
-        zone: zone of the process; empty for none.
 
     Attributes:
         every: all queues.
         limits: bounds of the queues of each model.
         added: hears of queues that are made.
-        zone: zone of the process.
-        zones: whether there is a queue in a zone.
         losses: number of times that the server has lost a queue.
         rows: models whose entries have rows or shapes; see `core.rows.counted`.
         untold: until when something may be known in the queues of each model, of which the fleet is still to be told.
     """
 
-    def __init__(self, make: MakeQueue, shards: int, zone: str) -> None:
+    def __init__(self, make: MakeQueue, shards: int) -> None:
         super().__init__()
         self.every: list[Queue] = []
         self.limits: dict[str, QueueLimits] = {}
         self.added: Callable[[Sequence[Queue]], None] = lambda queues: None
-        self.zone = zone
-        self.zones = bool(zone)
         self.rows: set[str] = set()
         self.padded: dict[str, CostLine | None] = {}
         self._strangers = False
@@ -60,7 +55,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         self._make, self._shards = make, shards
         self._look_at = -math.inf
         self._own: set[QueueName] = set()
-        """Names without a zone that are never forgotten."""
+        """Names that are never forgotten."""
         self._signs: dict[QueueName, float] = {}
         """Instant of the last sign of each queue."""
         self._looked: dict[str, float] = {}
@@ -74,7 +69,7 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return self._former_losses + sum(queue.losses for queue in self.every)
 
     def know(self, models: Mapping[str, QueueLimits], strangers: bool = False) -> None:
-        """Have queues for each of these models. The queues of its versions and in zones have its bounds.
+        """Have queues for each of these models. The queues of its versions have its bounds.
 
         `strangers`: from now on also of models that nobody has told this process of, while they hold something.
         """
@@ -110,30 +105,24 @@ class QueueTable(dict[QueueName, list[Queue]]):
         return limits.counting_rows() if model in self.rows else limits
 
     def has(self, name: QueueName) -> bool:
-        """Whether there are queues of a name, without a zone. Those of a version of a known model are made, also in the zone."""
-        if name in self:
-            return True
-        for one in self._both(name):
-            self._add(one)
+        """Whether there are queues of a name. Those of a version of a known model are made."""
+        if name not in self:
+            self._add(name)
         return name in self
 
     def keep(self, names: Iterable[QueueName]) -> None:
-        """Never forget the queues of these names, without a zone."""
+        """Never forget the queues of these names."""
         self._own.update(names)
 
     def learn(self, names: Iterable[QueueName]) -> None:
-        """Take note of a sign of each of these names, in whatever zones, and have their queues.
+        """Take note of a sign of each of these names, and have their queues.
 
         Names of models that are not known are left out.
         """
         now = asyncio.get_running_loop().time()
         for name in names:
-            plain = name.in_zone("")
-            if self.has(plain):
-                if name not in self:
-                    self._add(name)
-                signs = name, *self._both(plain), *self._both(QueueName(name.model))
-                self._signs |= dict.fromkeys(signs, now)
+            if self.has(name):
+                self._signs[name] = self._signs[QueueName(name.model)] = now
 
     def learn_registry(self, names: Iterable[QueueName], models: Iterable[str]) -> None:
         """Have the queues that workers claim from, and those of models in which something may be known.
@@ -182,32 +171,17 @@ class QueueTable(dict[QueueName, list[Queue]]):
                 self.padded.pop(name.model, None)
         if gone:
             self.every[:] = [queue for queues in self.values() for queue in queues]
-            self.zones = bool(self.zone) or any(queue.name.zone for queue in self.every)
             self._former_losses += sum(queue.losses for queue in gone)
         return gone
 
     def _is_past(self, name: QueueName) -> bool:
         """Whether there was no sign of a queue for long, as a look has shown and, of a learnt model, the registry too."""
-        if name.in_zone("") in self._own and name.zone in ("", self.zone):
+        if name in self._own:
             return False
         looked = self._looked.get(name.model, -math.inf)
         if QueueName(name.model) not in self._own:
             looked = min(looked, self._registry_read)
         return looked - self._signs[name] > FORGET_AFTER
-
-    def _both(self, plain: QueueName) -> tuple[QueueName, ...]:
-        """Names of the queues that this process has of a name: that without a zone and, where it has one, that in its own."""
-        return (plain, plain.in_zone(self.zone)) if self.zone else (plain,)
-
-    def everywhere(self, name: QueueName) -> list[Queue]:
-        """Queues of a name in all zones; those of the process's zone come first."""
-        own = self[name.in_zone(self.zone)]
-        if not self.zones:
-            return own
-        return [
-            *own,
-            *(queue for queue in self.every if queue.name.zone != self.zone and queue.name.in_zone("") == name),
-        ]
 
     def beside(self, queue: Queue, name: QueueName) -> Queue:
         """Queue of another name in the same shard."""
@@ -219,7 +193,6 @@ class QueueTable(dict[QueueName, list[Queue]]):
             limits = self._bounds(name.model)
             self[name] = made = [self._make(name, shard, limits) for shard in range(self._shards)]
             self.every += made
-            self.zones = self.zones or bool(name.zone)
             self.added(made)
 
 

@@ -77,7 +77,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Verdict on an entry that has something in common with another, which is in the queue of another version or zone."""
+    """Verdict on an entry that has something in common with another, which is in the queue of another version."""
 
     queue: QueueName
 
@@ -92,14 +92,10 @@ class QueueGlance(NamedTuple):
     Attributes:
         depth: size of what waits.
         slots: slots at home.
-        waited: seconds for which the oldest fresh entry has waited; 0 without one.
-        batch_seconds: expected run time in seconds of a full batch; 0 while that is not known.
     """
 
     depth: int
     slots: int
-    waited: float
-    batch_seconds: float
 
 
 class BulkLook(NamedTuple):
@@ -140,7 +136,7 @@ class Queue:
         offered_at: instant of the event loop at which entries were last offered.
         in_use: shards that the queue's load is spread over now.
         spread: shards that the tenants of the model are spread over now.
-        served: whether any shard of any zone had healthy slots for its entries when they were last counted.
+        served: whether any shard had healthy slots for its entries when they were last counted.
         limits: bounds of the queue.
     """
 
@@ -369,11 +365,11 @@ class Queue:
 
     async def glance(self) -> QueueGlance:
         """Look at the queue from elsewhere."""
-        depth, slots, waited, seconds, *_ = wire.read_numbers(await self._call("glance"))
-        return QueueGlance(int(depth), int(slots), waited, seconds)
+        depth, slots, *_ = wire.read_numbers(await self._call("glance"))
+        return QueueGlance(int(depth), int(slots))
 
     async def siblings(self) -> tuple[Sequence[QueueName], float]:
-        """Names of the model's queues in which something may be known, and until when; told by that for any version, in no zone."""
+        """Names of the model's queues in which something may be known, and until when; told by that for any version."""
         until, found = await self._steps.join("siblings")
         return [wire.queue_of(self.name.model, ending) for ending in found], float(until)
 

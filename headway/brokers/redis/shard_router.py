@@ -1,7 +1,7 @@
 """Shards of a model's load: the home of each slot, and the queue of each entry.
 
 Both go by a census: the workers that were healthy about a second ago. Processes that have counted the same workers
-agree without asking one another. Each zone is counted by itself, as it has queues of its own.
+agree without asking one another.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from headway.brokers.redis.fleet import Registry
 from headway.brokers.redis.queue_table import QueueTable
-from headway.brokers.redis.shard_queue import Moved, Queue, QueueGlance, Verdict
+from headway.brokers.redis.shard_queue import Moved, Queue, Verdict
 from headway.brokers.redis.together import all_of
-from headway.core import batch_cost, failures, rows, zones
+from headway.core import batch_cost, failures, rows
 from headway.core import shards as sharding
 from headway.errors import BrokerUnavailable
 from headway.model import DedupKind, Entry, Failure, QueueName, WorkerInfo, WorkerStatus
@@ -41,7 +41,7 @@ class ShardRouter:
 
     Arguments:
         queues: queues of the process.
-        shards: queues of each model in each zone.
+        shards: queues of each model.
         registry: worker registry.
         rng: uniform in [0, 1).
     """
@@ -51,12 +51,8 @@ class ShardRouter:
         self._registry = registry
         self._shards = shards
         self._census: dict[QueueName, list[str]] = {}
-        self._slots: dict[QueueName, dict[str, int]] = {}
-        """Healthy slots by zone, of each queue that has any."""
-        self._strays: dict[QueueName, list[Queue]] = {}
         self._counted_at = -math.inf
         self._counting: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
         self._spread: dict[str, int] = {}
         self._homes: dict[tuple[QueueName, str], Queue] = {}
         self._backends: dict[str, tuple[int, int, str]] = {}
@@ -66,11 +62,11 @@ class ShardRouter:
     @property
     def alone(self) -> bool:
         """Whether each model has one queue, so that nothing has to be chosen."""
-        return self._shards == 1 and not self._queues.zones
+        return self._shards == 1
 
     async def close(self) -> None:
         """Stop counting workers."""
-        await end(self._counting, self._looking)
+        await end(self._counting)
 
     async def count(self, wait: bool = False) -> None:
         """Count the workers anew, when that is due.
@@ -118,38 +114,17 @@ class ShardRouter:
     def apart(self, name: QueueName) -> Sequence[Queue]:
         """Queues in which entries for the slots of a queue may be that wait for no slot at home there.
 
-        Those are shards where tenants of the model are, as other versions have more slots; and queues of zones that were
-        behind when they were last looked at.
+        Those are shards where tenants of the model are, as other versions have more slots.
         """
-        own, strays = name.in_zone(self._queues.zone), self._strays.get(name, [])
-        spread = self._spread.get(name.model, 1) if own in self._census else 0
-        return [*self._queues[own][self._in_use(own) : spread], *strays]
-
-    def others(self, queue: Queue) -> list[Queue]:
-        """Queues that an idle slot at home in this one looks at.
-
-        Those are the other shards, the shards in use of zones with slots of their own, and whatever was behind in other zones
-        when that was last looked at: a zone whose last slot has left is among the last only.
-        """
-        name, spread = queue.name.in_zone(""), self._spread.get(queue.name.model, 1)
-        found = [one for one in self._queues[queue.name] if one is not queue]
-        for zone in self._slots.get(name, {}):
-            if zone != queue.name.zone:
-                found += self._queues[name.in_zone(zone)][:spread]
-        return [*found, *(stray for stray in self._strays.get(name, []) if stray not in found)]
-
-    def may_help(self, queue: Queue, glance: QueueGlance, max_batch: int) -> bool:
-        """Whether a slot that is at home in another shard or zone may claim from a queue."""
-        if queue.name.zone == self._queues.zone:
-            return sharding.behind(glance.depth, glance.slots, max_batch)
-        return zones.behind(*glance)
+        spread = self._spread.get(name.model, 1) if name in self._census else 0
+        return self._queues[name][self._in_use(name) : spread]
 
     async def offer(self, entries: Sequence[Entry]) -> list[Failure | None]:
         """Offer entries, whose queues there are, each to its queue. Returns the verdicts in order, None for an admitted one.
 
         An idempotency key, a task and an id that a client has chosen belong to the model. So a queue that is offered one looks
-        whether the queue of another version or zone of the model knows it, in the same step, and names that one: then the entry
-        is offered there.
+        whether the queue of another version of the model knows it, in the same step, and names that one: then the entry is
+        offered there.
         """
         await self.count()
         result: list[Failure | None] = [None] * len(entries)
@@ -209,22 +184,18 @@ class ShardRouter:
             queue = self._queue_before(entry)
             if queue is None:
                 turn = self._turn + position % parts[entry.queue]
-                queue = self._in_turn(entry, self._zone_of(entry.queue, turn), turn, entry.payer in paying)
+                queue = self._in_turn(entry, turn, entry.payer in paying)
             self._place(entry, queue)
             dealt.append(queue)
         self._turn += max(parts.values(), default=0)
         return dealt
 
-    def _zone_of(self, name: QueueName, turn: int) -> str:
-        """Zone of entries that wait for a queue's turn: this process's while a slot is there."""
-        return zones.choose(self._queues.zone, self._slots.get(name, {}), turn)
-
-    def _in_turn(self, entry: Entry, zone: str, turn: int, paid: bool) -> Queue:
-        """Queue of an entry in a zone: its tenant's if it has anything in common with others, else the one whose turn it is.
+    def _in_turn(self, entry: Entry, turn: int, paid: bool) -> Queue:
+        """Queue of an entry: its tenant's if it has anything in common with others, else the one whose turn it is.
 
         `paid`: another entry's limits are charged for it.
         """
-        name = entry.queue.in_zone(zone)
+        name = entry.queue
         if paid or entry.limits or entry.dedup_keys or entry.digest:
             return self._queues[name][sharding.of_tenant(entry.tenant, self._spread.get(entry.model, 1))]
         slots = len(self._census.get(name, []))
@@ -253,25 +224,18 @@ class ShardRouter:
                 self._placed.pop(key, None)
 
     def forget_queues(self, queues: Collection[Queue]) -> None:
-        """Forget what was put into these queues, and that they are behind."""
+        """Forget what was put into these queues."""
         self._placed = {key: queue for key, queue in self._placed.items() if queue not in queues}
-        for strays in self._strays.values():
-            strays[:] = [queue for queue in strays if queue not in queues]
 
     def _in_use(self, name: QueueName) -> int:
         return sharding.active(self._shards, len(self._census.get(name, [])))
 
     def _found_home(self, worker: str, name: QueueName) -> Queue:
-        own = name.in_zone(self._queues.zone)
-        alive = self._census.get(own, [])
-        return self._queues[own][sharding.home(worker, alive, self._in_use(own))]
+        return self._queues[name][sharding.home(worker, self._census.get(name, []), self._in_use(name))]
 
     async def _count(self) -> None:
         with contextlib.suppress(BrokerUnavailable):  # Then the last one holds.
             await self.read_registry()
-        # Whoever waits for the census is not to wait for the answers of other zones.
-        if self._homes and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.get_running_loop().create_task(self._look_for_strays())
 
     async def read_registry(self) -> Sequence[WorkerInfo]:
         """Workers of the registry, which are counted; their queues are known from then on, as are the models that hold something."""
@@ -283,7 +247,7 @@ class ShardRouter:
             raise
         self._queues.count_rows(rows.counted(workers))
         self._queues.fill_up(batch_cost.padded(workers))
-        self._queues.learn_registry({worker.queue.in_zone(worker.zone) for worker in workers}, models)
+        self._queues.learn_registry({worker.queue for worker in workers}, models)
         self._learn(workers)
         return workers
 
@@ -293,60 +257,15 @@ class ShardRouter:
         census: dict[QueueName, list[str]] = {}
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY:
-                census.setdefault(worker.queue.in_zone(worker.zone), []).append(worker.worker_id)
-        self._census, self._slots = census, {}
-        of_zones = Counter[tuple[str, str]]()
+                census.setdefault(worker.queue, []).append(worker.worker_id)
+        self._census, slots = census, Counter[str]()
         for name, there in census.items():
-            self._slots.setdefault(name.in_zone(""), {})[name.zone] = len(there)
-            of_zones[name.model, name.zone] += len(there)
-        self._spread = {}
-        for (model, _), count in of_zones.items():  # As many in each zone, so that a tenant has the same shard in all.
-            self._spread[model] = max(self._spread.get(model, 1), sharding.active(self._shards, count))
+            slots[name.model] += len(there)
+        self._spread = {model: sharding.active(self._shards, count) for model, count in slots.items()}
         for name, queues in self._queues.items():
-            in_use, served = self._parts(name), name.in_zone("") in self._slots
+            in_use, served = self._in_use(name), name in census
             for queue in queues:
                 queue.in_use, queue.spread, queue.served = in_use, self._spread.get(name.model, 1), served
-
-    def _parts(self, name: QueueName) -> int:
-        """Number of parts, as large as a shard of this queue, into which its load is split over all zones."""
-        slots, used = self._slots.get(name.in_zone(""), {}), self._in_use(name)
-        if name.zone not in slots:
-            return max(used, len(slots))
-        return max(1, round(used * sum(slots.values()) / slots[name.zone]))
-
-    async def _look_for_strays(self) -> None:
-        """Look which zones are behind, for slots here that never rest. One of which nothing is heard is none of them."""
-        asked = [
-            (name, queue)
-            for name in {queue for queue, _ in self._homes}
-            for queue in self._queues.everywhere(name)
-            if queue.name.zone != self._queues.zone and self._may_hold_some(queue)
-        ]
-        seen = await asyncio.gather(*(queue.glance() for _, queue in asked), return_exceptions=True)
-        strays: dict[QueueName, list[Queue]] = {}
-        for (name, queue), glance in zip(asked, seen, strict=True):
-            if isinstance(glance, QueueGlance):
-                if zones.behind(*glance):
-                    strays.setdefault(name, []).append(queue)
-            elif not isinstance(glance, BrokerUnavailable):
-                raise glance
-        self._strays = strays
-
-    def _may_hold_some(self, queue: Queue) -> bool:
-        """Whether a shard of another zone is in use, or has no slot of its zone."""
-        return queue.name not in self._census or queue.shard < self._spread.get(queue.name.model, 1)
-
-    def note_behind(self, queue: Queue) -> None:
-        """Note that another zone is behind, so that all slots here help at every second claim."""
-        strays = self._strays.setdefault(queue.name.in_zone(""), [])
-        if queue not in strays:
-            strays.append(queue)
-
-    def note_ahead(self, queue: Queue) -> None:
-        """Note that another zone needs no help any more."""
-        strays = self._strays.get(queue.name.in_zone(""), [])
-        if queue in strays:
-            strays.remove(queue)
 
 
 def _without_identical(entry: Entry) -> Entry:

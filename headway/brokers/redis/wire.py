@@ -161,16 +161,15 @@ def name_of(tenant: str, id: str, nonce: int) -> bytes:
 def prefix_of(prefix: str, queue: QueueName, shard: int) -> str:
     """Prefix of the keys of one shard of a queue. Those of one model and shard have the part in braces in common.
 
-    Its end, which tells version and zone, has no colon but the last. No version has a percent sign, and no zone a colon.
+    Its end, which tells the version, has no colon but the last. No version has a percent sign.
     """
-    ending = QueueName("", queue.version.replace(":", "%"), queue.zone)
+    ending = QueueName("", queue.version.replace(":", "%"))
     return f"{prefix}:{{{queue.model}:{shard}}}{ending}:"
 
 
 def queue_of(model: str, ending: bytes) -> QueueName:
     """Name of the queue of a model of whose prefix this is the end."""
-    version, _, zone = ending.decode()[:-1].partition("+")
-    return QueueName(model, version[1:].replace("%", ":"), zone)
+    return QueueName(model, ending.decode()[1:-1].replace("%", ":"))
 
 
 def worth(failure: Failure | None) -> int:

@@ -48,10 +48,6 @@ spec:
         - name: HEADWAY_ADMIN_TOKEN
           valueFrom: {secretKeyRef: {name: {{ include "headway.adminSecret" $root }}, key: token}}
         - {name: HEADWAY_DRAIN_TIMEOUT_MS, value: {{ mul $v.drainSeconds 1000 | quote }}}
-        {{- if and $root.Values.zoneFromPodLabel (ne .component "controller") }}
-        - name: HEADWAY_ZONE
-          valueFrom: {fieldRef: {fieldPath: "metadata.labels['topology.kubernetes.io/zone']"}}
-        {{- end }}
         {{- if $root.Values.tls.existingSecret }}
         - {name: HEADWAY_TLS_CERT, value: /etc/headway-tls/tls.crt}
         - {name: HEADWAY_TLS_KEY, value: /etc/headway-tls/tls.key}

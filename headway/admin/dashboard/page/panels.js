@@ -8,7 +8,6 @@ const STALE = 10; // Seconds after which a capacity is no longer taken for the p
 const EVENTS = 60;
 
 const body = (id) => find(id).tBodies[0];
-const inZone = (text, one) => (one.zone ? `${text} in ${one.zone}` : text);
 
 export function legend(tiers) {
   find("legend").replaceChildren(...tiers.map((tier, index) => el("li", {}, swatch(index), tier)));
@@ -60,12 +59,12 @@ export function tables(recent, snapshot, tiers, promise) {
     (one) => JSON.stringify([one.what, one.reason]), recent.refused ? "None in the last 10 seconds." : "Not known.");
   find("workers").classList.toggle("gpus", snapshot.workers.some((one) => one.gpu_figures));
   rows(body("workers"), [...snapshot.workers].sort((one, other) => (one.worker_id < other.worker_id ? -1 : 1)), (one) => plain(
-    [one.worker_id, "name"], inZone(one.version ? `${one.model} (${one.version})` : one.model, one),
+    [one.worker_id, "name"], one.version ? `${one.model} (${one.version})` : one.model,
     el("span", { title: one.reason || null }, status(one.status), one.reason ? ` ${one.reason}` : "",
       one.failed >= 0.02 ? el("span", { class: "bad" }, ` ${share(one.failed)} of its inputs fail`) : ""), [share(one.utilisation), "n"], [one.restarts, "n"], [gpu(one.gpu_figures), "gpu"],
   ), (one) => one.worker_id, "No worker is there.");
   rows(body("processes"), [...snapshot.members].sort((one, other) => (one.role + one.id < other.role + other.id ? -1 : 1)), (one) => plain(
-    [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, inZone(one.host, one), one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
+    [one.id, "name"], one.leads ? `${one.role}, leads` : one.role, one.host, one.version, [one.pending, "n"], [rate(recent.processes && (recent.processes[one.id] ?? 0)), "n"], [age(one.age_seconds), "n"],
   ), (one) => one.id);
   find("gone").hidden = !snapshot.departed.length;
   rows(body("gone"), snapshot.departed, (one) => plain(

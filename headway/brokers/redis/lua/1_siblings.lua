@@ -1,6 +1,5 @@
--- The queues of one model: one for any version, and one for each version, in each zone. Their prefixes begin with the same hash tag, of
--- the model and the shard, so that a step in one of them may look into the others. A prefix goes on as `:` for any version, as
--- `@VERSION:` for one; in a zone as `+ZONE:` and `@VERSION+ZONE:`.
+-- The queues of one model: one for any version, and one for each version. Their prefixes begin with the same hash tag, of the model
+-- and the shard, so that a step in one of them may look into the others. A prefix goes on as `:` for any version, as `@VERSION:` for one.
 local siblings = {}
 
 -- What the prefixes of a model's queues have in common, and how that of one goes on.

@@ -34,7 +34,7 @@ local function mark(s, entries)
 end
 
 -- What a stream has of entries that got no output. `kind` is late, dead, spent or refused; `list` says which and more,
--- `failure` is what the batch failed of. Slots count that other shards or zones have: the entry has waited for one of those, too.
+-- `failure` is what the batch failed of. Slots count that other shards have: the entry has waited for one of those, too.
 local function failure_fields(s, kind, list, left_at, size, failure)
   return {'k', kind, 'd', cmsgpack.pack(list), 't', exact(left_at or s.now), 'e', exact(s.now), 'n', size or 0,
     's', math.max(s.q.slots, s.served), 'f', failure or ''}

@@ -119,7 +119,7 @@ async def test_a_replica_that_stands_still_from_the_start_is_named_as_the_replic
     replica.pause()
     try:
         with pytest.raises(FailoverAborted) as aborted:
-            await failover.fail_over(nodes(primary.url, 0.2), 5.0, lambda text: None)
+            await failover.fail_over(nodes(primary.url, 1.0), 5.0, lambda text: None)
     finally:
         replica.resume()
     why = str(aborted.value)

@@ -100,7 +100,8 @@ def _shared_model(plan: ModelPlan, make: MakeBatcher) -> SharedModel:
     settings, target, devices = plan.settings, plan.target, plan.devices
     worker = partial(model_worker_name, settings.model, settings, target, devices)
     version = settings.model_version if settings.broker else ""
-    return SharedModel(make, worker, settings.min_warm, make_report(settings, target), version)
+    report, read = make_report(settings, target), partial(asyncio.to_thread, make_report, settings, target)
+    return SharedModel(make, worker, settings.min_warm, report, version, read)
 
 
 def make_batchers(

@@ -170,14 +170,16 @@ class Dedup:
         """Whether any entry is an original or a follower."""
         return bool(self._begun)
 
-    def serve(self, queue: QueueName, codes: Iterable[str]) -> None:
-        """Note the codes of the healthy workers of a queue. One that was not there before is the newest.
+    def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
+        """Note the codes of the healthy workers of a queue, and those of its cold ones. One that was not there before is the newest.
 
-        While there is no worker, the last codes stay.
+        Those of cold workers count while no worker is healthy. While there is neither, the last codes stay.
         """
-        there, known = set(codes), self._codes.get(queue, [])
-        if there and there != set(known):
-            self._codes[queue] = [*sorted(there.difference(known)), *(code for code in known if code in there)]
+        healthy, known = set(codes), self._codes.get(queue, [])
+        there = healthy.union(cold)
+        if there:
+            found = [*sorted(there.difference(known)), *(code for code in known if code in there)]
+            self._codes[queue] = sorted(found, key=lambda code: code not in healthy)
 
     def follows(self, queued: QueuedEntry) -> bool:
         """Whether an entry waits for the outcome of another."""

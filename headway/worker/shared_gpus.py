@@ -65,6 +65,7 @@ class SharedModel(msgspec.Struct, frozen=True):
         worker: id of its worker on the GPU with a number.
         min_warm: copies that are kept loaded at least.
         report: what workers report of it.
+        read_report: reads that anew, for changed code; None where it stays.
         version: version whose queue they claim from; empty: the queue for any.
     """
 
@@ -73,6 +74,7 @@ class SharedModel(msgspec.Struct, frozen=True):
     min_warm: int = 0
     report: ModelReport = msgspec.field(default_factory=ModelReport)
     version: str = ""
+    read_report: Callable[[], Awaitable[ModelReport]] | None = None
 
 
 class SharedGpus:
@@ -124,6 +126,8 @@ class SharedGpus:
         """GPU that each model has left last."""
         self._told = set[tuple[str, str]]()
         """GPUs and models that the fleet has been told to be cold, or failed."""
+        self._reports = {name: model.report for name, model in models.items()}
+        """What was last known of each model's code while it was loaded, or when its files had changed."""
         self._faults: dict[str, str] = {}
         """Texts of the errors with which models did not load last."""
         self._others_begun: dict[str, float] = {}
@@ -195,8 +199,23 @@ class SharedGpus:
         supervisor.start("look at what is to be loaded", self._look_on)
 
     async def replace(self) -> None:
-        """Swap every backend for a fresh one; see `replace_all`."""
-        await replace_all(self.batchers)
+        """Swap every backend for a fresh one; see `replace_all`. The fleet is told of the code of what is not loaded, too."""
+        try:
+            await replace_all(self.batchers)
+        finally:
+            await self._tell_changed()
+
+    async def _tell_changed(self) -> None:
+        """Tell the fleet which code models that are not loaded have now. One that failed to load on other code is only cold."""
+        for name, model in self._models.items():
+            if model.read_report is None or name in {held for _, held in self._on}:
+                continue
+            report = await model.read_report()
+            if report != self._reports[name]:
+                self._reports[name] = report
+                self._faults.pop(name, None)
+                with contextlib.suppress(BrokerUnavailable):  # Its next heartbeat tells it.
+                    await self._tell_absent([name])
 
     async def wind_down(self) -> None:
         """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""
@@ -331,6 +350,7 @@ class SharedGpus:
         self._placement.left(gpu, model)
         if model not in self._faults:  # One that is to be there counts as missing.
             self.slots.discard(batcher.slot.worker)
+            self._reports[model] = batcher.figures.runs
         batcher.wind_down()
         await self._serving.finish(batcher)
         self._turns[gpu].leave(model)
@@ -366,12 +386,12 @@ class SharedGpus:
 
     def _line(self, gpu: str, model: str) -> WorkerInfo:
         """Heartbeat of a model that is not on a GPU and leaves with its process."""
-        one = self._models[model]
+        one, runs = self._models[model], self._reports[model]
         worker = one.worker(self._numbers[gpu])
         status, version = WorkerStatus.OFFLINE, one.version
         load = self._placement.load_seconds(model)
         return WorkerInfo(
-            worker_id=worker, model=model, status=status, runs=one.report, gpu=gpu, version=version, load_seconds=load
+            worker_id=worker, model=model, status=status, runs=runs, gpu=gpu, version=version, load_seconds=load
         )
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:

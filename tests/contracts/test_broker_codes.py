@@ -111,6 +111,29 @@ async def test_what_is_kept_stays_while_no_worker_is_there_and_for_one_with_the_
 
 
 @story
+async def test_new_code_of_a_cold_worker_makes_who_asks_wait_for_it_once_no_worker_is_healthy(harness: Harness) -> None:
+    await beat(harness, "gpu-0", "old")
+    await beat(harness, "gpu-1", "new", status="cold")
+    await admit(harness, sharing("first", same()))
+    await run(harness, "old")
+    await admit(harness, sharing("second", same()))
+    await beat(harness, "gpu-0", "old", status="cold")
+    await admit(harness, sharing("third", same()))  # Either may be loaded next.
+    assert await answers(harness, "second", "third") == {"second": ("old", True), "third": ("old", True)}
+    await beat(harness, "gpu-0", "old", status="offline")
+    await admit(harness, sharing("fourth", same()))
+    assert await waits(harness, "fourth")
+    await beat(harness, "gpu-1", "new")
+    await run(harness, "new")
+    await beat(harness, "gpu-1", "new", status="cold")
+    await admit(harness, sharing("fifth", same()))
+    assert await answers(harness, "fourth", "fifth") == {"fourth": ("new", False), "fifth": ("new", True)}
+    await beat(harness, "gpu-1", "old", status="cold")  # It is taken back.
+    await admit(harness, sharing("sixth", same()))
+    assert await answers(harness, "sixth") == {"sixth": ("old", True)}
+
+
+@story
 async def test_nobody_joins_what_began_before_new_code_was_there(harness: Harness) -> None:
     await beat(harness, "gpu-0", "old")
     await admit(harness, sharing("first", same()))

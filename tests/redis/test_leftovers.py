@@ -15,7 +15,7 @@ from tests.redis.stand import Stand
 from tests.servers.redis import KINDS
 
 FIGURES = {"q", "qs"}
-HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hn"}
+HOUSEKEEPING = {"m", "f", "c", "g", "h", "hf", "hp", "hc", "hd", "hn"}
 """Keys of the reaper, the watch, the woken slots, the gateways, the healthy slots, their factors and their codes."""
 LETTERS = {"ql", "z", "zl", "o", "on", "oc", "ou", "o:t"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -95,14 +95,22 @@ class Stand:
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
         self.broken: set[tuple[str, int]] = set()
         self.version = version
+        self.codes = dict.fromkeys(limits, "old")
+        """Digests of the models' code, as they are read now."""
         shared = {name: self._shared(name, min_warm.get(name, 0)) for name in limits}
         names = [f"gpu-{number}" for number in range(gpus)]
         self.pool = SharedGpus(names, room, shared, self.broker, self.counters, clock, set(), may_load=self._may_load)
         self._supervisor = Supervisor()
 
     def _shared(self, model: str, min_warm: int) -> SharedModel:
-        report = ModelReport(self.version or "1")
-        return SharedModel(self._maker(model), self._namer(model), min_warm, report, self.version)
+        report, read = ModelReport(self.version or "1", "old"), self._reader(model)
+        return SharedModel(self._maker(model), self._namer(model), min_warm, report, self.version, read)
+
+    def _reader(self, model: str) -> Callable[[], Awaitable[ModelReport]]:
+        async def read() -> ModelReport:
+            return ModelReport(self.version or "1", self.codes[model])
+
+        return read
 
     async def _may_load(self, model: str, seconds: float) -> bool:
         return await self.fleet.acquire_load(model, self.host, seconds)
@@ -112,11 +120,12 @@ class Stand:
 
     def _maker(self, model: str):  # type: ignore[no-untyped-def]
         def make(index: int, broker: WorkSource, started: Started = lambda seconds: None) -> Batcher:
-            slot = Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1"), self.version)
-            gpu = self.watched[index]
+            slot = Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1", "old"), self.version)
+            gpu, read = self.watched[index], self._reader(model)
             return make_batcher(
-                slot, lambda: self._backend(model, index), broker, self.counters, self.clock, gpu=gpu, started=started
-            )
+                slot, lambda: self._backend(model, index), broker, self.counters, self.clock,
+                gpu=gpu, started=started, read_report=read,
+            )  # fmt: skip
 
         return make
 
@@ -147,6 +156,11 @@ class Stand:
 
     async def statuses(self) -> dict[str, WorkerStatus]:
         return {worker.worker_id: worker.status for worker in await self.broker.workers()}
+
+    async def told(self, model: str) -> tuple[WorkerStatus, str]:
+        """Status and code that the fleet knows of a model on the first GPU."""
+        [worker] = [one for one in await self.broker.workers() if one.worker_id == f"{model}/gpu-0"]
+        return worker.status, worker.runs.target
 
     @property
     def on(self) -> list[str]:
@@ -684,3 +698,39 @@ async def test_requests_for_a_model_that_did_not_load_are_refused_at_once_where_
         assert (await stand.ask("c")).output == "X", "who has time waits"
         assert (await patient).output == "X"
         assert await refused(stand, "c", 2.0) is None
+
+
+async def test_a_reload_tells_the_code_of_what_is_not_loaded(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 1) as stand:
+        assert await stand.told("b") == (WorkerStatus.COLD, "old")
+        stand.codes["b"] = "new"
+        await stand.pool.replace()
+        assert await stand.told("b") == (WorkerStatus.COLD, "new")
+        stand.codes["b"] = "newer"  # Nobody is told: what is loaded reads it.
+        await stand.ask("b")
+        assert await stand.told("b") == (WorkerStatus.HEALTHY, "newer")
+        assert await stand.told("a") == (WorkerStatus.COLD, "old")
+        await stand.ask("a")
+        for _ in range(2):  # What tells first is the batcher.
+            assert await stand.told("b") == (WorkerStatus.COLD, "newer")
+            await asyncio.sleep(3.0)
+
+
+async def test_changed_code_of_what_did_not_load_is_only_cold(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 1) as stand:
+        stand.broken.add(("b", 0))
+        assert (await stand.ask("b", timeout=20.0)).failure is not None
+        await asyncio.sleep(60.0)  # Nobody asks for it any more.
+        assert (await stand.told("b"))[0] is WorkerStatus.FAILED
+        stand.broken.clear()
+        stand.codes["b"] = "new"
+        await stand.pool.replace()
+        assert await stand.told("b") == (WorkerStatus.COLD, "new")
+        assert (await stand.ask("b")).output == "X"
+
+
+async def test_a_reload_does_not_make_what_is_loaded_stay_longer(clock: Clock) -> None:
+    async with Stand(clock, "ab", 1, 1) as stand:
+        await asyncio.sleep(20.0)
+        await stand.pool.replace()
+        assert await stand.latency("b") < LOAD + 2 * CHECK_LOADS_EVERY + BATCH

@@ -684,10 +684,11 @@ class MemoryBroker(Broker, NearQueue):
 
     def _count_slots(self, name: QueueName, now: float) -> None:
         own = [believed(worker, now) for worker in self._workers.values() if worker.queue == name]
+        cold = [worker.runs.target for worker in own if worker.status is WorkerStatus.COLD]
         own = [worker for worker in own if worker.status is WorkerStatus.HEALTHY]
         healthy = {worker.worker_id: worker.share for worker in own}
         queue, whole = self._queues[name], math.fsum(healthy.values())
-        self._dedup.serve(name, [worker.runs.target for worker in own])
+        self._dedup.serve(name, [worker.runs.target for worker in own], cold)
         if healthy.keys() != queue.factors.workers or (healthy and whole != queue.whole_slots):
             queue.set_slots(len(healthy), healthy, whole, now)
             self._wake_idle(name, now)

@@ -346,9 +346,9 @@ class Queue:
         self._note(await self._call("unlisten", f"{self.connection.process}\0{worker}"))
 
     async def heartbeat(self, worker: WorkerInfo, renewed: bool) -> None:
-        """Note whether a slot that is at home here is healthy, with another backend (`renewed`), and what its start took."""
-        healthy = int(worker.status is WorkerStatus.HEALTHY)
-        slot = worker.worker_id, healthy, worker.share, int(renewed), grace(worker.every), worker.runs.target
+        """Note whether a slot that is at home here is healthy or cold, with another backend (`renewed`), and what its start took."""
+        standing = {WorkerStatus.HEALTHY: 1, WorkerStatus.COLD: 2}.get(worker.status, 0)
+        slot = worker.worker_id, standing, worker.share, int(renewed), grace(worker.every), worker.runs.target
         self._note(await self._steps.join("beat", *slot, *itertools.chain.from_iterable(worker.warm_up)))
 
     async def forget(self, worker: str) -> None:

@@ -156,7 +156,7 @@ class Placement:
         """Note that a model has been loaded, in `seconds`."""
         place = self._gpus[gpu]
         place.loading.pop(model, None)
-        place.warm[model] = now
+        place.warm.setdefault(model, now)  # Stays where a reload or a death has started it anew.
         self._demand[model].loaded(seconds)
         for known in (self._pauses, self._failed_on, self._time_to_load):
             known.pop(model, None)

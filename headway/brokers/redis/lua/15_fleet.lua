@@ -7,6 +7,7 @@ local function leave_silent(s)
   local silent = redis.call('ZRANGEBYSCORE', s.prefix .. 'h', '-inf', s.now - DEGRADED_AFTER)
   for _, worker in ipairs(silent) do
     redis.call('ZREM', s.prefix .. 'h', worker)
+    codes.leave(s, worker)
     forget_factor(s, worker)
     silent[worker] = true
   end
@@ -29,9 +30,9 @@ local function recount(s)
   return changed
 end
 
--- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy, its share of its
--- GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, its code, then size and
--- seconds of each batch that its start has run, which are learnt as long as nothing else is known.
+-- beat: the heartbeat of a slot that is at home here. Arguments after the head: worker, whether it is healthy (1) or cold (2), its
+-- share of its GPU, whether its backend is another one than before, the seconds for which it may be silent beyond the usual, its
+-- code, then size and seconds of each batch that its start has run, which are learnt as long as nothing else is known.
 step('beat', function(s, args)
   local worker = args[HEAD + 1]
   if args[HEAD + 2] == '1' then
@@ -44,6 +45,11 @@ step('beat', function(s, args)
     end
   else
     redis.call('ZREM', s.prefix .. 'h', worker)
+    if args[HEAD + 2] == '2' then
+      codes.rest(s, worker, args[HEAD + 6])
+    else
+      codes.leave(s, worker)
+    end
     forget_factor(s, worker)
   end
   if s.q.largest == 0 then
@@ -60,6 +66,7 @@ end)
 -- forget: drop a slot that is at home elsewhere from now on.
 step('forget', function(s, args)
   redis.call('ZREM', s.prefix .. 'h', args[HEAD + 1])
+  codes.leave(s, args[HEAD + 1])
   forget_factor(s, args[HEAD + 1])
   if recount(s) then
     ring(s)

@@ -26,7 +26,7 @@
 --   kc:<input> string  input of a tenant that failed alone, and the tenant itself → until when that is known
 --   hf         hash    healthy slot at home here → what is known of its factor, see 3_slot_factors.lua
 --   hp         hash    healthy slot at home here → its share of its GPU, if that is not all of it
---   hc, hn     hash, string  codes of the slots, see 2_codes.lua
+--   hc, hd, hn hashes, string  codes of the slots, see 2_codes.lua
 --   i          zset    idle slot → since when, the fastest before all others
 --   f          string  the idle slot that is on watch
 --   c          string  slot that was woken last; it is waited for until `coming_until`, or until it claims
@@ -322,7 +322,7 @@ end
 
 -- The names of what belongs to the figures, and is nothing without them.
 local function belongings(s)
-  local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'hc', 'hn', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
+  local names = {'e', 'p', 'b', 'd', 'x', 'y', 'ys', 's', 'i', 'f', 'c', 'n', 'h', 'hf', 'hp', 'hc', 'hd', 'hn', 'g', 'm', 'v', 'vs', 'vd', 'rb', 'ca', 'tw', 'u', 'ua', 'ut'}
   for tier = 1, s.tiers do
     for _, name in ipairs({'l', 'a', 't'}) do
       names[#names + 1] = name .. tier

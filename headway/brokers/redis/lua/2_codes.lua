@@ -1,15 +1,20 @@
--- Which code answers here: digests of the targets of the healthy slots at home, as `Dedup.serve` has them.
+-- Which code answers here: digests of the targets of the healthy slots at home, then those of cold ones, as `Dedup.serve` has them.
 --
 --   hc  hash    healthy slot at home here → its code
---   hn  string  these codes, the newest first, each with a newline behind it; the last ones while no slot is there
+--   hd  hash    cold slot at home here → its code
+--   hn  string  these codes, those of healthy slots before the others, of both the newest first, each with a newline behind it; the last ones while no slot is there
 local codes = {}
 
 do
 
-local function order(s)
+-- Codes that a hash has and `others` has not, the newest first.
+local function ordered(s, hash, others)
   local there, found = {}, {}
-  for _, code in ipairs(redis.call('HVALS', s.prefix .. 'hc')) do
+  for _, code in ipairs(redis.call('HVALS', s.prefix .. hash)) do
     there[code .. '\n'] = true
+  end
+  for _, code in ipairs(others) do
+    there[code] = nil
   end
   for code in string.gmatch(redis.call('GET', s.prefix .. 'hn') or '', '[^\n]*\n') do
     if there[code] then
@@ -19,21 +24,38 @@ local function order(s)
   for code in pairs(there) do
     table.insert(found, 1, code)
   end
+  return found
+end
+
+local function order(s)
+  local found = ordered(s, 'hc', {})
+  for _, code in ipairs(ordered(s, 'hd', found)) do
+    found[#found + 1] = code
+  end
   if found[1] then
     redis.call('SET', s.prefix .. 'hn', table.concat(found), 'EX', LIFE_SECONDS_TEXT)
   end
 end
 
-function codes.serve(s, worker, code)
-  if redis.call('HGET', s.prefix .. 'hc', worker) ~= code then
-    redis.call('HSET', s.prefix .. 'hc', worker, code)
-    lasting(s, 'hc')
+local function note(s, hash, other, worker, code)
+  if redis.call('HGET', s.prefix .. hash, worker) ~= code then
+    redis.call('HSET', s.prefix .. hash, worker, code)
+    redis.call('HDEL', s.prefix .. other, worker)
+    lasting(s, hash)
     order(s)
   end
 end
 
+function codes.serve(s, worker, code)
+  note(s, 'hc', 'hd', worker, code)
+end
+
+function codes.rest(s, worker, code)
+  note(s, 'hd', 'hc', worker, code)
+end
+
 function codes.leave(s, worker)
-  if redis.call('HDEL', s.prefix .. 'hc', worker) == 1 then
+  if redis.call('HDEL', s.prefix .. 'hc', worker) + redis.call('HDEL', s.prefix .. 'hd', worker) > 0 then
     order(s)
   end
 end

@@ -65,7 +65,6 @@ end
 
 function forget_factor(s, worker)
   set_share(s, worker, 1)
-  codes.leave(s, worker)
   local _, _, position = known_of(s, worker)
   count(s, position, -1)
   redis.call('HDEL', s.prefix .. 'hf', worker)

@@ -248,6 +248,9 @@ def test_a_file_that_becomes_wrong_is_a_store_that_does_not_answer(tmp_path: Pat
             await told(store, revision)
         with pytest.raises(StoreUnavailable):
             await store.add(key("b"))
+        written(tmp_path, "")
+        with pytest.raises(StoreUnavailable, match="is empty, as if it were being written"):
+            await told(store, revision)
         (tmp_path / "keys.toml").unlink()
         with pytest.raises(StoreUnavailable, match="cannot be read"):
             await told(store, revision)

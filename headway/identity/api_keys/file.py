@@ -139,6 +139,11 @@ class KeysFile(KeyStore):
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:
+                if seen is not None and not seen[1] and self._known:
+                    # Editors cut a file to nothing before they write it, and jobs of keys that are gone end for good.
+                    raise StoreUnavailable(
+                        f"{self._path} is empty, as if it were being written; the keys known before hold"
+                    )
                 self._note(seen, self._read_in_use())
             later = [id for id, revision in self._changed.items() if revision > since.revision]
             told = later[:limit] if limit else later

@@ -8,6 +8,10 @@ An entry is admitted when what is ahead of it drains before its deadline:
 tiers send, and never less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier
 is refused first, and an accepted entry is not overtaken into lateness.
 
+In steady overload the queue stands at its bound, so whoever is admitted waits as long as it may. Where run times vary, waits do,
+too, and of those that were admitted many would be a little late. So the margin covers two standard deviations of the wait. A
+full batch is let in all the same, as GPUs would else run half full.
+
 What is ahead of an entry does not delay it when the next batches of the free GPUs hold both. The queue admits such an entry
 whatever its deadline is, as it waits for nobody.
 
@@ -28,6 +32,8 @@ MIN_MARGIN = 0.005
 """Least seconds of a deadline that are kept for everything but waiting and running."""
 MARGIN_SHARE = 0.02
 """Share of the deadline that is kept for everything but waiting and running, when that is more than MIN_MARGIN."""
+WAIT_DEVIATIONS = 2.0
+"""Standard deviations by which a wait may be longer than expected, for an entry to be in time all the same."""
 LEAST_SHARE = 0.01
 """Least share of the drain with which the wait of a tier is computed, even if the tier gets less."""
 MIN_WAIT = 0.001
@@ -58,10 +64,16 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         drains: size per second that reaches each tier, highest first; all 0 when nothing is known yet. Size is that of
             `QueueLimits.size`: entries, unless they are weighed.
         batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
+        max_batch: size of a full batch.
+        spread: square of WAIT_DEVIATIONS of a wait, in seconds² for each second of it.
+        known: bounds that were asked for, by tier and timeouts.
     """
 
     drains: tuple[float, ...]
     batch_seconds: float
+    max_batch: float = 0.0
+    spread: float = 0.0
+    known: dict[tuple[int, float, float], float] = {}
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
@@ -69,30 +81,50 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
-    def of(cls, drain: float, batch_seconds: float, rates: Sequence[float], reserved: float) -> AdmissionLimits:
-        """Limits from the fleet's drain.
+    def of(
+        cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
+    ) -> AdmissionLimits:
+        """Limits from what the fleet can do.
 
         Arguments:
-            drain: size per second of all GPUs together with full batches.
-            batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
+            max_batch: size of a full batch.
+            slots: whole GPUs.
+            seconds: mean run time of a full batch; 0 before any was measured.
+            deviation: standard deviation of run times in seconds.
             rates: size that arrives per second in each tier, highest first.
             reserved: share of each batch kept for lower tiers, 0 to 1.
         """
-        above, drains = 0.0, []
+        if seconds <= 0.0:
+            return cls.unknown(len(rates))
+        drain = slots * max_batch / seconds
+        least, above, drains = drain * reserved, 0.0, []
         for rate in rates:
-            drains.append(max(drain - above, drain * reserved))
+            drains.append(max(drain - above, least))
             above += rate
-        return cls(tuple(drains), batch_seconds)
+        spread = (WAIT_DEVIATIONS * deviation) ** 2 / (seconds * slots)
+        return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
         """Most size that may be ahead of `entry` in `tier`."""
-        timeout = entry.queue_timeout + self.batch_seconds
-        if entry.timeout < timeout:
-            timeout = entry.timeout
-        margin = MARGIN_SHARE * timeout
+        batch_seconds = self.batch_seconds
+        wait = entry.queue_timeout
+        if entry.timeout - batch_seconds < wait:
+            wait = entry.timeout - batch_seconds
+        margin = MARGIN_SHARE * (wait + batch_seconds)
         if margin < MIN_MARGIN:
             margin = MIN_MARGIN
-        return self.drains[tier] * (timeout - self.batch_seconds - margin)
+        drain = self.drains[tier]
+        if (square := self.spread * wait) > margin * margin:
+            return max(drain * (wait - math.sqrt(square)), min(drain * (wait - margin), self.max_batch))
+        return drain * (wait - margin)
+
+    def bound(self, tier: int, entry: Entry) -> float:
+        """Return `allowed`, which is found once for all entries with the same timeouts."""
+        kind = (tier, entry.queue_timeout, entry.timeout)
+        allowed = self.known.get(kind)
+        if allowed is None:
+            allowed = self.known[kind] = self.allowed(tier, entry)
+        return allowed
 
     def pace(self, tier: int) -> float:
         """Size per second by which the queue ahead of a tier shortens, more than 0 once a batch was measured."""

@@ -193,7 +193,7 @@ class ModelQueue:
                 ahead += self.limits.others(entry)
             if ahead:
                 gate = self._gate if now - self._gate_at <= GATE_AGE else self._gate_now(now)
-                if ahead >= gate.allowed(tier, entry) and (refused := self._judged(entry, ahead, now)) is not None:
+                if ahead >= gate.bound(tier, entry) and (refused := self._judged(entry, ahead, now)) is not None:
                     return refused
         self._newest = now
         if entry.tenant != self._last_tenant:
@@ -351,7 +351,7 @@ class ModelQueue:
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
         """Size of what waits in tier queues."""
-        return self.limits.size(sum(one.depth for one in tier_queues), sum(one.weight for one in tier_queues))
+        return self.limits.size(sum([one.depth for one in tier_queues]), sum([one.weight for one in tier_queues]))
 
     def _tenants(self) -> int:
         """Tenants that have entries in the tier queues."""
@@ -772,10 +772,15 @@ class ModelQueue:
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:
-            full = self.service.seconds(self.limits.max_batch)
-            drain = self.whole_slots * self.limits.max_batch / full if full > 0 else 0.0
-            slow = full + self.service.deviation
-            self._gate = admission.AdmissionLimits.of(drain, slow, self._size_rates(now), self.limits.reserved_share)
+            limits, service = self.limits, self.service
+            self._gate = admission.AdmissionLimits.of(
+                limits.max_batch,
+                self.whole_slots,
+                service.seconds(limits.max_batch),
+                service.deviation,
+                self._size_rates(now),
+                limits.reserved_share,
+            )
             self._gate_at = now
         return self._gate
 

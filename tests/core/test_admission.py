@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -20,8 +21,10 @@ DEPTHS = st.lists(st.integers(0, 5000), min_size=3, max_size=3)
 RATES = st.lists(st.floats(0.0, 5000.0), min_size=3, max_size=3)
 GATES = st.builds(
     AdmissionLimits.of,
-    drain=st.floats(1.0, 5000.0),
-    batch_seconds=st.floats(0.001, 2.0),
+    max_batch=st.integers(1, 100),
+    slots=st.floats(0.5, 64.0),
+    seconds=st.floats(0.001, 2.0),
+    deviation=st.floats(0.0, 1.0),
     rates=RATES,
     reserved=st.floats(0, 0.5),
 )
@@ -74,7 +77,7 @@ def test_before_a_batch_was_measured_everybody_is_admitted() -> None:
 
 def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
     """Two GPUs of 100 items in 100 ms are 2,000/s; of 200 ms, 100 run and 5 are kept: 190 may be ahead."""
-    gate = AdmissionLimits.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(100, 2.0, 0.1, 0.0, [0.0, 0.0, 0.0], 0.1)
     asked = entry(queue_timeout=2.0, timeout=0.2)
     assert judge(gate, [189, 0, 0], asked) is None
     assert judge(gate, [190, 0, 0], asked) is not None
@@ -83,9 +86,23 @@ def test_the_bound_is_drain_times_what_the_deadline_leaves() -> None:
     assert verdict.wait == pytest.approx((210 - 190) / 2000)
 
 
+def test_where_run_times_vary_two_deviations_of_the_wait_are_kept() -> None:
+    """In 0.9 s 18 batches leave, which take 30 ms more or less each: the two GPUs are 64 ms late in all, or early."""
+    gate = AdmissionLimits.of(100, 2.0, 0.1, 0.03, [0.0, 0.0, 0.0], 0.1)
+    asked = entry(queue_timeout=0.9, timeout=2.0)
+    wait = 0.9 - 2 * 0.03 * math.sqrt(18) / 2
+    assert gate.allowed(0, asked) == pytest.approx(2000 * wait)
+
+
+def test_a_full_batch_is_let_in_however_run_times_vary() -> None:
+    gate = AdmissionLimits.of(100, 1.0, 0.1, 0.1, [0.0, 0.0, 0.0], 0.1)
+    assert gate.allowed(0, entry(queue_timeout=0.3, timeout=2.0)) == 100
+    assert gate.allowed(0, entry(queue_timeout=0.05, timeout=2.0)) == pytest.approx(1000 * (0.05 - MIN_MARGIN))
+
+
 def test_whoever_has_no_time_left_to_wait_is_told_to_wait_for_all_that_is_ahead() -> None:
     """A batch takes longer than the deadline allows, in every tier: another tier would be of no use either."""
-    gate = AdmissionLimits.of(1000.0, 0.5, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(500, 1.0, 0.5, 0.0, [0.0, 0.0, 0.0], 0.1)
     verdict = judge(gate, [1, 99, 0], entry(tier=1, timeout=0.1))
     assert verdict is not None
     assert verdict.wait == pytest.approx(100 / 1000)
@@ -94,20 +111,20 @@ def test_whoever_has_no_time_left_to_wait_is_told_to_wait_for_all_that_is_ahead(
 
 @pytest.mark.parametrize(("first", "tier_only"), [(189, True), (190, False)])
 def test_a_refusal_is_because_of_the_tier_up_to_the_bound_of_the_highest_one(first: int, tier_only: bool) -> None:
-    gate = AdmissionLimits.of(2000.0, 0.1, [0.0, 0.0, 0.0], 0.1)
+    gate = AdmissionLimits.of(100, 2.0, 0.1, 0.0, [0.0, 0.0, 0.0], 0.1)
     verdict = judge(gate, [first, 100, 0], entry(tier=1, timeout=0.2))
     assert verdict is not None
     assert verdict.tier_only is tier_only
 
 
 def test_a_tier_gets_the_drain_that_higher_tiers_leave_and_never_less_than_the_reserve() -> None:
-    assert AdmissionLimits.of(1000.0, 0.1, [300.0, 400.0, 100.0], 0.1).drains == (1000.0, 700.0, 300.0)
-    assert AdmissionLimits.of(1000.0, 0.1, [900.0, 4000.0, 100.0], 0.1).drains == (1000.0, 100.0, 100.0)
+    assert AdmissionLimits.of(100, 1.0, 0.1, 0.0, [300.0, 400.0, 100.0], 0.1).drains == (1000.0, 700.0, 300.0)
+    assert AdmissionLimits.of(100, 1.0, 0.1, 0.0, [900.0, 4000.0, 100.0], 0.1).drains == (1000.0, 100.0, 100.0)
 
 
 def test_a_tier_to_which_nothing_drains_is_closed_not_open() -> None:
     """Higher tiers take all and nothing is reserved: the rest would only wait to expire."""
-    gate = AdmissionLimits.of(1000.0, 0.1, [2000.0, 0.0, 0.0], 0.0)
+    gate = AdmissionLimits.of(100, 1.0, 0.1, 0.0, [2000.0, 0.0, 0.0], 0.0)
     verdict = judge(gate, [50, 1, 0], entry(tier=1))
     assert verdict is not None
     assert verdict.tier_only

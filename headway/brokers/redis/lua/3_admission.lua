@@ -11,14 +11,19 @@ local function gate(s)
       above = above + rate_of(s, tier) * size_of(s, 1, q.mean[tier])
     end
     q.batch_seconds = full + q.deviation
+    q.spread = full > 0 and (WAIT_DEVIATIONS * q.deviation) ^ 2 / (full * q.known_slots) or 0
     q.gate_at = now
   end
 end
 
 local function allowed(q, tier, queue_timeout, timeout)
-  local whole = math.min(queue_timeout + q.batch_seconds, timeout)
-  local margin = math.max(MARGIN_SHARE * whole, MIN_MARGIN)
-  return q.drain[tier] * (whole - q.batch_seconds - margin)
+  local wait, drain = math.min(queue_timeout, timeout - q.batch_seconds), q.drain[tier]
+  local margin, square = math.max(MARGIN_SHARE * (wait + q.batch_seconds), MIN_MARGIN), q.spread * wait
+  local most = drain * (wait - margin)
+  if square <= margin * margin then
+    return most
+  end
+  return math.max(drain * (wait - math.sqrt(square)), math.min(most, q.max_batch))
 end
 
 local function pace_of(q, tier)

@@ -11,6 +11,8 @@ polls have a limit of their own (`Limiter.poll`), and a large outcome counts as 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -19,10 +21,10 @@ from headway.errors import BACKEND_ERROR, BadRequest, BrokerUnavailable, NotFoun
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
 from headway.http.entrance import CHARGED
-from headway.http.inference.answer_pieces import HOLE, value_within
-from headway.http.inference.octets import OCTETS, Form, octets_of, read_accept
+from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
+from headway.http.inference.octets import OCTETS, Form, octet_pieces, read_accept
 from headway.http.problem import AnyError, Problem, escaped, problem
-from headway.http.requests import JSON, Request, RouteAnswer, refuse, without_reason
+from headway.http.requests import JSON, Request, RouteAnswer, StreamedAnswer, refuse, without_reason
 from headway.http.routing import Route
 from headway.http.server.head import ID_PREFIX
 from headway.http.server.large_answers import LargeAnswer
@@ -78,8 +80,9 @@ class _Tasks:
                 response = await self._forget(principal.tenant, id)
             else:
                 response = await self._tell(request, principal.tenant, id, wait)
-                if len(response.body) >= CHARGED and principal.limits:
-                    self._gateway.limiter.charge_polls(principal.limits, len(response.body) // CHARGED)
+                size = int(response.headers.get("content-length", len(response.body)))
+                if size >= CHARGED and principal.limits:
+                    self._gateway.limiter.charge_polls(principal.limits, size // CHARGED)
         except RequestError as exc:
             response = refuse(request, without_reason(exc))
         except BrokerUnavailable:
@@ -110,7 +113,7 @@ class _Tasks:
         return None if told is None else told.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. A large one is made in turns of its tenant.
+        """Answer with an outcome. A large one is made, and sent, in turns of its tenant.
 
         Arguments:
             reply: reply with the outcome.
@@ -125,13 +128,12 @@ class _Tasks:
         if output is not None:
             try:
                 if raw:
-                    return RouteAnswer(octets_of(output), media_type=OCTETS.decode())
+                    return await self._pieces(octet_pieces(output), reply.tenant, OCTETS.decode())
                 used, ran = reply.tokens, reply.ran
                 version = (ran.version if ran is not None else "") or gateway.settings.model_version
                 metadata = TaskRun(None if used is None else used.used, version)
                 document = msgspec.json.encode(Result(shown, "SUCCESS", HOLE, metadata))
-                answer = LargeAnswer(value_within(document, output), None)
-                return RouteAnswer(await answer.whole(gateway.turns, reply.tenant), 200, None, JSON)
+                return await self._pieces(value_within(document, output), reply.tenant, JSON)
             except UnicodeEncodeError:
                 failure = failures.no_text()
             except RequestError as exc:
@@ -142,6 +144,15 @@ class _Tasks:
             failure = failures.failure_of(reply)
         failure = Failure(failure.code, escaped(failure.message), failure.retry_after)
         return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
+
+    async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
+        """Answer with a body that is made of pieces. A large one is not put together: to copy 15 MB holds up the loop."""
+        answer, turns = LargeAnswer(pieces, None), self._gateway.turns
+        await answer.made(turns, tenant)
+        if answer.length <= PIECE:
+            return RouteAnswer(b"".join(iter(answer.take, b"")), media_type=media_type)
+        sent = partial(answer.sent, turns, tenant)
+        return StreamedAnswer(sent, {"content-length": str(answer.length)}, media_type)
 
     async def _forget(self, tenant: str, id: str) -> RouteAnswer:
         if await self._gateway.outcome(tenant, id) is None:

@@ -12,8 +12,9 @@ import pytest
 
 from headway.errors import BrokerUnavailable
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
+from headway.http import tasks
 from headway.http.entrance import CHARGED
-from headway.http.inference import answer_pieces
+from headway.http.inference import answer_pieces, octets
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
 from headway.runtime.fair_turns import Begin, FairTurns
@@ -391,3 +392,28 @@ async def test_a_large_outcome_is_told_in_turns(stand: Stand, monkeypatch: pytes
     monkeypatch.setattr(FairTurns, "wait", note)
     assert (await stand.ask(get(f"/v1/result/{id}"))).json["output"] == long.upper()
     assert len(turns) > len(long) / 128
+
+
+@on_stand(whole=True)
+async def test_a_large_outcome_is_sent_in_pieces(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To put together 15 MB and to write them at once held up the loop for some 15 ms."""
+    long, piece = "x" * 20_000, 1 << 10
+    turns, wait = list[str](), FairTurns.wait
+
+    def note(line: FairTurns, tenant: str, begin: Begin) -> None:
+        turns.append(tenant)
+        wait(line, tenant, begin)
+
+    id = task_of(await stand.ask(post(json.dumps({"input": long}, ensure_ascii=False), "/v1/inference", ASYNC)))
+    await stand.ask(get(f"/v1/result/{id}?wait=25"))
+    for module in (answer_pieces, octets, tasks):
+        monkeypatch.setattr(module, "PIECE", piece)
+    monkeypatch.setattr("headway.http.server.large_answers.TURN", -1.0)
+    monkeypatch.setattr(FairTurns, "wait", note)
+    for accept in ("application/json", "application/octet-stream"):
+        turns.clear()
+        answer = await stand.ask(get(f"/v1/result/{id}", f"Accept: {accept}"))
+        assert answer.status == 200
+        assert answer.header["content-type"] == accept
+        assert long.upper() in answer.body.decode()
+        assert len(turns) > 2 * len(long) / piece, "one to make each piece, and one to send it"

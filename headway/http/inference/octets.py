@@ -95,8 +95,8 @@ def octets_of(output: Value) -> bytes:
     return output.encode() if isinstance(output, str) else values.octets(output)
 
 
-def _pieces(output: Value) -> Iterator[bytes]:
-    """Pieces of a large output as octets; raises what `octets_of` does."""
+def octet_pieces(output: Value) -> Iterator[bytes]:
+    """Pieces of an output as octets; raises what `octets_of` does."""
     if not isinstance(output, str):
         yield from cut(octets_of(output))
         return
@@ -118,7 +118,7 @@ def open_octets(
 
     def write_octets(outcome: Outcome) -> Written:
         [output] = outcome.outputs
-        return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else _pieces(output)
+        return _CONTENT_TYPE, octets_of(output) if len(output) <= PIECE else octet_pieces(output)
 
     def write_as_output(outcome: Outcome) -> Written:
         [output] = outcome.outputs

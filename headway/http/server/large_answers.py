@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
 from time import monotonic
 
@@ -86,12 +86,27 @@ class LargeAnswer:
         return piece
 
     async def whole(self, turns: FairTurns, tenant: str) -> bytes:
+        """Make all of it, as `made`, and put it together."""
+        await self.made(turns, tenant)
+        return b"".join(self._made)
+
+    async def made(self, turns: FairTurns, tenant: str) -> None:
         """Make all of it at once if that is done within one turn, else in further turns of the tenant. See `make`."""
         while not self.make():
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            turns.wait(tenant, partial(_begin, turn))
-            await turn
-        return b"".join(self._made)
+            await _turn(turns, tenant)
+
+    async def sent(self, turns: FairTurns, tenant: str) -> AsyncGenerator[bytes, None]:
+        """Take its pieces, once it is made, each in a turn of the tenant."""
+        while self._made:
+            yield self.take()
+            await _turn(turns, tenant)
+
+
+async def _turn(turns: FairTurns, tenant: str) -> None:
+    """Wait for the tenant's turn."""
+    turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    turns.wait(tenant, partial(_begin, turn))
+    await turn
 
 
 def _begin(turn: asyncio.Future[None]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from headway.errors import DEADLINE_EXCEEDED
 from headway.gateway.fan_out import AT_ONCE, MOST_INPUTS
 from headway.model import Failure, ModelLimit, WorkerInfo, WorkerStatus
-from tests.http.stand import Stand, on_stand, post, served
+from tests.http.stand import Answer, Stand, on_stand, post, served
 
 UUID = "0189f7a4-1111-7222-8333-444455556666"
 
@@ -168,6 +168,19 @@ async def test_a_key_holds_for_each_input_and_for_the_list_as_a_whole(stand: Sta
         assert (answer.status, answer.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
     alone = await stand.ask(post('{"input": "a"}', "/v1/inference", key))
     assert (alone.status, alone.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
+
+
+@on_stand(whole=True)
+async def test_under_a_key_it_does_not_count_how_parameters_are_written(stand: Stand) -> None:
+    async def ask(parameters: str) -> Answer:
+        body = f'{{"inputs": ["a", "b"], "parameters": {parameters}}}'
+        return await stand.ask(post(body, "/v1/inference", "Idempotency-Key: k"))
+
+    for written in ('{"t":1,"u":2}', '{ "u": 2, "t": 1 }'):
+        assert (await ask(written)).json.get("outputs") == ["A", "B"]
+    assert stand.runs == ["a", "b"]
+    other = await ask('{"t": 2, "u": 2}')
+    assert (other.status, other.json["error"]) == (422, "IDEMPOTENCY_CONFLICT")
 
 
 @on_stand(whole=True, cache=True)

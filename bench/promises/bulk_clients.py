@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -46,13 +46,15 @@ class BulkClients:
         jobs: where jobs are noted.
         seed: of the dice.
         poison: share of the lines that make their batch raise.
+        parameters: parameters of a call that lines have; some have none.
     """
 
     def __init__(
-        self, doors: list[Door], tenants: Mapping[str, str], jobs: list[Job], seed: int, poison: float
-    ) -> None:
+        self, doors: list[Door], tenants: Mapping[str, str], jobs: list[Job], seed: int, poison: float,
+        parameters: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._doors, self._tenants, self._jobs = doors, tenants, jobs
-        self._seed, self._poison = seed, poison
+        self._seed, self._poison, self._parameters = seed, poison, parameters
         self._rng = random.Random(f"bulk {seed}")
         self._sent: dict[str, Job] = {}
         """Jobs by the file of their lines, as far as it was taken."""
@@ -94,10 +96,11 @@ class BulkClients:
         rng = self._rng
         tenant, cancels = rng.choice(list(self._tenants)), rng.random() < CANCELLED
         lines = {f"{number}-{at}": self._texts(number, at) for at in range(rng.randint(*LINES))}
-        job = Job(tenant, "", time.monotonic(), lines)
+        values = {name: rng.choice(("", *self._parameters)) for name in lines} if self._parameters else {}
+        job = Job(tenant, "", time.monotonic(), lines, {name: value for name, value in values.items() if value})
         form = aiohttp.FormData()
         form.add_field("purpose", "batch")
-        form.add_field("file", "\n".join(map(json.dumps, _written(lines))), filename=f"{number}.jsonl")
+        form.add_field("file", "\n".join(map(json.dumps, _written(job))), filename=f"{number}.jsonl")
         file = await self._ask(tenant, "/v1/files", form, tries=1)
         if not file:
             return
@@ -164,9 +167,10 @@ class BulkClients:
         return {}
 
 
-def _written(lines: Mapping[str, tuple[str, ...]]) -> Iterator[dict[str, Any]]:
-    for custom_id, texts in lines.items():
-        body = {"model": "default", "prompt": texts if len(texts) > 1 else texts[0]}
+def _written(job: Job) -> Iterator[dict[str, Any]]:
+    for custom_id, texts in job.lines.items():
+        parameters = json.loads(job.parameters.get(custom_id, "{}"))
+        body = {"model": "default", "prompt": texts if len(texts) > 1 else texts[0], **parameters}
         yield {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
 
 

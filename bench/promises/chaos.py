@@ -11,6 +11,7 @@
     python bench/promises/chaos.py --rows                    the model takes tensors of texts, and several inputs are rows of one; with all of the above but --sharing
     python bench/promises/chaos.py --numbers 2               it takes two tensors of numbers, or 1; likewise
     python bench/promises/chaos.py --autoscale               an autoscaler adds workers and takes them away all the time; with all of the above but --sharing
+    python bench/promises/chaos.py --fitted                  the model pads, and its calls have one value of a parameter; with all of the above but tensors
     python bench/promises/chaos.py --bulk                    bulk jobs run beside; with all of the above but tensors
 
 Three gateways, three worker hosts with a GPU made of sleep each, two controllers, and Redis with its append-only file
@@ -37,6 +38,9 @@ With --autoscale each host has one to three workers, whose number goes up and do
 
 With --bulk the tenants also send jobs of some thousand lines, some of which the model rejects, and end a few half-way. In the end
 each has ended, and each line of those that were completed has one answer or error, the right one.
+
+With --fitted a call takes a fixed time and a time for its number of inputs × the longest, and has one value of a parameter, which requests and bulk lines
+have or not. Batches are cut into calls, and inputs of like length ride together. No call may have inputs with other values.
 
 With --memory one service has three GPUs, and is killed, told to end and paused as they are. What is in its memory ends with
 it, which is not held against it.
@@ -79,6 +83,7 @@ from tests.promises.crowd import Crowd
 from tests.promises.journal import runs_in
 from tests.promises.numbers_in import CODES_IN, NUMBERS_IN
 from tests.promises.operation import History, Kind, Operation, Violation, Weighing
+from tests.promises.parameters import figures
 from tests.promises.ways_in import MODEL, TENSORS_IN, WAYS_IN
 
 GATEWAYS, HOSTS, CONTROLLERS = 3, 3, 2
@@ -102,6 +107,11 @@ TARGET = f"{stand.ROOT / 'tests' / 'targets' / 'marked.py'}:Marked"
 ROWS, *NUMBERS = (TARGET.replace("Marked", name) for name in ("Rows", "Codes", "Numbers"))
 BODY_BYTES = 4_000_000
 """Most bytes of a body; a large text as numbers in JSON takes some times its own."""
+FITTED = TARGET.replace("Marked", "Fitted")
+VALUES = tuple(json.dumps({"t": value}) for value in (1, 1.0, 2, "1", None))
+"""Parameters of a call that requests have. 1 and 1.0 may be in one call."""
+SPREAD = 1_000
+"""Most characters that a text to a model that pads has more than others."""
 OTHERS = {name: TARGET.replace("Marked", name.title()) for name in ("second", "third")}
 """Targets of further models."""
 TENANTS = "acme", "globex", "capped"
@@ -155,6 +165,8 @@ def main() -> int:
             _audit(findings, crowd, trouble)
             for path in witness.files:
                 findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
+            if options.fitted:
+                _tell_parameters(findings, history)
             if options.autoscale:
                 findings.at_least(
                     "times that the autoscaler wanted more workers", growth.changes["more"], LEAST_CHANGES
@@ -207,7 +219,8 @@ def _service(
 
 
 def _target(options: argparse.Namespace) -> str:
-    return NUMBERS[options.numbers - 1] if options.numbers else ROWS if options.rows else TARGET
+    texts = FITTED if options.fitted else TARGET
+    return NUMBERS[options.numbers - 1] if options.numbers else ROWS if options.rows else texts
 
 
 def _flags(folder: Path, options: argparse.Namespace) -> list[str]:
@@ -246,7 +259,8 @@ async def _drive(
         large=options.large,
         ways=(TENSORS_IN if options.rows else WAYS_IN, CODES_IN, NUMBERS_IN)[options.numbers],
         versions=versions,
-        models=list(OTHERS) if options.sharing else [], history=history,
+        models=list(OTHERS) if options.sharing else [], parameters=VALUES if options.fitted else (),
+        spread=SPREAD if options.fitted else 0, history=history,
     )  # fmt: skip
     history.limits |= {(TENANTS[-1], ""): CAPPED, (TENANTS[-1], None): (2 * CAPPED[0], 2 * CAPPED[1])}
     trouble = Trouble(made, crowd.doors, history.faults, history.processes, options.every, options.seed, ledger.server)
@@ -260,7 +274,11 @@ async def _drive(
     if options.autoscale:
         beside.append(asyncio.create_task(growth.run()))
     load = asyncio.create_task(crowd.run(options.seconds))
-    clients = BulkClients(crowd.doors, tenants, history.jobs, options.seed, options.poison) if options.bulk else None
+    clients = (
+        BulkClients(crowd.doors, tenants, history.jobs, options.seed, options.poison, VALUES if options.fitted else ())
+        if options.bulk
+        else None
+    )
     if clients is not None:
         beside.append(asyncio.create_task(clients.run(options.seconds - QUIET_SECONDS)))
     try:
@@ -385,6 +403,16 @@ def _tell_jobs(findings: Findings, history: History) -> None:
     )
 
 
+def _tell_parameters(findings: Findings, history: History) -> None:
+    """Tell how many calls there were, and the inputs in them by their parameters."""
+    calls, inputs, mixed = figures(history)
+    findings.table(
+        "Inputs by parameters of their call",
+        [{"parameters": values or "none", "inputs": number} for values, number in sorted(inputs.items())],
+    )
+    findings.none(f"calls with inputs of other parameters, of {calls:,} calls with {inputs.total():,} inputs", mixed)
+
+
 def _outcome(status: int, code: str, lost: str) -> str:
     return lost or f"{status} {code.lower()}".strip()
 
@@ -443,12 +471,15 @@ def _options() -> argparse.Namespace:
         "--numbers", type=int, default=0, choices=(1, 2), help="tensors of numbers that the model takes"
     )
     parser.add_argument("--autoscale", action="store_true", help="workers come and go by an autoscaler")
+    parser.add_argument("--fitted", action="store_true", help="the model pads, and its calls have parameters")
     parser.add_argument("--bulk", action="store_true", help="bulk jobs run beside")
     parser.add_argument("--large", type=float, default=0.02, help="share of large texts (default %(default)g)")
     parser.add_argument("--every", type=float, default=2.5, help="mean seconds between troubles (default %(default)g)")
     options = parser.parse_args()
     if options.bulk and (options.rows or options.numbers):
         parser.error("--bulk is of texts; leave out --rows and --numbers")
+    if options.fitted and (options.rows or options.numbers):
+        parser.error("--fitted is of texts; leave out --rows and --numbers")
     return options
 
 

@@ -278,6 +278,28 @@ class TierQueue:
                 return queued
         return None
 
+    def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
+        """Take the first entry of the tenant whose next ones make the fewest batches of this number and weight, each of one shape.
+
+        Nobody is preferred where the entry whose turn it is rides with any. Whoever is not in turn pays nothing, as with `_pop_alike`.
+        """
+        ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
+        if not ahead or not ahead[0].entry.shape:
+            return self.pop()
+        counts, weights, batches = Counter[tuple[str, int]](), Counter[tuple[str, int]](), Counter[str]()
+        for queued in ahead:
+            alike = queued.entry.tenant, queued.entry.shape
+            counts[alike] += 1
+            weights[alike] += queued.weight
+        for alike, count in counts.items():
+            batches[alike[0]] += math.ceil(max(count / limit, weights[alike] / weight))
+        first = min(ahead, key=lambda queued: batches[queued.entry.tenant])
+        if first is ahead[0]:
+            return self.pop()
+        self._take_out(first, RUNNING)
+        first.attempts = 1
+        return first
+
     def in_turn(self) -> Iterator[QueuedEntry]:
         """Entries still queued, in the order of their turns."""
         left = self.depth

@@ -50,6 +50,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
         owed: weight that lower tiers are owed besides.
         pages: most pages of large entries together, unless there is only one of them; infinite for no bound.
         rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
+        fewest: whether the first is of the tenant whose next entries make the fewest batches, where these have shapes.
         hopeless: instant at which the batch ends. An entry due before it does not ride while more waits than fits.
     """
 
@@ -60,6 +61,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     owed: float = 0.0
     pages: float = math.inf
     rows: bool = False
+    fewest: bool = False
     hopeless: float = -math.inf
 
 
@@ -115,7 +117,9 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
         contended = depth > count or (weight > left and (depth > 1 or not empty))
         for tier_queue in turns(allowed, room, terms.share, terms.unit, owed):
             ended = False
-            if most is None and (empty or not picks):
+            if empty and terms.fewest and tier_queue.shaped:
+                queued = tier_queue.pop_of_fewest(terms.limit, terms.weight)
+            elif most is None and (empty or not picks):
                 queued = tier_queue.pop()
             else:
                 heaviest = math.inf if empty else room.weight - room.kept
@@ -158,7 +162,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
     """
     late = list[QueuedEntry]()
     while sum([tier_queue.depth for tier_queue in tier_queues]) > terms.limit:
-        first = _first(tier_queues, terms.limit, near.by_age)
+        first = _first(tier_queues, terms, near.by_age)
         if first.due >= terms.hopeless:
             return _pack_around(first, late, tier_queues, terms, near)
         first.state, first.attempts = GONE, 0
@@ -168,12 +172,13 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
     return packed
 
 
-def _first(tier_queues: Sequence[TierQueue], limit: int, by_age: bool) -> QueuedEntry:
+def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> QueuedEntry:
     """Take the first entry of a batch, of which more waits than fits."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     above = accumulate((tier_queue.depth for tier_queue in waiting), initial=0)
-    served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < limit]
-    first = (min(served, key=_oldest) if by_age else waiting[0]).pop()
+    served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < terms.limit]
+    chosen = min(served, key=_oldest) if by_age else waiting[0]
+    first = chosen.pop_of_fewest(terms.limit, terms.weight) if terms.fewest and chosen.shaped else chosen.pop()
     assert first is not None  # noqa: S101 - it waits
     return first
 

@@ -801,7 +801,8 @@ class ModelQueue:
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(
             limit, limit * limits.unit, limits.unit, limits.reserved_share, self._owed,
-            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf, limits.rows, hopeless,
+            BATCH_PAGES if now - self._mixed_at < MIXED_SECONDS else math.inf,
+            limits.rows, limits.rows and self._departures % 2 == 1, hopeless,
         )  # fmt: skip
         if limits.padding is None:
             packed = pack(self._tier_queues, terms)

@@ -4,8 +4,8 @@
     faults.py       what each fault may cost
     search.py       which histories of one object are allowed: a search through all orders of effects
     ids.py keys.py  the two objects: an id of a tenant, an idempotency key of a tenant
-    versions.py charges.py bulk.py drains.py
-                    laws of one subject each: versions of a model, limits, bulk jobs, workers that are drained
+    versions.py charges.py bulk.py drains.py parameters.py
+                    laws of one subject each: versions of a model, limits, bulk jobs, workers that are drained, parameters of a call
     ledger.py counts.py letters.py at_rest.py warnings.py idle.py
                     laws of what the service itself gives as evidence, one kind each
     bareness.py     times in which there may be nobody for something

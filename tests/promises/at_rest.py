@@ -54,7 +54,7 @@ QUEUE = (
     Kind(r"v|v:.*|vs|vd", LIFE, 0),
     Kind(r"u|ua|ut", LIFE, 0),
     Kind(r"e", LIFE, 0),
-    Kind(r"rb|ca|hf|hp|h|i|f|c|n|g|m", LIFE),
+    Kind(r"rb|ca|hf|hp|hc|hn|h|i|f|c|n|g|m", LIFE),
     Kind(r"b:.*", 60.0, 2),
     Kind(r"r:.*", MINUTES),
     Kind(r"kc:.*", 180.0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.promises.operation import BAD, History, Job, Run, Violation, mark_of, text_of
+from tests.promises.operation import BAD, History, Job, Run, Violation, canonical, mark_of, text_of
 
 ENDS = ("completed", "cancelled")
 """Statuses in which a job may end; the latter only if its client wished so."""
@@ -53,6 +53,8 @@ def _answers(job: Job, runs: dict[str, tuple[Run, str]], owners: dict[str, str])
                 yield "output of a line that the model rejects", custom_id
             elif run is None or ran != text or run.began < job.called:
                 yield "output of a line of no run", custom_id
+            elif run.parameters != canonical(job.parameters.get(custom_id, "")):
+                yield "output of a line of a run with other parameters", custom_id
             elif owners.setdefault(mark, owner) != owner:
                 yield "one output of two lines", custom_id
 

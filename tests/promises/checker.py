@@ -34,6 +34,7 @@ from tests.promises.operation import (
     mark_of,
     text_of,
 )
+from tests.promises.parameters import parameters, ran_in_vain
 from tests.promises.search import Search, TooComplex
 from tests.promises.versions import versions
 from tests.promises.warnings import warnings
@@ -56,7 +57,7 @@ def check(history: History) -> list[Violation]:
     return [
         *_answers(history), *_deadlines(history), *_verdicts(history), *_objects(history), *_Runs(history).judge(), *_ends(history),
         *charges(history), *versions(history), *ledger(history), *counts(history), *letters(history),
-        *at_rest(history), *warnings(history), *idle(history), *bulk(history), *drains(history),
+        *at_rest(history), *warnings(history), *idle(history), *bulk(history), *drains(history), *parameters(history),
     ]  # fmt: skip
 
 
@@ -203,10 +204,15 @@ class _Runs:
         self._history = history
         self._marks: dict[str, tuple[Run, str]] = {}
         self._of: dict[str, list[Run]] = defaultdict(list)
+        self._ended: dict[str, list[Run]] = defaultdict(list)
+        """Runs of each text that have ended and whose answers count."""
+        in_vain = ran_in_vain(history.runs)
         for run in history.runs:
             for mark, text in run.marks().items():
                 self._marks[mark] = run, text
                 self._of[text].append(run)
+                if run.ended is not None and run.name not in in_vain:
+                    self._ended[text].append(run)
         self._groups = Groups(history, shares=history.shares)
         self._owners: dict[str, tuple[Operation, int]] = {}
         """First operation that was told an output, and the place there, by mark."""
@@ -232,6 +238,8 @@ class _Runs:
             return
         if one.kind in ASKS and run.model != one.model:
             yield Violation("answer of another model", f"{one}: {run.model or 'the default one'} ran")
+        if one.kind in ASKS and run.parameters != one.values:
+            yield Violation("answer of a call with other parameters", f"{one}: {run.parameters or 'none'} in its call")
         if one.kind is Kind.POLL and not self._groups.knows(one):
             return  # A task of another tenant, which its history tells.
         first = self._groups.first_call(one, place)
@@ -277,7 +285,7 @@ class _Runs:
                 continue
             for text in {text for one in asked for text in one.texts}:
                 asking = [one for one in asked if text in one.texts]
-                ended = [run for run in self._of[text] if run.ended is not None]
+                ended = self._ended[text]
                 places = max(one.texts.count(text) for one in asking)
                 if len(ended) <= places or len(users[text]) > 1 or any("BACKEND_ERROR" in one.code for one in asking):
                     continue
@@ -292,7 +300,7 @@ class _Runs:
         asked = Counter(text for one in self._history.operations if one.kind in ASKS for text in one.texts)
         for one in self._history.operations:
             for text in one.texts if one.kind is Kind.ASK else ():
-                ended = [run for run in self._of.get(text, []) if run.ended is not None]
+                ended = self._ended[text]
                 if asked[text] > 1 or len(ended) < 2 or self._excused(one.called, ended[-1].ended or 0.0):
                     continue
                 runs = ", ".join(f"{run.began:.3f}–{run.ended:.3f}" for run in ended)

@@ -82,6 +82,8 @@ class Crowd:
         ways: ways in that requests take; those of a model that takes tensors send several inputs as its rows.
         versions: versions of the model that some requests name.
         models: models that some requests name; the others name none.
+        parameters: parameters of a call that requests for the default model have; some have none.
+        spread: most characters that a text has more than others.
         history: where all is noted; None for a new one.
 
     Attributes:
@@ -102,6 +104,8 @@ class Crowd:
         ways: Sequence[WayIn] = WAYS_IN,
         versions: Sequence[str] = (),
         models: Sequence[str] = (),
+        parameters: Sequence[str] = (),
+        spread: int = 0,
         history: History | None = None,
     ) -> None:
         self.history = history if history is not None else History()
@@ -111,9 +115,10 @@ class Crowd:
         self._rate = rate
         self._poison = poison
         self._ways, self._versions, self._models = ways, versions, models
+        self._parameters = parameters
         self._seed = seed
         self._rng = random.Random(f"crowd {seed}")
-        self._texts = Texts(self._rng, f"{seed:x}", lambda: len(self.history.operations), poison, large)
+        self._texts = Texts(self._rng, f"{seed:x}", lambda: len(self.history.operations), poison, large, spread)
         self._ids: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._keys: dict[str, deque[Known]] = {tenant: deque(maxlen=RECENT) for tenant in tenants}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -187,17 +192,19 @@ class Crowd:
                 known = use(rng.choice(ids), ids)
                 same = rng.random() < 0.5
                 words, key = (known.words, known.key) if same else (self._texts.some(), "")
-                await self._submit(tenant, words, key, known.name, wanted=known.wanted, model=known.model)
+                await self._submit(tenant, words, key, known.name, None, known.wanted, known.model, known.parameters)
             case "again" if keys:
                 known = use(rng.choice(keys), keys)
                 words = known.words if rng.random() < 0.85 else self._texts.some()
                 wanted = known.wanted if rng.random() < 0.9 else self._version()
-                await self._submit(tenant, words, known.name, wanted=wanted, model=known.model)
+                values = known.parameters if rng.random() < 0.9 else self._values(known.model)
+                await self._submit(tenant, words, known.name, "", None, wanted, known.model, values)
             case "keyed" | "again":
                 words = self._texts.some(slow=0.2, poison=KEYED_POISON * self._poison)
                 name, wanted = f"key-{self._seed:x}-{len(self.history.operations)}", self._version()
-                keys.append(Known(name, words, wanted=wanted, model=self._model()))
-                await self._submit(tenant, words, name, wanted=wanted, model=keys[-1].model)
+                model = self._model()
+                keys.append(Known(name, words, wanted=wanted, model=model, parameters=self._values(model)))
+                await self._submit(tenant, words, name, "", None, wanted, model, keys[-1].parameters)
             case "common":
                 epoch = int(time.monotonic() / COMMON_SECONDS)
                 number = rng.randrange(4 if self._poison else 3)
@@ -210,11 +217,12 @@ class Crowd:
 
     async def _submit(
         self, tenant: str, words: tuple[str, ...], key: str = "", id: str = "", kind: Kind | None = None,
-        wanted: str | None = None, model: str | None = None,
+        wanted: str | None = None, model: str | None = None, parameters: str | None = None,
     ) -> None:  # fmt: skip
         rng = self._rng
         model = self._model() if model is None else model
         wanted = self._version() if wanted is None else wanted
+        parameters = self._values(model) if parameters is None else parameters
         kind = Kind.ASK if len(words) > 1 else kind or rng.choice((Kind.ASK, Kind.TASK))
         chosen = id or (str(uuid.UUID(int=rng.getrandbits(128), version=4)) if rng.random() < 0.4 else "")
         most = TASK_SECONDS if kind is Kind.TASK else ASK_SECONDS
@@ -222,6 +230,7 @@ class Crowd:
         plain = not (key or chosen) and timeout == most
         ways = [way for way in self._ways if self._fits(way, words, kind, plain)]
         ways = [way for way in ways if (way.versions or not wanted) and (way.models or not model)]
+        ways = [way for way in ways if way.members_of or not parameters]
         [way] = rng.choices(ways, [4 if way.numbers else 1 for way in ways])  # Few texts have numbers for outputs.
         texts = tuple(map(way.input_of, words))
         asked = self._note(
@@ -238,9 +247,10 @@ class Crowd:
             timeout=timeout,
             wanted=wanted,
             model=model,
+            parameters=parameters,
             rows=way in (numbers_in.ROWS_IN if self._ways is not TENSORS_IN else ROWS_IN),
         )
-        known = Known(chosen, words, key, wanted, model)
+        known = Known(chosen, words, key, wanted, model, parameters)
         if chosen and not id:
             self._ids[tenant].append(known)
         await self._perform(asked, some_departure(self._rng), rng.choice((0.0, 0.0, 1.0)) if kind is Kind.TASK else 0.0)
@@ -269,6 +279,10 @@ class Crowd:
     def _model(self) -> str:
         """Model that a request names; mostly none."""
         return self._rng.choice(self._models) if self._models and self._rng.random() < OTHERS else ""
+
+    def _values(self, model: str) -> str:
+        """Parameters of a request for a model; only the default one is sent any."""
+        return self._rng.choice(("", *self._parameters)) if self._parameters and not model else ""
 
     async def _look_up(self, asked: Operation) -> None:
         """Look up, now and then, what the gateway that has answered tells of the version."""
@@ -484,5 +498,6 @@ def _said(one: Operation) -> dict[str, Any]:
         "way": one.way,
         "wanted": one.wanted,
         "model": one.model,
+        "parameters": one.parameters,
         "rows": one.rows,
     }

@@ -23,7 +23,7 @@ class Groups:
                 names = [_name(one, place)]
                 names += [("id", one.tenant, one.id)] if one.id and not place else []
                 names += [("key", one.tenant, one.key, place)] if one.key else []
-                names += [("same", one.tenant, text, one.wanted, one.model)] if shares else []
+                names += [("same", one.tenant, text, one.wanted, one.model, one.parameters)] if shares else []
                 for name in names:
                     self._join(names[0], name, one.called)
 

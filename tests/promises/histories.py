@@ -33,9 +33,11 @@ class Scribe:
     def __init__(self, *, shares: bool = False) -> None:
         self.history = History(shares=shares)
 
-    def run(self, *inputs: str, at: tuple[float, float | None], version: str = "") -> list[str]:
+    def run(
+        self, *inputs: str, at: tuple[float, float | None], version: str = "", parameters: str = "", name: str = ""
+    ) -> list[str]:
         """A run; its outputs."""
-        run = Run(f"run{len(self.history.runs)}", inputs, *at, version)
+        run = Run(name or f"run{len(self.history.runs)}", inputs, *at, version, parameters=parameters)
         self.history.runs.append(run)
         return [f"{text.upper()}|{mark}" for mark, text in run.marks().items()]
 

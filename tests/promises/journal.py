@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.promises.operation import Run
+from tests.promises.operation import Run, canonical
 
 
 def runs_in(path: Path) -> list[Run]:
@@ -15,8 +15,9 @@ def runs_in(path: Path) -> list[Run]:
         if not line.endswith("\n"):
             continue
         match json.loads(line):
-            case [name, began, inputs, version, model, host]:
-                runs[name] = Run(name, inputs, began, version=version, model=model, host=host)
+            case [name, began, inputs, version, model, host, *parameters]:
+                values = canonical(json.dumps(parameters[0])) if parameters else ""
+                runs[name] = Run(name, inputs, began, version=version, model=model, host=host, parameters=values)
             case [name, ended]:
                 runs[name].ended = ended
     return list(runs.values())

@@ -11,13 +11,14 @@ MOST_USES = 7
 
 @dataclass(slots=True)
 class Known:
-    """An id or a key that may be used again, with what was asked first, and the version and model that were named."""
+    """An id or a key that may be used again, with what was asked first, and the version, model and parameters that were named."""
 
     name: str
     words: tuple[str, ...]
     key: str = ""
     wanted: str = ""
     model: str = ""
+    parameters: str = ""
     uses: int = 1
 
 

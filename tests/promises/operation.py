@@ -5,6 +5,7 @@ All instants are seconds of the host's monotonic clock, which clients and model 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -69,6 +70,7 @@ class Operation:
         wanted: version of the model that it names; empty: any.
         version: version that its answer tells, of several that answered all, with commas; empty where that tells none.
         turned_down: refused without a run, as the same input has failed alone.
+        parameters: those that a call has once, as JSON; empty: none.
         rows: whether its inputs are the rows of one tensor, which run and are answered together.
         lost: why there is no answer: `torn` off before it was sent whole, `left`, `reset` as its gateway was killed; or,
             which is a violation, `cut` or `silent`.
@@ -99,6 +101,7 @@ class Operation:
     wanted: str = ""
     version: str = ""
     model: str = ""
+    parameters: str = ""
     rows: bool = False
 
     @property
@@ -110,7 +113,13 @@ class Operation:
     def what(self) -> str:
         """What it asks, by which it is told from others under its id or its key."""
         named = (f"@{self.wanted}" if self.wanted else "") + (f" to {self.model}" if self.model else "")
+        named += f" with {self.parameters}" if self.parameters else ""  # Under a key, 1.0 is another request than 1.
         return self.text + named + " as rows" * self.rows  # An array is answered with an array.
+
+    @property
+    def values(self) -> str:
+        """Its parameters, as `canonical` writes them. Requests ride in one call only if theirs are equal."""
+        return canonical(self.parameters)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -155,6 +164,17 @@ class Operation:
         )
 
 
+def canonical(parameters: str) -> str:
+    """Write parameters as all that equal them are written: 1.0 as 1, and none at all as the empty text."""
+    values = json.loads(parameters or "{}", parse_float=_number)
+    return json.dumps(values, sort_keys=True) if values else ""
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def text_of(output: str) -> str:
     """Input of the model function, as an output tells it."""
     return output.rpartition("|")[0]
@@ -170,6 +190,7 @@ class Run:
     """A batch that the model function began, and ended if it did.
 
     `version` is that of the function, `model` its name, empty for the default one, and `host` the process that it ran for.
+    `parameters` are those of the call, as `canonical` writes them.
     """
 
     name: str
@@ -179,6 +200,7 @@ class Run:
     version: str = ""
     model: str = ""
     host: str = ""
+    parameters: str = ""
 
     @property
     def pid(self) -> int:
@@ -229,6 +251,7 @@ class Job:
         tenant, id: whose it is, and its id.
         called: when its file was sent.
         lines: texts of each line by its `custom_id`; several of one that has several inputs.
+        parameters: those of each line that has any, by its `custom_id`.
         cancelled: whether its client has wished that it ends.
         status: its last status; empty: nobody knows it.
         counts: `total`, `completed` and `failed`, as it tells them.
@@ -239,6 +262,7 @@ class Job:
     id: str
     called: float
     lines: Mapping[str, tuple[str, ...]]
+    parameters: Mapping[str, str] = field(default_factory=dict)
     cancelled: bool = False
     status: str = ""
     counts: Mapping[str, int] = field(default_factory=dict)

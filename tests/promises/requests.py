@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.promises.numbers_in import CODES_IN, NUMBERS_IN
 from tests.promises.operation import ASKS, Kind, Operation
 from tests.promises.ways_in import WAYS_IN
@@ -18,7 +20,10 @@ def request_of(operation: Operation, credential: str, wait: float) -> bytes:
         query = f"?wait={wait:.2f}" if wait else ""
         line, body = f"{method} /v1/result/req_{operation.id}{query} HTTP/1.1", b""
     else:
-        path, own, body = WAYS[operation.way].write(operation.words, operation.wanted, operation.model)
+        way = WAYS[operation.way]
+        path, own, body = way.write(operation.words, operation.wanted, operation.model)
+        if operation.parameters:
+            body = way.with_parameters(body, json.loads(operation.parameters))
         line = f"POST {path} HTTP/1.1"
         fields += own
         fields.append(f"Content-Length: {len(body)}")

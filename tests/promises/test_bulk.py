@@ -73,6 +73,10 @@ def invented(job: Job) -> None:
     job.answers[0] = "2", (job.answers[0][1][0], "BULK 2B|other.0")
 
 
+def other_parameters(job: Job) -> None:
+    job.parameters = {"1": '{"t": 1}'}
+
+
 def accepted(job: Job) -> None:
     job.answers.append(("3", ("REJECT BULK 3|run0.3",)))
     job.errors.clear()
@@ -104,6 +108,7 @@ def miscounted(job: Job) -> None:
         (turned, "answer to another line"),
         (short, "answer to another line"),
         (invented, "output of a line of no run"),
+        (other_parameters, "output of a line of a run with other parameters"),
         (accepted, "output of a line that the model rejects"),
         (rejected, "a good line failed (rejected_by_model)"),
         (refused, "a line failed for another reason than its own (server_is_overloaded)"),

@@ -21,6 +21,7 @@ from tests.promises.histories import (
     UNKNOWN,
     Scribe,
 )
+from tests.promises.operation import Job
 
 Story = Callable[[Scribe], None]
 ALLOWED: list[Story] = []
@@ -509,3 +510,105 @@ def test_who_asks_anew_gets_no_earlier_answer_and_its_own_is_for_others(began: f
         scribe.ask((at, at + 2.0 if at else None), text="a", **told)
     promises = {violation.promise for violation in check(scribe.history)}
     assert promises == (set() if kept else {"output of a run at another time"})
+
+
+# Parameters of a call.
+
+
+@allowed
+def requests_whose_parameters_are_equal_ride_together(it: Scribe) -> None:
+    outputs = it.run("a", "b", at=(1.0, 2.0), parameters='{"t": 1}')
+    it.ask((0.0, 3.0), "a", output=outputs[0], parameters='{"t": 1}')
+    it.ask((0.0, 3.0), "b", output=outputs[1], parameters='{"t": 1.0}')
+
+
+@refused("other parameters in one call")
+def requests_with_other_parameters_ride_together(it: Scribe) -> None:
+    it.run("a", "b", at=(1.0, 2.0), parameters='{"t": 1}')
+    it.ask((0.0, None), "a", parameters='{"t": 1}', **LEFT)
+    it.ask((0.0, None), "b", parameters='{"t": 2}', **LEFT)
+
+
+@refused("other parameters in one call")
+def a_request_without_parameters_rides_with_one_that_has_some(it: Scribe) -> None:
+    it.run("a", "b", at=(1.0, 2.0))
+    it.ask((0.0, None), "a", **LEFT)
+    it.ask((0.0, None), "b", parameters='{"t": null}', **LEFT)
+
+
+@refused("other parameters in one call")
+def a_bulk_line_rides_with_a_request_with_other_parameters(it: Scribe) -> None:
+    outputs = it.run("a", "bulk b", at=(1.0, 2.0), parameters='{"t": 1}')
+    it.ask((0.0, None), "a", parameters='{"t": 2}', **LEFT)
+    job = Job("acme", "batch_1", 0.0, {"1": ("bulk b",)}, {"1": '{"t": 1}'}, status="completed")
+    job.counts, job.answers = {"total": 1, "completed": 1, "failed": 0}, [("1", (outputs[1],))]
+    it.history.jobs.append(job)
+
+
+@refused("a call with parameters that its requests have not")
+def a_request_that_nobody_waits_for_runs_with_other_parameters(it: Scribe) -> None:
+    it.run("a", at=(1.0, 2.0), parameters='{"t": 2}')
+    it.ask((0.0, None), "a", parameters='{"t": 1}', **LEFT)
+
+
+@refused("answer of a call with other parameters")
+def a_text_that_is_asked_twice_gets_the_answer_for_other_parameters(it: Scribe) -> None:
+    mine, yours = it.run("a", at=(1.0, 2.0), parameters='{"t": 1}') + it.run("a", at=(1.0, 2.0), parameters='{"t": 2}')
+    it.ask((0.0, 3.0), "a", output=yours, parameters='{"t": 1}')
+    it.ask((0.0, 3.0), "a", output=mine, parameters='{"t": 2}')
+
+
+@allowed
+def other_parameters_under_a_key_are_another_request(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0), parameters='{"t": 1}')
+    it.ask((0.0, 3.0), "a", key="k", output=output, parameters='{"t": 1}')
+    it.ask((4.0, 5.0), "a", key="k", parameters='{"t": 2}', **MISUSE)
+    it.ask((4.0, 5.0), "a", key="k", **MISUSE)
+
+
+@refused("a conflict with nothing")
+def equal_parameters_under_a_key_are_refused(it: Scribe) -> None:
+    [output] = it.run("a", at=(1.0, 2.0), parameters='{"t": 1}')
+    it.ask((0.0, 3.0), "a", key="k", output=output, parameters='{"t": 1}')
+    it.ask((4.0, 5.0), "a", key="k", parameters='{"t": 1}', **MISUSE)
+
+
+def test_identical_requests_share_an_answer_only_where_their_parameters_are_equal() -> None:
+    scribe = Scribe(shares=True)
+    [output] = scribe.run("a", at=(1.0, 2.0), parameters='{"t": 1}')
+    scribe.ask((0.0, 3.0), "a", output=output, parameters='{"t": 1}')
+    scribe.ask((0.0, 3.0), "a", output=output, parameters='{"t": 1}')
+    assert check(scribe.history) == []
+    scribe.ask((0.0, 3.0), "a", output=output, parameters='{"t": 2}')
+    promises = {violation.promise for violation in check(scribe.history)}
+    assert promises == {"answer of a call with other parameters", "answer to another request"}
+
+
+@allowed
+def calls_of_a_batch_of_which_a_later_one_raised_run_again(it: Scribe) -> None:
+    for number, text in enumerate(("a", "b")):
+        it.run(text, at=(1.0 + number, 1.5 + number), name=f"1.1.{number}")
+    it.run("poison c", at=(3.0, None), name="1.1.2")
+    a, b = it.run("a", "b", at=(4.0, 5.0), name="1.1.3")
+    it.ask((0.0, 6.0), "a", output=a)
+    it.ask((0.0, 6.0), "b", key="k", output=b)
+    it.ask((0.0, 6.0), "poison c", status=422, code="REJECTED_BY_MODEL")
+
+
+@refused("second run of a request")
+def a_call_that_cannot_be_of_the_batch_that_raised_runs_again(it: Scribe) -> None:
+    for number, text in enumerate("abcd"):
+        it.run(text, at=(1.0 + number, 1.5 + number), name=f"1.1.{number}")
+    it.run("poison e", at=(6.0, None), name="1.1.4")
+    [output] = it.run("a", at=(7.0, 8.0), name="1.1.5")
+    it.ask((0.0, 9.0), "a", output=output)
+
+
+@refused("second run of a request")
+def a_call_of_an_earlier_batch_with_other_parameters_runs_again(it: Scribe) -> None:
+    it.run("a", at=(1.0, 1.5), name="1.1.0", parameters='{"t": 1}')
+    it.run("b", at=(2.0, 2.5), name="1.1.1", parameters='{"t": 2}')
+    it.run("poison c", at=(3.0, None), name="1.1.2", parameters='{"t": 1}')
+    [output] = it.run("a", at=(4.0, 5.0), name="1.1.3", parameters='{"t": 1}')
+    it.ask((0.0, 6.0), "a", output=output, parameters='{"t": 1}')
+    it.ask((0.0, 6.0), "poison c", parameters='{"t": 1}', **REJECTED)

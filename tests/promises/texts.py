@@ -23,11 +23,14 @@ class Texts:
         number: returns a number that no other text has.
         poison: share of the texts that make their batch raise.
         large: share of the texts that are large, and their outputs with them.
+        spread: most characters that a text has more than others.
     """
 
-    def __init__(self, rng: random.Random, begin: str, number: Callable[[], int], poison: float, large: float) -> None:
+    def __init__(
+        self, rng: random.Random, begin: str, number: Callable[[], int], poison: float, large: float, spread: int = 0
+    ) -> None:
         self._rng, self._begin, self._number = rng, begin, number
-        self._poison, self._large = poison, large
+        self._poison, self._large, self._spread = poison, large, spread
 
     def some(self, slow: float = 0.04, poison: float | None = None) -> tuple[str, ...]:
         """Texts of one request."""
@@ -43,6 +46,7 @@ class Texts:
         poison = self._poison if poison is None else poison
         luck, number = self._rng.random(), f"{self._begin}-{self._number()}-{place}"
         tail = "s'il vous plait"
+        tail += " x" * (self._rng.randint(0, self._spread) // 2) if self._spread else ""
         if self._large and kind == "caller" and self._rng.random() < self._large:
             tail += " x" * (self._rng.randint(*LARGE_BYTES) // 2)
         if luck < poison:

@@ -79,6 +79,7 @@ class WayIn:
         numbers: whether only texts with numbers for outputs are answered.
         versions, models: whether a request can name a version, and a model.
         version: body of an answer to the version that it tells; empty where it tells none.
+        members_of: parameters to the members by which a body in JSON has them; None: a request has none.
     """
 
     name: str
@@ -93,6 +94,12 @@ class WayIn:
     versions: bool = False
     models: bool = True
     version: Callable[[Mapping[str, str], bytes], str] = lambda fields, body: ""
+    members_of: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+
+    def with_parameters(self, body: bytes, parameters: dict[str, Any]) -> bytes:
+        """Put parameters into the body of a request."""
+        assert self.members_of is not None
+        return json.dumps(json.loads(body) | self.members_of(parameters)).encode()
 
     def read(self, status: int, fields: Mapping[str, str], body: bytes) -> Told:
         """Read an answer, whose status is that of HTTP."""
@@ -213,8 +220,12 @@ def several(name: str, value: Callable[[str], Any] = str) -> WayIn:
 
     return WayIn(
         name, "http", write, lambda fields, body: json.loads(body)["outputs"], _native_error, most=64, versions=True,
-        version=_version_of_metadata,
+        version=_version_of_metadata, members_of=_native_members,
     )  # fmt: skip
+
+
+def _native_members(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": parameters}
 
 
 def _of_openai(path: str, member: str) -> Callable[..., Sent]:
@@ -287,7 +298,7 @@ def native_of(model: str) -> WayIn:
     return replace(NATIVE, name=f"native to {model}", write=write, input_of=named)
 
 
-NATIVE = replace(of_one("native", "/v1/inference", "input"), version=_version_of_metadata)
+NATIVE = replace(of_one("native", "/v1/inference", "input"), version=_version_of_metadata, members_of=_native_members)
 API = replace(of_one("api", "/api/inference", "input"), versions=False, models=False)
 PREDICT = of_one("predict", "/v1/predict", "input_data", "model_id", model_id=MODEL)
 OCTET_STREAM = WayIn(
@@ -298,15 +309,16 @@ SEVERAL = several("several inputs")
 COMPLETIONS = WayIn(
     "completions", "http", _of_openai("/v1/completions", "prompt"),
     lambda fields, body: [one["text"] for one in json.loads(body)["choices"]], _openai_error, most=64,
+    members_of=dict,
 )  # fmt: skip
 CHAT = WayIn(
     "chat", "http", _write_chat, lambda fields, body: [json.loads(body)["choices"][0]["message"]["content"]],
-    _openai_error, input_of=chat_input,
+    _openai_error, input_of=chat_input, members_of=dict,
 )  # fmt: skip
 EMBEDDINGS = WayIn(
     "embeddings", "http", _of_openai("/v1/embeddings", "input"),
     lambda fields, body: ["".join(chr(int(one)) for one in row["embedding"]) for row in json.loads(body)["data"]],
-    _openai_error, most=64, numbers=True,
+    _openai_error, most=64, numbers=True, members_of=dict,
 )  # fmt: skip
 OIP_JSON = WayIn(
     "OIP, JSON", "http", _write_oip, _read_oip, _oip_error, most=64,

@@ -2,8 +2,8 @@
 
 The output of an input is the input in capitals, `|`, and the run and the place in it: `HELLO|4e1a.18f.7.0`. The journal is
 the file that PROMISES_JOURNAL names, else `journal` in the working directory: a JSON array a line, when a batch begins
-(name, instant, inputs, version, model, host) and when it has ended (name, instant). PROMISES_MS is the time that a batch takes in milliseconds,
-MODEL_VERSION the version that this one is, and PROMISES_HOST the process that runs it.
+(name, instant, inputs, version, model, host, and the parameters of the call where it has any) and when it has ended (name, instant).
+PROMISES_MS is the time that a batch takes in milliseconds, MODEL_VERSION the version that this one is, and PROMISES_HOST the process that runs it.
 
 An input that begins with `slow` makes its batch take SLOW seconds more; `reject` fails alone; `poison` makes its batch raise;
 `vector` is answered with the code points of its output, as a JSON array.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SLOW = 0.4
+FILLED = 25_000
 
 
 class Marked:
@@ -37,9 +38,12 @@ class Marked:
         self._journal = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def __call__(self, inputs: list[str]) -> list[str | ValueError]:
+        return self._run(inputs)
+
+    def _run(self, inputs: list[str], *parameters: Mapping[str, Any]) -> list[str | ValueError]:
         name = f"{self._name}.{next(self._numbers)}"
-        self._note(name, time.monotonic(), inputs, *self._what)
-        time.sleep(self._seconds + SLOW * any(text.startswith("slow") for text in inputs))
+        self._note(name, time.monotonic(), inputs, *self._what, *parameters)
+        time.sleep(self._time(inputs))
         if any(text.startswith("poison") for text in inputs):
             raise RuntimeError("a poisonous input")
         self._note(name, time.monotonic())
@@ -48,8 +52,27 @@ class Marked:
             for place, text in enumerate(inputs)
         ]
 
+    def _time(self, inputs: list[str]) -> float:
+        """Seconds that a call takes."""
+        return self._seconds + SLOW * any(text.startswith("slow") for text in inputs)
+
     def _note(self, *line: object) -> None:
         os.write(self._journal, json.dumps(line).encode() + b"\n")
+
+
+class Fitted(Marked):
+    """Pads its inputs, and has one value of the parameter `t` for a call.
+
+    A call takes a tenth of PROMISES_MS, and all of it besides for each FILLED characters, when all inputs are as long as the longest.
+    """
+
+    together = ("t",)
+
+    def __call__(self, inputs: list[str], parameters: Mapping[str, Any]) -> list[str | ValueError]:  # type: ignore[override]
+        return self._run(inputs, parameters)
+
+    def _time(self, inputs: list[str]) -> float:
+        return self._seconds * (0.1 + len(inputs) * max(map(len, inputs)) / FILLED)
 
 
 class Rows(Marked):

@@ -194,6 +194,73 @@ local function drop_from_lane(s, entry)
   return true
 end
 
+-- Members that have been popped leave, the last of which in turn was in this round. False when nothing else waits there.
+local function leave_for_batch(s, tier, members, round, into, gone)
+  local q, before = s.q, #into
+  for i = 1, #members do
+    local member = members[i]
+    into[before + i], gone[member] = member, true
+  end
+  if #members > 0 then
+    q.next[tier] = math.max(q.next[tier], round + 1)
+  end
+  local others = leave_lane(s, tier, members, s.weighed and weight_of_all(s, members) or #members)
+  if others and redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
+    redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
+  end
+  return others
+end
+
+local fewest = {}
+
+-- Pop on until LOOK_AHEAD are popped, members and rounds in turn, and put the one first that `core.fair_queue.TierQueue.pop_of_fewest` takes.
+-- True when it was not in turn.
+function fewest.put_first(s, tier_queue, popped, limit, weight)
+  for _, part in ipairs(redis.call('ZPOPMIN', tier_queue, LOOK_AHEAD - #popped / 2)) do
+    popped[#popped + 1] = part
+  end
+  local counts, weights, batches, first = {}, {}, {}, 1
+  for i = 1, #popped, 2 do
+    local tenant, shape = tenant_of(key_of(popped[i])), shape_of(popped[i])
+    counts[tenant], weights[tenant] = counts[tenant] or {}, weights[tenant] or {}
+    counts[tenant][shape] = (counts[tenant][shape] or 0) + 1
+    weights[tenant][shape] = (weights[tenant][shape] or 0) + weight_of(s, popped[i])
+  end
+  for tenant, shapes in pairs(counts) do
+    batches[tenant] = 0
+    for shape, count in pairs(shapes) do
+      batches[tenant] = batches[tenant] + math.ceil(math.max(count / limit, weights[tenant][shape] / weight))
+    end
+  end
+  local least = INF
+  for i = 1, #popped, 2 do
+    local own = batches[tenant_of(key_of(popped[i]))]
+    if own < least then
+      first, least = i, own
+    end
+  end
+  local member, round = popped[first], popped[first + 1]
+  table.remove(popped, first)
+  table.remove(popped, first)
+  table.insert(popped, 1, round)
+  table.insert(popped, 1, member)
+  return first > 1
+end
+
+-- Whether a batch begins with the tenant of fewest batches, given the members that are popped for it, as `core.packing.Terms.fewest`.
+function fewest.begins(s, popped)
+  return s.weighed and s.q.departures % 2 == 1 and popped[1] and string.find(shape_of(popped[1]), '[^0]')
+end
+
+-- As `core.packing.reserved_places`.
+local function reserved_places(s, count)
+  return s.share > 0 and count >= 2 and math.max(1, math.floor(count * s.share)) or 0
+end
+
+local pop_in_turns
+
+do
+
 -- Whether the next member of a tier queue rides: false for one of another shape than the batch, which is passed over; nil when there is no
 -- room for it, and then whether it is too large or too heavy. Where several tenants ask, large ones have `s.pages` together, or are
 -- a single one. `room` is what is left of the batch; `any_large`: whether one may be large.
@@ -224,23 +291,6 @@ local function fits(s, member, room, any_large)
   return true
 end
 
--- Members that have been popped leave, the last of which in turn was in this round. False when nothing else waits there.
-local function leave_for_batch(s, tier, members, round, into, gone)
-  local q, before = s.q, #into
-  for i = 1, #members do
-    local member = members[i]
-    into[before + i], gone[member] = member, true
-  end
-  if #members > 0 then
-    q.next[tier] = math.max(q.next[tier], round + 1)
-  end
-  local others = leave_lane(s, tier, members, s.weighed and weight_of_all(s, members) or #members)
-  if others and redis.call('ZCARD', s.prefix .. 't' .. tier) > q.depth[tier] + FORGET_ABOVE then
-    redis.call('ZREMRANGEBYSCORE', s.prefix .. 't' .. tier, '-inf', q.next[tier] - 1)
-  end
-  return others
-end
-
 -- Take as many as fit, `count` at most. True when the next one is too large, too heavy, or of another shape as all within LOOK_AHEAD.
 local function pop(s, tier, count, into, gone, room)
   local tier_queue, any_large = s.prefix .. 'l' .. tier, s.pages < INF and s.q.rough[tier] >= s.q.next[tier]
@@ -259,6 +309,11 @@ local function pop(s, tier, count, into, gone, room)
     local asked = s.weighed and math.min(passed > 0 and WINDOW or count - #taken, WINDOW) or count
     local popped = redis.call('ZPOPMIN', tier_queue, asked)
     all = #popped < 2 * asked
+    local early = false
+    if room.empty and fewest.begins(s, popped) then
+      early = fewest.put_first(s, tier_queue, popped, room.count, room.weight)
+      all = #popped < 2 * LOOK_AHEAD
+    end
     for i = 1, #popped, 2 do
       local member, rides = popped[i], nil
       if #taken < count and not stopped then
@@ -271,7 +326,7 @@ local function pop(s, tier, count, into, gone, room)
       end
       if rides then
         taken[#taken + 1] = member
-        if passed > 0 then
+        if passed > 0 or (early and i == 1) then
           free[#free + 1] = member
         else
           round = tonumber(popped[i + 1])
@@ -296,15 +351,10 @@ local function pop(s, tier, count, into, gone, room)
   return passed > 0 and #taken < count
 end
 
--- As `core.packing.reserved_places`.
-local function reserved_places(s, count)
-  return s.share > 0 and count >= 2 and math.max(1, math.floor(count * s.share)) or 0
-end
-
 -- Pop as many members as there is room for: tiers in order, but when more waits than fits, the last places are kept
 -- for the tiers below the highest that waits, the longest wait first. Notes in `gone` who has left. Ends at once when the next
 -- of a tier does not fit: that is `closed` from then on. Returns who was popped, and that tier.
-local function pop_in_turns(s, room, owed, gone, closed)
+function pop_in_turns(s, room, owed, gone, closed)
   local q, waiting, depth, weight, taken = s.q, {}, 0, 0, {}
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 and not closed[tier] then
@@ -350,4 +400,6 @@ local function pop_in_turns(s, room, owed, gone, closed)
     end
   end
   return taken, nil
+end
+
 end

@@ -69,11 +69,23 @@ local function pop_first(s, limit, gone)
       ahead = ahead + q.depth[tier]
     end
   end
-  local popped, taken = redis.call('ZPOPMIN', s.prefix .. 'l' .. chosen), {}
+  local tier_queue, back, early = s.prefix .. 'l' .. chosen, {}, false
+  local popped = redis.call('ZPOPMIN', tier_queue)
   if not popped[1] then
     return nil
   end
-  leave_for_batch(s, chosen, {popped[1]}, tonumber(popped[2]), taken, gone)
+  if fewest.begins(s, popped) then
+    early = fewest.put_first(s, tier_queue, popped, limit, s.most_weight)
+    for i = 3, #popped, 2 do
+      back[i - 2], back[i - 1] = popped[i + 1], popped[i]
+    end
+    call_all('ZADD', tier_queue, back)
+    lasting(s, 'l' .. chosen)
+  end
+  local round = early and q.next[chosen] - 1 or tonumber(popped[2])
+  if leave_for_batch(s, chosen, {popped[1]}, round, {}, gone) and early then
+    give_places_back(s, chosen, {popped[1]})
+  end
   return popped[1]
 end
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.core import dedup, values
+from headway.core.parameters import canonical
 from headway.model import BatchRun, DedupKind, Failure, QueueName, Reply, Value
 
 if TYPE_CHECKING:
@@ -101,9 +102,9 @@ class SeveralInputs:
         self.inspected = True
 
     def digest(self, queue: QueueName) -> bytes:
-        """SHA-256 of the whole request. `queue` names the model, with the version that is asked for."""
+        """SHA-256 of the whole request, however its parameters are written. `queue` names the model, with the version that is asked for."""
         hashed = hashlib.sha256()
-        for part in (str(queue).encode(), self.parameters):
+        for part in (str(queue).encode(), canonical(self.parameters)):
             hashed.update(len(part).to_bytes(8, "big"))
             hashed.update(part)
         before, found = None, b""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections import Counter
+import random
+from collections import Counter, defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -183,6 +187,44 @@ def ride(queue: ModelQueue) -> str:
     return " ".join(ids(leave(queue)))
 
 
+def leave_one(queue: ModelQueue) -> None:
+    """Have a batch leave, so that the next is a second one."""
+    wait(queue, 0)
+    ride(queue)
+
+
+SECONDS = 10.0
+
+
+def arrivals(tenant: str, rate: float) -> list[tuple[float, str, int]]:
+    """Instants, tenants and shapes of what comes at a rate: of a thousand shapes from the tenant "many", else of one."""
+    rng, now, found = random.Random(tenant), 0.0, list[tuple[float, str, int]]()
+    while (now := now + rng.expovariate(rate)) < SECONDS:
+        found.append((now, tenant, 2 + len(found) % 1000 if tenant == "many" else 1))
+    return found
+
+
+def served(asked: list[tuple[float, str, int]]) -> dict[str, list[float]]:
+    """Waits by tenant of what two GPUs answer that run each batch in 20 ms, until a little after the last has come."""
+    queue, waits, order = make(slots=2), defaultdict[str, list[float]](list), itertools.count()
+    policy = Fixed(Rule(size=1))
+    events: list[tuple[float, int, Any]] = [(at, next(order), (tenant, shape)) for at, tenant, shape in asked]
+    heapq.heapify(events)
+    idle = 2
+    while events and events[0][0] < SECONDS + 0.2:
+        now, _, event = heapq.heappop(events)
+        if isinstance(event, Departure):
+            idle += 1
+            for member in queue.finish(event, now):
+                waits[member.entry.tenant].append(now - member.arrived)
+        else:
+            queue.offer(entry(tenant=event[0], shape=event[1]), now)
+        while idle and isinstance(left := queue.depart(f"gpu-{idle}", B, policy, now), Departure):
+            idle -= 1
+            heapq.heappush(events, (now + 0.020, next(order), left))
+    return waits
+
+
 class TestShapes:
     def test_rows_of_one_shape_have_one_number_whatever_the_sole_input_is_called(self) -> None:
         def number(name: str, *shape: int) -> int:
@@ -233,6 +275,37 @@ class TestShapes:
             for id in ids(leave(queue)):
                 longest = max(longest, turn - waiting.pop(id, turn))
         assert longest <= 2
+
+    def test_every_second_batch_begins_with_the_tenant_of_fewest_batches(self) -> None:
+        queue = make()
+        wait(queue, 2, 3, 4, 5, 6, 7, tenant="many")
+        wait(queue, *[1] * 12, tenant="one")
+        assert [ride(queue) for _ in range(4)] == ["2-0", "1-0 1-1 1-2 1-3 1-4 1-5 1-6 1-7", "3-1", "1-8 1-9 1-10 1-11"]
+
+    def test_it_counts_batches_by_rows_and_by_turn_where_they_are_as_many(self) -> None:
+        queue = make()
+        leave_one(queue)
+        for number in range(3):
+            queue.offer(entry(f"first-{number}", tenant="first", shape=2 + number), 0.0)
+            queue.offer(entry(f"full-{number}", tenant="full", shape=1, weight=B), 0.0)
+        assert ride(queue) == "first-0"
+
+    @pytest.mark.parametrize(("rate", "others"), [(300.0, 200.0), (300.0, 50.0), (100.0, 200.0)])
+    def test_a_neighbour_of_a_thousand_shapes_is_answered_in_time(self, rate: float, others: float) -> None:
+        """Two GPUs run 100 batches a second, of which the hostile one fills one with each of its inputs; it has half of those by turn."""
+        asked = [*arrivals("calm", rate), *arrivals("many", others)]
+        waits = served(asked)
+        assert len(waits["calm"]) == sum(tenant == "calm" for _, tenant, _ in asked)
+        assert sorted(waits["calm"])[int(0.95 * len(waits["calm"]))] < 0.060
+        assert len(waits["many"]) >= min(0.25 * 100 * SECONDS, sum(tenant == "many" for _, tenant, _ in asked))
+
+    def test_light_tenants_of_a_shape_each_wait_for_no_flood(self) -> None:
+        """A flood of one shape gets what they leave, and not every second batch."""
+        asked = [(at, f"light {number % 10}", 2 + number % 10) for number, (at, _, _) in enumerate(arrivals("", 80.0))]
+        waits = served([*asked, *arrivals("flood", 1500.0)])
+        light = sorted(itertools.chain(*(found for tenant, found in waits.items() if tenant != "flood")))
+        assert len(light) == len(asked)
+        assert light[int(0.95 * len(light))] < 0.080
 
     def test_tiers_below_get_what_is_kept_for_them_whatever_their_shape(self) -> None:
         queue, batches = make(), 20

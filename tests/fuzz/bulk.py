@@ -60,7 +60,8 @@ def _parts(pieces: Sequence[bytes]) -> list[tuple[str, str | None, bytes]] | Non
 
     reading = read()
     try:
-        reading.send(None)
+        for _ in range(MOST_PARTS + 1):  # It gives way to others after each part.
+            reading.send(None)
     except StopIteration as end:
         found: list[tuple[str, str | None, bytes]] = end.value
         return found

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.fuzz import bulk, credentials, dearest, dearest_calls, doors, frames, requests, tensors, wire
+from tests.fuzz import bulk, credentials, dearest, dearest_calls, dearest_forms, doors, frames, requests, tensors, wire
 from tests.fuzz.mutation import Codec, Mutator
 
 
@@ -81,6 +81,7 @@ def parsers(folder: Path) -> list[Parser]:
         Parser("chat template", files.check_template, doors.TEMPLATES, doors.TEMPLATE_WORDS),
         Parser("file of an input policy", files.check_policy, doors.POLICIES, doors.POLICY_WORDS),
         Parser("form with a file", bulk.check_form, bulk.FORMS, bulk.FORM_WORDS),
+        Parser("dear forms", dearest_forms.check, dearest_forms.SEEDS, weight=0.1),
         Parser("line of a bulk job", bulk.check_line, bulk.LINES, bulk.LINE_WORDS, JSON),
         Parser("compressed body", tensors.check_compressed, tensors.COMPRESSED, tensors.COMPRESSED_WORDS),
         Parser("API key", credentials.check_key, credentials.KEYS, credentials.KEY_WORDS),

@@ -166,6 +166,7 @@ def main() -> int:
             for path in witness.files:
                 findings.say(f"  a request that waited for more than {LATE_SECONDS:g} s: {path}")
             if options.fitted:
+                findings.at_least("GPU processes that know in the end that the model pads", rest.padding, 1)
                 _tell_parameters(findings, history)
             if options.autoscale:
                 findings.at_least(
@@ -307,6 +308,7 @@ class Rest:
         kept: what Redis holds of entries, by kind.
         endless: large values in Redis that have no end of their own.
         wrong: gateways whose registry differs from what there is, in words.
+        padding: GPU processes that have learnt that their model pads.
     """
 
     held: int
@@ -314,6 +316,7 @@ class Rest:
     kept: dict[str, int]
     endless: int
     wrong: list[str]
+    padding: int = 0
 
     @property
     def is_nothing(self) -> bool:
@@ -334,7 +337,7 @@ async def _settled(made: Fleet) -> Rest:
 
 def _look(made: Fleet) -> Rest:
     gpus = sorted(pid for host in made.hosts for pid in fleet.gpu_pids(host))
-    held = queued = 0
+    held = queued = padding = 0
     wrong: list[str] = []
     for gateway in made.doors:
         health = gateway.ask("/internal/health")
@@ -343,10 +346,11 @@ def _look(made: Fleet) -> Rest:
         listed = [
             one for one in gateway.ask("/internal/workers")["workers"] if one["status"] not in ("offline", "cold")
         ]
+        padding = sum((one.get("cost") or {}).get("shape") == "padded" for one in listed)
         if sorted(one["pid"] for one in listed) != gpus or any(one["status"] != "healthy" for one in listed):
             wrong.append(f"{gateway.name} lists {listed}, there are {gpus}")
     kept, endless = ({}, 0) if made.store is None else (made.redis.remains(), made.redis.endless_values())
-    return Rest(held, queued, kept, endless, wrong)
+    return Rest(held, queued, kept, endless, wrong, padding)
 
 
 def _audit(findings: Findings, crowd: Crowd, trouble: Trouble) -> None:

@@ -62,6 +62,7 @@ RULES = (
     Rule("the ledger does not answer", "", ("ledger",)),
     Rule("the store", "", ("ledger",)),
     Rule("a bulk job pauses", "", ("ledger",)),
+    Rule("bulk jobs are out of reach", "", ("ledger",)),
     Rule("another process holds a bulk job now", "", ("ledger", "gateway")),
     # asyncpg leaves it behind when a connection that it is opening is given up.
     Rule(

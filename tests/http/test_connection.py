@@ -33,6 +33,7 @@ BODY = b'{"input": "abc"}'
         (CHUNKED + b"1;" + b"x" * 20_000, 431, "HEADERS_TOO_LARGE"),
         (CHUNKED.replace(b"/v1/inference", b"/livez") + b"zz\r\n", 400, "BAD_REQUEST"),
         (CHUNKED + b"0\r\n" + b"a: b\r\n" * 4000 + b"\r\n", 431, "HEADERS_TOO_LARGE"),
+        (b"GET /livez?" + b"a=1&" * 100 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
         (b"GET http:///%% HTTP/1.1\r\nHost: a\r\n\r\n", 400, "BAD_REQUEST"),
     ],
 )  # fmt: skip

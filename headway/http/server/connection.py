@@ -59,6 +59,8 @@ UNCOUNTED = 4_096
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are closed with their answer."""
 
+MOST_MEMBERS = 100
+"""Members of a query: a header full of them takes several ms to read, and nobody has paid for it."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -209,6 +211,11 @@ class Connection(asyncio.Protocol):
             url = httptools.parse_url(head.target)
         except httptools.HttpParserInvalidURLError:
             self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
+            return
+        if (members := head.target.count(b"&") + 1) > MOST_MEMBERS:
+            self.reject(
+                BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
+            )
             return
         address = self.transport.get_extra_info("peername")
         request = self.asked = Request(

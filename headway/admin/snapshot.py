@@ -176,6 +176,7 @@ class ScalingLine(msgspec.Struct, frozen=True):
     trouble: str
     start_seconds: float
     starts_in: float | None
+    awaited_seconds: float
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -329,6 +330,7 @@ def scaling_line(scaling: Scaling) -> ScalingLine:
         requests_per_second=scaling.rate,
         min_workers=scaling.least,
         max_workers=scaling.most,
+        awaited_seconds=scaling.awaited,
     )
 
 

@@ -28,6 +28,19 @@ if TYPE_CHECKING:
     from headway.worker.pools import Workers
 
 
+def check_to_zero(settings: Settings) -> None:
+    """Check that a controller knows when a model is to have no worker; hosts of workers leave that to their controller.
+
+    Raises:
+        SettingError: a model may have none, and nothing says when.
+    """
+    for own in settings.served.values():
+        if not own.min_workers and not own.scale_to_zero_after_s:
+            reason = "is 0, and nothing says when a model should have none"
+            hint = "Set --scale-to-zero-after-s, the seconds after which nobody seems to want the model."
+            raise SettingError("min_workers", 0, reason, hint)
+
+
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
     """Pools of this process that the autoscaler makes larger and smaller, by model; none unless it is to do so.
 

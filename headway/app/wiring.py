@@ -105,6 +105,10 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
+    if parts.controller:
+        from headway.app.scaling import check_to_zero
+
+        check_to_zero(settings)
     host, chosen = _host(), settings.name
     settings = dataclasses.replace(settings, name=chosen or f"{host}-{os.getpid()}")
     plans = make_plans(settings, given) if parts.batchers else {}
@@ -307,6 +311,7 @@ class _Wiring:
             starting=self._starting,
             expected=self.expected,
             at_zero=(lambda: gateway.served.wakes) if gateway is not None else (lambda: not self.made.slots),
+            awaited=(lambda: gateway.served.awaited) if gateway is not None else dict,
             clock=self.clock,
         )
 

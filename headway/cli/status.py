@@ -73,6 +73,7 @@ def look(port: Admin) -> dict[str, Any]:
         return found
     found |= {name: fleet[name] for name in ("workers", "members", "capacities")}
     found["departed"] = fleet.get("departed", [])  # A process of an earlier version does not tell.
+    found["scaling"] = fleet.get("scaling", {})
     if fleet.get("away"):  # A process of an earlier version does not tell.
         found |= {"message": fleet["away"], "age_seconds": fleet["age_seconds"], "dead_letters": fleet["dead_letters"]}
     return found
@@ -136,6 +137,10 @@ def _summary(found: dict[str, Any]) -> str:
     if found.get("expected_workers") and not away:  # A process of an earlier version does not tell.
         healthy = sum(worker["status"] == "healthy" for worker in found["workers"])
         lines["workers"] = f"{healthy} of {found['expected_workers']} expected are healthy"
+    there = {worker["model"] for worker in found["workers"] if worker["status"] != "offline"}
+    wanted = {model: one for model, one in found.get("scaling", {}).items() if one["desired"]}
+    if missing := [missing_text(model, one) for model, one in wanted.items() if model not in there]:
+        lines["missing"] = "; ".join(missing)
     if found.get("ledger"):
         lines["ledger"] = found["ledger"]
     lines["policy"] = found["policy"]
@@ -158,6 +163,12 @@ def _queue(queue: dict[str, Any]) -> str:
     """Model of a queue, and the version that it is for."""
     version = queue.get("version")  # A process of an earlier version does not tell.
     return f"{queue['model']}{f' version {version}' if version else ''}"
+
+
+def missing_text(model: str, scaling: dict[str, Any]) -> str:
+    """Workers of which nothing is heard that a model should have, as text for people."""
+    late = ", longer than a start should take" if scaling["late"] else ""
+    return f"{model}: {scaling['desired']} wanted, on the way for {scaling.get('awaited_seconds', 0.0):.0f} s{late}"
 
 
 def capacity_text(capacity: dict[str, Any]) -> str:

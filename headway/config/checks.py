@@ -299,12 +299,9 @@ def _scaling(settings: Settings) -> None:
     if settings.max_workers and settings.min_workers > settings.max_workers:
         reason = f"is more than `max_workers` ({settings.max_workers})"
         refuse(settings, "min_workers", reason, "Lower it, or raise `max_workers`.")
-    if bool(settings.min_workers) is (settings.scale_to_zero_after_s > 0):
-        if settings.min_workers:
-            reason = f"needs `min_workers` 0, and that is {settings.min_workers}"
-            refuse(settings, "scale_to_zero_after_s", reason, "Set `min_workers` to 0, or leave this out.")
-        hint = "Set `scale_to_zero_after_s`, the seconds after which nobody seems to want the model."
-        refuse(settings, "min_workers", "is 0, and nothing says when a model should have none", hint)
+    if settings.min_workers and settings.scale_to_zero_after_s:
+        reason = f"needs `min_workers` 0, and that is {settings.min_workers}"
+        refuse(settings, "scale_to_zero_after_s", reason, "Set `min_workers` to 0, or leave this out.")
     if settings.scale_to_zero_after_s and settings.models_per_gpu:
         reason = "gives GPUs back, and with `models_per_gpu` the models share them: those that nobody asks for make room anyway"
         refuse(settings, "scale_to_zero_after_s", reason, "Leave one of them out.")

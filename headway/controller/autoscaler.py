@@ -250,12 +250,14 @@ class Autoscaler:
 
     def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:
         limits, utilisation = scaler.limits, scaler.utilisation
-        starts_in = scaler.starts_in(self._clock())
+        now = self._clock()
+        starts_in, waits = scaler.starts_in(now), scaler.limits.idle_after > 0 and not ready and not scaler.trouble
+        late = max(scaler.late, scaler.overdue(now)) if waits else scaler.late
         return Scaling(
             desired=scaler.desired,
             current=ready,
-            coming=scaler.coming,
-            late=scaler.late,
+            coming=scaler.coming - (late - scaler.late),
+            late=late,
             reason=scaler.reason,
             policy=limits.policy,
             driver=self._name,
@@ -266,6 +268,7 @@ class Autoscaler:
             trouble=state.trouble or scaler.trouble,
             start_seconds=round(scaler.seen_start, 3),
             starts_in=None if starts_in is None else round(starts_in, 3),
+            awaited=round(scaler.awaited(now), 3),
         )
 
     def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:

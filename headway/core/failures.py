@@ -176,10 +176,17 @@ def not_loaded(model: str, rest: float) -> Failure:
     return Failure(errors.NO_WORKERS, message, rest, "no_workers")
 
 
-def at_zero(model: str, rest: float) -> Failure:
-    """Refusal because the model has no worker while nobody asks for it, and the one that is started serves in so many seconds."""
+def at_zero(model: str, rest: float, overdue: float = 0.0) -> Failure:
+    """Refusal because the model has no worker while nobody asks for it, and the one that is started serves in so many seconds.
+
+    Arguments:
+        model: name of the model.
+        rest: seconds until it is expected.
+        overdue: seconds for which its start has taken, if that is longer than usual; else 0.
+    """
+    begun = "one is being started" if not overdue else f"the one that was asked for {overdue:.0f} s ago is overdue"
     message = (
-        f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and one is being started; "
+        f"the model {excerpt(model)!r} had no worker, as nobody asked for it, and {begun}; "
         f"it is expected in {math.ceil(rest)} s; send the request again then"
     )
     return Failure(errors.NO_WORKERS, message, rest, "no_workers")

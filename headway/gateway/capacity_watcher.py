@@ -17,7 +17,7 @@ from headway.core.throttle import ArrivalRates, room, share, weights
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
 from headway.gateway.gateway import Gateway
-from headway.model import Capacity, ProcessInfo
+from headway.model import Capacity, ProcessInfo, Scaling
 from headway.ports import Fleet
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic, PeriodicResource
@@ -77,7 +77,7 @@ class CapacityWatcher(PeriodicResource):
         self._freshness.keep(gateway.limiter.throttles.keys())
         self._calm = True
         self._roll(of_models)
-        starts: dict[str, float] = {}
+        scalings: dict[str, Scaling] = {}
         for model in gateway.served.models:
             own = gateway.limiter.throttles[model].count(now)
             self._calm = self._calm and own.higher + own.lowest < CALM
@@ -88,8 +88,8 @@ class CapacityWatcher(PeriodicResource):
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
                 if capacity.scaling is not None and capacity.scaling.starts_in is not None:
-                    starts[model] = capacity.scaling.starts_in
-        if gateway.served.note_starts(starts):
+                    scalings[model] = capacity.scaling
+        if gateway.served.note_starts(scalings):
             gateway.learn()
 
     def _roll(self, capacities: Mapping[str, Capacity]) -> None:

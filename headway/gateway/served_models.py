@@ -28,7 +28,7 @@ from headway.core.versions import Weights
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_model import ServedModel
 from headway.gateway.version_choice import VersionChoice
-from headway.model import Entry, Failure, Octets, Tensors, Value, ValueKind, WorkerInfo, WorkerStatus
+from headway.model import Entry, Failure, Octets, Scaling, Tensors, Value, ValueKind, WorkerInfo, WorkerStatus
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -86,8 +86,8 @@ class ServedModels(dict[str, ServedModel]):
         self.failing: Mapping[str, float] = {}
         self.at_zero: Mapping[str, float] = {}
         self.unready: Collection[str] = ()
-        self._starts: Mapping[str, float] = {}
-        """Seconds until a worker serves where none does, of each model that has none while nobody asks for it."""
+        self._scalings: Mapping[str, Scaling] = {}
+        """Workers that there should be, of each model that has none while nobody asks for it."""
         self._there: Collection[str] = ()
         """Models that had a worker at the last look that serves, or rests."""
         self._loads: Mapping[str, float] = {}
@@ -132,13 +132,13 @@ class ServedModels(dict[str, ServedModel]):
         healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
         self._ready = (healthy & self.keys()) | _loadable(workers)
         self._there = {worker.model for worker in workers if worker.status in _WARM}
-        self.note_starts(self._starts)
+        self.note_starts(self._scalings)
 
-    def note_starts(self, starts: Mapping[str, float]) -> bool:
-        """Note in how many seconds a worker serves, of each model that has none while nobody asks for it; whether others are at zero now."""
-        before, self._starts = self.at_zero.keys(), starts
-        at_zero = (model for model in starts if model not in self._there and model in self)
-        self.at_zero = {model: max(starts[model], self.failing.get(model, 0.0)) for model in at_zero}
+    def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
+        """Note how many workers there should be of each model that has none while nobody asks for it; whether others are at zero now."""
+        before, self._scalings = self.at_zero.keys(), scalings
+        at_zero = (model for model in scalings if model not in self._there and model in self)
+        self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
         self.unready = self.at_zero.keys() | self.failed.keys()
         for model in (
             before | self.at_zero.keys()
@@ -176,7 +176,15 @@ class ServedModels(dict[str, ServedModel]):
 
     def _no_worker(self, model: str, rest: float) -> Failure:
         """Failure because a model at zero has a worker in so many seconds at the soonest."""
-        return failures.not_loaded(model, rest) if model in self.failing else failures.at_zero(model, rest)
+        if model in self.failing:
+            return failures.not_loaded(model, rest)
+        scaling = self._scalings[model]
+        return failures.at_zero(model, rest, scaling.awaited if scaling.late else 0.0)
+
+    @property
+    def awaited(self) -> Mapping[str, Scaling]:
+        """Models at zero that are asked for, with the workers that there should be."""
+        return {model: self._scalings[model] for model in self.at_zero if self._scalings[model].desired}
 
     @property
     def wakes(self) -> bool:

@@ -15,7 +15,7 @@ None is while it starts: its admin port answers from the first moment, so that w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Container, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ import msgspec
 from headway.errors import BrokerUnavailable
 from headway.http.requests import JSON, Request, RouteAnswer
 from headway.http.routing import Route
-from headway.model import WorkerInfo, WorkerStatus
+from headway.model import Scaling, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
 SERVING = frozenset(("ok", "degraded"))
@@ -37,6 +37,7 @@ ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
 _AT_ZERO = "none, as nobody asks for one"
+_AWAITED = "none; one is wanted, and on its way"
 _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
 """Words on the workers for clients, by the word of readiness."""
 
@@ -64,6 +65,7 @@ class Readiness:
         told: is told of the workers at each look, so that a process that says that it is ready knows them.
         expected: healthy workers that the fleet should have; 0: nobody has said.
         at_zero: whether there is a model without workers that gets one as soon as it is asked for, as far as is known.
+        awaited: models without workers that are asked for, with the workers that there should be.
         clock: monotonic seconds.
     """
 
@@ -79,6 +81,7 @@ class Readiness:
     told: Callable[[Sequence[WorkerInfo]], None] | None = None
     expected: int = 0
     at_zero: Callable[[], bool] = _never
+    awaited: Callable[[], Mapping[str, Scaling]] = dict
     clock: Callable[[], float] = monotonic
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
     """Registry as the broker last told it."""
@@ -171,17 +174,29 @@ class Readiness:
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
         if not healthy:  # Out of a balancer, nobody would ask those that work on.
             if not counted and self.at_zero():
-                return "ok", counted
+                return "degraded" if self._overdue(counted) else "ok", counted
             works = self.at_zero() or any(one.scarce and one.status is WorkerStatus.DEGRADED for one in counted)
             return "degraded" if works else "unavailable", counted
         drained = sum(worker.status is WorkerStatus.DRAINED for worker in counted)
-        return "ok" if healthy + drained == len(counted) and (
+        return "ok" if healthy + drained == len(counted) and not self._overdue(counted) and (
             self.needs_own or healthy >= self.expected
         ) else "degraded", counted
 
+    def _missing(self, counted: Sequence[WorkerInfo]) -> list[Scaling]:
+        """Workers that there should be of models of which nothing is heard."""
+        there = {worker.model for worker in counted}
+        return [scaling for model, scaling in self.awaited().items() if model not in there]
+
+    def _overdue(self, counted: Sequence[WorkerInfo]) -> bool:
+        return any(scaling.late for scaling in self._missing(counted))
+
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
-        shown = _AT_ZERO if not counted and self.at_zero() else _healthy(counted)
+        missing = self._missing(counted)
+        shown = _AT_ZERO if not counted and self.at_zero() and not missing else _healthy(counted)
+        if missing:
+            wanted, seconds = sum(one.desired for one in missing), max(one.awaited for one in missing)
+            shown = f"{shown if counted else 'none'}; {wanted} wanted, on its way for {seconds:.0f} s"
         checks: dict[str, Any] = {"workers": shown, "draining": self.leaving()}
         if self.expected:
             checks["expected_workers"] = self.expected
@@ -254,7 +269,8 @@ def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
     if "workers" in checks:
         known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
-        told["workers"] = _AT_ZERO if checks["workers"] == _AT_ZERO else known
+        awaited = _AWAITED if checks["workers"].startswith("none; ") else known
+        told["workers"] = _AT_ZERO if checks["workers"] == _AT_ZERO else awaited
     if "failed" in checks:
         told["failed"] = "some models did not load"
     return told

@@ -267,7 +267,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         desired: workers that there should be.
         current: workers that serve.
         coming: workers that were asked for and are on their way.
-        late: workers that were asked for and did not come in time.
+        late: workers that were asked for and did not come in time; where none serves and the model may have none, those that
+            take longer than a start usually does.
         reason: what decided the number, in words.
         policy, driver: policy that chooses it, and who sets it: values of the settings `scale_policy` and `autoscale`.
         utilisation: offered load over the capacity of those that serve; None while it is not known.
@@ -277,6 +278,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         start_seconds: seconds that a worker was seen to need for its start; 0: none was seen yet.
         starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
             would begin now. None of a model that always has a worker.
+        awaited: seconds for which the worker that is awaited longest has been on its way; 0 while none is.
     """
 
     desired: int
@@ -293,6 +295,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     start_seconds: float = 0.0
     starts_in: float | None = None
+    awaited: float = 0.0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -268,3 +268,11 @@ def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
     assert text.startswith("a call of default takes 8.1 ms and 1.18 µs for each input and unit of the longest's weight")
     assert text.endswith("(mean error 2%)")
     assert costs([{**WORKERS[0], "cost": None}, {**WORKERS[0], "cost": {**line, "shape": "number"}}]) == []
+
+
+def test_a_worker_that_is_wanted_and_of_which_nothing_is_heard_is_missing() -> None:
+    scaling = {"desired": 1, "current": 0, "late": 1, "awaited_seconds": 95.2}
+    there = {"default": scaling | {"desired": 2}, "idle": scaling | {"desired": 0}}
+    found = {**HEALTH, **FLEET, "scaling": there | {"greeter": scaling}}
+    assert "missing       greeter: 1 wanted, on the way for 95 s, longer than a start should take\n" in overview(found)
+    assert "missing" not in overview({**found, "scaling": there})

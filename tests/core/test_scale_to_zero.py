@@ -104,7 +104,9 @@ def test_what_is_left_of_the_start_is_told_from_the_last_one_that_was_seen() -> 
     assert scaler.starts_in(40.0) == 12.0
     scaler.decide(state(0, queue=1.0), 50.0)
     assert scaler.starts_in(57.0) == 5.0
-    assert scaler.starts_in(70.0) == 0.0
+    assert (scaler.starts_in(62.0), scaler.overdue(62.0)) == (0.0, 0)
+    assert (scaler.starts_in(70.0), scaler.overdue(70.0), scaler.awaited(70.0)) == (8.0, 1, 20.0)
+    assert scaler.starts_in(300.0) == FIRST_START, "whoever comes back then is not sent away for longer"
     scaler.decide(state(1), 70.0)
     assert (scaler.starts_in(70.0), scaler.seen_start) == (20.0, 20.0)
     assert scaler.starts_in(80.0) == 20.0

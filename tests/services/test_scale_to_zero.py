@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,7 +50,12 @@ class Zero(Stand):
         self.workers = WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock)
         self.gateway.woken = self._woken
         self.ready = Readiness(
-            self.broker, lambda: False, self.pool.slots, at_zero=lambda: self.gateway.served.wakes, clock=clock
+            self.broker,
+            lambda: False,
+            self.pool.slots,
+            at_zero=lambda: self.gateway.served.wakes,
+            awaited=lambda: self.gateway.served.awaited,
+            clock=clock,
         )
 
     def _member(self) -> ProcessInfo:
@@ -142,7 +148,32 @@ async def test_a_start_that_takes_longer_than_ever_ends_in_a_refusal_and_not_in_
             backend.start_seconds = 60.0
         reply = await zero.ask("a", timeout=4.0)
         assert reply.failure is not None
-        assert (reply.failure.code, reply.failure.retry_after) == (errors.NO_WORKERS, 1.0)
+        assert reply.failure.code == errors.NO_WORKERS
+        assert reply.failure.retry_after is not None
+        assert 2.0 < reply.failure.retry_after <= 3.0, "as long again as it is overdue"
+
+
+async def test_a_worker_that_is_wanted_and_never_comes_is_missed_by_all_who_are_asked(clock: Clock) -> None:
+    async with at_zero(clock, 3.0) as zero:
+        assert zero.controller.autoscaler is not None
+        zero.controller.autoscaler._driver = FakeScaling({"m": 0})  # Nobody is there who could start one.
+        zero.asking("a", timeout=4.0)
+        await asyncio.sleep(2)
+        word, checks = await zero.ready.look()
+        assert (word, checks["workers"].startswith("none; 1 wanted, on its way for")) == ("ok", True)
+        waits = []
+        for id in "bcd":
+            await asyncio.sleep(10)
+            reply = await zero.ask(id, timeout=4.0)
+            assert reply.failure is not None
+            assert "s ago is overdue" in reply.failure.message
+            waits.append(reply.failure.retry_after or 0.0)
+        assert 5 < waits[0] < waits[1] - 9 < waits[2] - 18
+        found = await zero.scaling()
+        assert (found.desired, found.current, found.coming, found.late) == (1, 0, 0, 1)
+        word, checks = await zero.ready.look()
+        assert word == "degraded"
+        assert re.fullmatch(r"none; 1 wanted, on its way for 3\d s", checks["workers"])
 
 
 async def test_a_target_that_does_not_load_goes_back_to_zero_and_is_not_taken_for_a_slow_one(clock: Clock) -> None:
@@ -244,7 +275,7 @@ async def test_a_lane_is_closed_only_while_its_own_model_is_at_zero(clock: Clock
         assert zero.gateway.lane(ANYBODY, options, "m").open
         served = zero.gateway.served
         served.serve({**{model: one.settings for model, one in served.items()}, "other": zero.settings})
-        assert served.note_starts({"other": 1.0})
+        assert served.note_starts({"other": Scaling(desired=0, current=0, starts_in=1.0)})
         zero.gateway.learn()
         assert zero.gateway.lane(ANYBODY, options, "m").open
 

@@ -198,14 +198,26 @@ class Scaler:
         """Seconds until a worker serves where none is ready; None of a model that always has one, or may have no more than are drained.
 
         They are what is left of the start that is under way, or all of one that would begin now. After one that failed
-        they begin with the next try.
+        they begin with the next try. An overdue start is presumed to take as long again as it is overdue, up to a usual
+        start or a minute.
         """
         if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
         start = self._usual_start
         if self.trouble:
             return max(self._retry_at - now, 0.0) + start
-        return max(start - (now - self._awaited[0][0]), 0.0) if self._awaited else start
+        if not self._awaited:
+            return start
+        rest = start - self.awaited(now)
+        return rest if rest >= 0.0 else min(-rest, max(start, FIRST_START))
+
+    def awaited(self, now: float) -> float:
+        """Seconds for which the worker that is awaited longest has been on its way; 0 while none is."""
+        return now - self._awaited[0][0] if self._awaited else 0.0
+
+    def overdue(self, now: float) -> int:
+        """Workers that take longer to start than is usual; those that are late among them."""
+        return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
         """Take over a number that somebody else has set; None if it is the same."""

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from headway.backends.process import child, frames
-from headway.backends.process.frames import Failed, NoFrame, Outputs
-from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load
+from headway.backends.process.frames import Computed, Failed, NoFrame, Outputs, Run
+from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, prepare
 from headway.backends.process.values import annotations_of, kinds_of
 from headway.model import Output, TokenCount, ValueKind
 
@@ -39,6 +39,31 @@ def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest
     assert word.crowded == [3]
     assert set(word.errors) == {4}
     assert isinstance(child.bounded(child.judge(2, 2, ["x" * 11, "x"]), 1), Failed)
+
+
+def test_it_says_that_a_batch_ran_before_it_hands_over_large_outputs() -> None:
+    class Words(child.Pipe):
+        holds = True
+
+        def __init__(self, *asked: Run) -> None:
+            self.arena, self._asked = None, [msgspec.msgpack.encode(run) for run in asked]
+            self.told: list[object] = []
+
+        def receive(self) -> bytes | None:
+            return self._asked.pop(0) if self._asked else None
+
+        def send(self, word: object) -> None:
+            self.told.append(word)
+
+    pipe, loop = Words(Run(1, ["a", "b"]), Run(2, ["large", "b"])), UserLoop()
+    target = prepare(
+        lambda inputs: ["x" * frames.LONG_HAND_OVER if one == "large" else one for one in inputs], "t", "", loop
+    )
+    child.serve(pipe, target, loop)
+    loop.close()
+    small, computed, large = pipe.told
+    assert isinstance(small, Outputs) and isinstance(large, Outputs)
+    assert computed == Computed(frames.LONG_HAND_OVER + 1)
 
 
 @pytest.mark.parametrize("result", [None, "ab", {"a": "b", "c": "d"}, iter(["a", "b"]), {"a", "b"}, 2])

@@ -69,6 +69,8 @@ REAP_LIMIT = 10.0
 """Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
 TURN = 1 << 20
 """Bytes of large values that are copied or read in one turn of the event loop; a value is not divided."""
+HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
+"""Bound on the hand-over of outputs beyond the deadline of their batch: seconds, and bytes for each of which there are more of them."""
 _CHECK_EVERY = 1.0
 """Seconds between looks at memory and age."""
 _MOST_SHOWN = 200
@@ -195,12 +197,12 @@ class ProcessBackend:
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. When it is cancelled, or after `timeout` seconds, the child is killed.
+        """Run a batch. When it is cancelled, or after `timeout` seconds, the child is killed; outputs that it hands over by then have longer.
 
         Raises:
             BatchRaised: user code raised.
             BadOutput: user code returned no list, or one of another length.
-            BatchTimeout: no answer came within `timeout` seconds.
+            BatchTimeout: no answer came within `timeout` seconds, or large outputs were not handed over in time.
             WorkerCrashed: the child died.
             WorkerAbsent: the child was gone before the batch.
         """
@@ -342,7 +344,7 @@ class ProcessBackend:
 
     async def _answer(self, child: Child, content: bytes, timeout: float) -> Message:
         waiter = child.ask(content)
-        timer = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._overdue, child, waiter, timeout)
         try:
             return await waiter
         except ChildProcessError as end:
@@ -350,16 +352,27 @@ class ProcessBackend:
                 f"worker {self._worker}: its process {end}", f"the worker's process {child.cause}"
             ) from None
         finally:
-            timer.cancel()
+            self._deadline.cancel()
             if waiter.cancelled():
                 child.kill("was killed with the run that was cancelled")
             del waiter  # It holds an exception whose traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
+        """End a child whose batch runs for too long. The outputs of one that ran in time have seconds of their own on their way."""
+        child.catch_up()
+        if waiter.done():
+            return
+        if size := child.handing_over:
+            seconds = HAND_OVER_SECONDS + size / HAND_OVER_RATE
+            late = f"did not hand over its outputs of {size} bytes within {seconds:.1f} s"
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self._too_late, child, waiter, late)
+        else:
+            self._too_late(child, waiter, f"took longer than the GPU deadline of {timeout * 1000:g} ms")
+
+    def _too_late(self, child: Child, waiter: asyncio.Future[Message], late: str) -> None:
         child.catch_up()
         if not waiter.done():
-            child.kill(f"was killed, its batch had run for {timeout:g} s")
-            late = f"took longer than the GPU deadline of {timeout * 1000:g} ms"
+            child.kill(f"was killed, its batch {late}")
             waiter.set_exception(
                 BatchTimeout(f"worker {self._worker}: its batch {late}; it was killed", f"the model {late}")
             )

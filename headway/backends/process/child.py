@@ -36,6 +36,7 @@ from headway.backends.process.arena import Arena, receive
 from headway.backends.process.calls import Calls
 from headway.backends.process.frames import (
     Build,
+    Computed,
     Failed,
     Outputs,
     Ready,
@@ -118,7 +119,7 @@ class Pipe:
                 have += got
         return whole
 
-    def send(self, word: Ready | TargetRefused | Outputs | Failed) -> None:
+    def send(self, word: Ready | TargetRefused | Computed | Outputs | Failed) -> None:
         """Write one frame, all of it."""
         content = _encode(word)
         rest = frames.unsent(content, os.writev(self.fd, [frames.header(content), content]))
@@ -427,6 +428,8 @@ def serve(
         word.begun, word.ended = begun, monotonic()
         if not isinstance(word, Failed):
             word.cost = calls.news()
+            if (size := sum(map(len, filter(None, word.outputs)))) >= frames.LONG_HAND_OVER:
+                pipe.send(Computed(size))
             place_outputs(arena, batch, word)
         if (
             arena is not None and not arena.take_back()

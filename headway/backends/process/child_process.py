@@ -27,7 +27,7 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, hand_over
-from headway.backends.process.frames import Failed, NoFrame, Outputs, Ready, TargetRefused
+from headway.backends.process.frames import Computed, Failed, NoFrame, Outputs, Ready, TargetRefused
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.output_lines import Lines
 from headway.runtime.log import OUTPUT
@@ -46,7 +46,7 @@ _DROPPED_AFTER = 1.0
 
 _NOTHING = memoryview(b"")
 
-_decode: Any = msgspec.msgpack.Decoder(Message).decode
+_decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class Log(Protocol):
@@ -142,6 +142,8 @@ class Child(ABC):
         """True when the child was ended by a SIGKILL that is none of ours."""
         self.arena: Arena | None = None
         """Memory in which large values travel; None: there is none."""
+        self.handing_over = 0
+        """Bytes or characters of the outputs that the child hands over by now; 0 where they are few, or it computes."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
@@ -153,6 +155,7 @@ class Child(ABC):
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
         waiter: asyncio.Future[Message] = self._loop.create_future()
+        self.handing_over = 0
         if self.how:
             waiter.set_exception(ChildProcessError(self.how))
         else:
@@ -179,6 +182,15 @@ class Child(ABC):
     @abstractmethod
     def _send(self, content: bytes) -> None:
         """Send a frame with this content, or begin to."""
+
+    def _hear(self, word: Message | Computed) -> None:
+        """Take a word that the child was asked for."""
+        if isinstance(word, Computed):
+            self.handing_over = min(max(word.size, 1), frames.MAX_FRAME)
+            return
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(word)
 
     def _over(self) -> None:
         """Wake all waiters: the child has ended, and how is known."""
@@ -348,12 +360,11 @@ class ChildProcess(Child):
             if len(self._received) < end:
                 return
             with memoryview(self._received) as view:
-                word: Message = _decode(view[header:end])
+                word: Message | Computed = _decode(view[header:end])
             del self._received[:end]
-            waiter, self._waiter = self._waiter, None
-            if waiter is None or waiter.done():
+            if self._waiter is None or self._waiter.done():
                 raise NoFrame("a word that nobody has asked for")
-            waiter.set_result(word)
+            self._hear(word)
 
     def _exited(self) -> None:
         """Finish an ended process: reap it, read its last output, close everything, wake all waiters."""

@@ -1,7 +1,7 @@
 """Words on the socket pair between a worker's parent and its child.
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
-Ready or TargetRefused, once; then it answers each Run with Outputs or Failed. MAGIC tells a frame from what user code may
+Ready or TargetRefused, once; then it answers each Run with Outputs or Failed, and says Computed ahead of large Outputs. MAGIC tells a frame from what user code may
 have written on the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), and the words say where.
 """
 
@@ -26,6 +26,8 @@ MAX_OUTPUT = MOST_OUTPUT
 """Largest output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
 """Largest outputs of the requests of one batch together, in characters, or bytes of JSON."""
+LONG_HAND_OVER = 1 << 20
+"""Bytes of the outputs of a batch from which the child says that it has them before it hands them over."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
 """Largest outputs of the bulk lines of one batch together: one always fits. Whoever sent the others has them run again, apart."""
 
@@ -112,6 +114,12 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
     message: str
     trace: str = ""
+
+
+class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters will follow. To hand these over is no part of its run."""
+
+    size: int
 
 
 class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):

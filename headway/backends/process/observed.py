@@ -20,7 +20,7 @@ import msgspec
 from headway.backends.process.backend import ProcessBackend, Spawn
 from headway.backends.process.child import Pipe, attend
 from headway.backends.process.child_process import Child, ChildProcess, Log, Message
-from headway.backends.process.frames import Build
+from headway.backends.process.frames import Build, Computed
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.usercode import Target, UserLoop, prepare
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget
@@ -29,7 +29,7 @@ from headway.core.weight_estimate import WeightEstimate
 from headway.model import Entry, ItemResult, Tensors
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode: Any = msgspec.msgpack.Decoder(Message).decode
+_decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class ThreadChild(Child):
@@ -96,15 +96,11 @@ class ThreadChild(Child):
             self._soon(self._finish, "has ended")
 
     def _tell(self, content: bytes) -> None:
-        self._soon(self._take, _decode(content))
+        self._soon(self._hear, _decode(content))
 
     def _soon(self, act: Any, *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
             self._loop.call_soon_threadsafe(act, *arguments)
-
-    def _take(self, word: Message) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(word)
 
     def _finish(self, cause: str) -> None:
         self.doomed = True
@@ -128,7 +124,7 @@ class _Words(Pipe):
         """Return the next word; None when the backend has hung up."""
         return self._asked.get()
 
-    def send(self, word: Message) -> None:
+    def send(self, word: Message | Computed) -> None:
         """Hand a word to the backend."""
         self._tell(_encode(word))
 

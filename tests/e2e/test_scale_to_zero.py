@@ -85,8 +85,9 @@ def test_a_target_that_breaks_at_zero_is_told_of_and_goes_back_to_zero_until_it_
         server.logged("workers are scaled", 2, direction="down")
         (tmp_path / BROKEN).unlink()
         learnt = at_zero(server)["start_seconds"]
-        for ask in (server.admin, server.get):
-            assert ask("/readyz?verbose").json["checks"]["workers"] == "none, as nobody asks for one"
+        idle = "none, as nobody asks for one"
+        wait_until(lambda: server.admin("/readyz?verbose").json["checks"]["workers"] == idle)
+        wait_until(lambda: server.get("/readyz?verbose").json["checks"]["workers"] == idle)
         assert server.ask("mended").output() == "MENDED"
         assert learnt == 0.0, "as no worker has come since one was asked for"
 

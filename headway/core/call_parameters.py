@@ -1,6 +1,8 @@
 """Parameters that a call of a target has once: requests ride together only where these are equal.
 
-They are compared by value: what is absent equals what is absent, 1 equals 1.0, and the order of an object's members does not count.
+They are compared by their normal form, which is also what the call gets, so that no answer depends on who rides beside: 5.0 is 5,
+-0.0 is 0, and the members of objects are in order. What is absent equals what is absent. From 2⁵³ on, where two integers may be the
+same number with a fraction, 2⁵³ and 2⁵³.0 stay what they are, and are not equal.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from headway.core.parameters import CANONICAL
 from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
-_WHOLE = 1 << 63
-"""Numbers with a fraction or an exponent below this are written as integers, if they are."""
+_INPUTS = frozenset(("messages",))
+"""Members of parameters that are the input itself, as a chat's target gets them. They are none of "all"."""
+
+_EXACT = 1 << 53
+"""Numbers with a fraction or an exponent below this are exact. They become integers, if they are."""
 
 
 def _number(text: str) -> float:
     value = float(text)
     if abs(value) == inf:
         raise ValueError("a number is out of range")
-    return int(value) if abs(value) < _WHOLE and value.is_integer() else value
+    return int(value) if abs(value) < _EXACT and value.is_integer() else value
 
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -41,21 +46,21 @@ def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Text that is equal for parameters whose values under these names are; empty where they have none of them.
+    """Normal form, as text, of what parameters have under these names; empty where they have none of them.
 
-    Of values longer than CANONICAL, or out of range, the spelling counts.
+    Values longer than CANONICAL, or out of range, stay as they are written.
     """
     if not parameters:
         return b""
-    if names != ALL_PARAMETERS:
-        members = _members(parameters)
-        parameters = msgspec.json.encode({name: members[name] for name in names if name in members})
-    if len(parameters) <= CANONICAL:
+    members = _members(parameters)
+    asked = members.keys() - _INPUTS if names == ALL_PARAMETERS else members.keys() & set(names)
+    values = msgspec.json.encode({name: members[name] for name in sorted(asked)})
+    if len(values) <= CANONICAL:
         try:
-            parameters = msgspec.json.encode(_decode(parameters), order="deterministic")
+            values = msgspec.json.encode(_decode(values), order="deterministic")
         except (ValueError, msgspec.MsgspecError):
-            return parameters
-    return b"" if parameters == b"{}" else parameters
+            return values
+    return b"" if values == b"{}" else values
 
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:

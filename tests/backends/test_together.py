@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -43,6 +44,17 @@ class Mapped:
     def __call__(self, inputs: list[str], parameters: Mapping[str, object]) -> list[str]:
         self.seen.append((inputs, parameters))
         return [f"{text} at {parameters.get('temperature')}" for text in inputs]
+
+
+class Unannotated:
+    together: Any = ("temperature",)
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, inputs: list[str], parameters) -> list[str]:  # type: ignore[no-untyped-def]
+        self.seen.append(parameters)
+        return inputs
 
 
 class MappedByName:
@@ -90,6 +102,36 @@ def test_all_parameters_are_in_the_mapping_where_all_hold_for_a_call() -> None:
     mapped = MappedByName()
     run(mapped, ["a", "b"], [WARM, b'{"seed":2.0,"temperature":1}'])
     assert mapped.seen == [(["a", "b"], {"temperature": 1, "seed": 2})]
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"5.0", 5),
+        (b"-0.0", 0),
+        (b"1E-400", 0),
+        (b"[1.0,2]", [1, 2]),
+        (b'{"b":{"d":1.0,"c":2},"a":0}', {"a": 0, "b": {"c": 2, "d": 1}}),
+        (b"9007199254740992.0", 9007199254740992.0),
+        (b"9007199254740992", 9007199254740992),
+    ],
+)
+def test_a_target_gets_the_normal_form_whoever_rides_and_alone(sent: bytes, expected: object) -> None:
+    text, other = b'{"z":1.0,"temperature":' + sent + b"}", b'{"temperature":%s}' % json.dumps(expected).encode()
+    for batch in ([text], [other, text], [text, other]):
+        mapped, unannotated = Mapped(), Unannotated()
+        run(mapped, ["a"] * len(batch), batch)
+        run(unannotated, ["a"] * len(batch), batch)
+        assert [repr(given) for _, given in mapped.seen] == [repr({"temperature": expected})]
+        assert [len(given) for given in unannotated.seen] == [len(batch)]
+        for given, of in zip(unannotated.seen[0], batch, strict=True):
+            assert repr(given) == repr({"temperature": expected, "z": 1.0} if of is text else {"temperature": expected})
+
+
+def test_the_messages_of_chats_are_none_of_all_parameters() -> None:
+    mapped = MappedByName()
+    run(mapped, ["a", "b"], [b'{"messages":[1],"top":1}', b'{"top":1.0,"messages":[2]}'])
+    assert mapped.seen == [(["a", "b"], {"top": 1})]
 
 
 def test_a_call_that_raises_blames_its_own_inputs() -> None:
@@ -196,7 +238,9 @@ def test_parameters_that_are_not_taken_are_refused() -> None:
 
 
 def test_one_mapping_without_together_is_refused() -> None:
-    with pytest.raises(Refusal, match=r'Set its attribute together = "all".*or write parameters: list\[dict\]'):
+    with pytest.raises(
+        Refusal, match=r'together = \("temperature",\), or all.*"all"; or write parameters: list\[dict\]'
+    ):
         Target(mapped, "m:mapped", "", UserLoop())
 
 

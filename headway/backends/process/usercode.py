@@ -206,7 +206,8 @@ class Target:
         if self.takes_mapping and not self.per_call:
             raise Refusal(
                 f"target {name}: its parameter parameters is annotated as one mapping, and the inputs of a call may have different "
-                f'parameters. Set its attribute together = "all", so that they have not, or write parameters: list[dict].'
+                'parameters. Name those that a call is to have once in its attribute together, such as together = ("temperature",), '
+                'or all of them by together = "all"; or write parameters: list[dict].'
             )
         self.signature = msgspec.structs.replace(self.signature, per_call=self.per_call)
         self.one_call = getattr(call, "one_call", False) is True
@@ -232,9 +233,9 @@ class Target:
             return self._loop.finish(self.call(inputs))
         decoded: object
         if self.takes_mapping:
-            decoded = self._mapping(parameters[0] if parameters else b"")
+            decoded = self._values(parameters[0]) if parameters else {}
         else:
-            decoded = [json_parameters.decode(text) if text else {} for text in parameters or [b""] * len(inputs)]
+            decoded = [self._parameters(text) for text in parameters or [b""] * len(inputs)]
         if self._by_name:
             return self._loop.finish(self.call(inputs, parameters=decoded))
         return self._loop.finish(self.call(inputs, decoded))
@@ -251,12 +252,20 @@ class Target:
             found.setdefault(known[text], []).append(place)
         return found if len(found) > 1 else {}
 
-    def _mapping(self, text: bytes) -> object:
-        """Parameters of a call: those of which its inputs have the same values."""
-        values: Any = json_parameters.decode(text) if text else {}
-        if self.per_call == ALL_PARAMETERS:
-            return values
-        return {name: values[name] for name in self.per_call if name in values}
+    def _values(self, text: bytes) -> Any:
+        """Parameters that a call has once, in their normal form: which input of the call they come from makes no difference."""
+        from headway.core.call_parameters import values_of
+
+        values = values_of(text, self.per_call)
+        return json_parameters.decode(values) if values else {}
+
+    def _parameters(self, text: bytes) -> Any:
+        """Parameters of an input, those that the call has once in front and in their normal form."""
+        parameters: Any = json_parameters.decode(text) if text else {}
+        if self.per_call and text:
+            values = self._values(text)
+            return values | parameters | values
+        return parameters
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,7 +38,7 @@ class ProcessView(msgspec.Struct, frozen=True):
         starting: whether the process has not come up yet.
         figures: reads the figures of the process for its metrics.
         expected: healthy workers that the fleet should have; 0: nobody has said.
-        ledger_trouble: says why nothing gets into the ledger of this process now; empty while it works.
+        troubles: says which stores of this process do not answer now, and what that means, by their names; see FigureSource.
         memory: bytes that the broker's servers use, and most that they may; None where the broker is in this process.
     """
 
@@ -58,7 +58,7 @@ class ProcessView(msgspec.Struct, frozen=True):
     figures: Callable[[], ProcessFigures] = lambda: ProcessFigures(())
     expected: int = 0
     memory: Callable[[], tuple[int, int]] | None = None
-    ledger_trouble: Callable[[], str] = str
+    troubles: Callable[[], Mapping[str, str]] = dict
 
     async def state(self) -> State:
         """Return the state that the metrics show. Raises nothing: a broker that does not answer is part of it."""

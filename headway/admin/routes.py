@@ -99,7 +99,7 @@ class _Routes:
             code = 200 if status in readiness.SERVING else 503
             return as_json({"status": status, "message": str(exc), **self._own()}, code)
         status = await self._ready.judge(workers)
-        if status == "ok" and process.ledger_trouble():
+        if status == "ok" and process.troubles():
             status = "degraded"
         return as_json({"status": status, **_load(workers, depths, process.settings.tier_names), **self._own(),
                         "bulk": snapshot.bulk_lines(bulk), "dead_letters": dead})  # fmt: skip
@@ -117,7 +117,7 @@ class _Routes:
             "policy": process.settings.policy,
             "broker": process.settings.broker_shown,
             "version": __version__,
-            **({"ledger": trouble} if (trouble := process.ledger_trouble()) else {}),
+            **process.troubles(),
         }
 
     async def workers(self, request: Request) -> RouteAnswer:

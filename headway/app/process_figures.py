@@ -15,6 +15,7 @@ from headway.app.roles import ROLES, Parts
 from headway.config import Settings, fallbacks_of
 from headway.config.checks import NONE
 from headway.model import GpuFigures, ProcessInfo, Role
+from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from headway.gateway.input_gate import InputGate
     from headway.gateway.ledger_writer import LedgerWriter
     from headway.worker.pools import Workers
+
+
+KEYS_OLD = 5.0
+"""Age of the API keys in seconds from which their store counts as away: they are asked for each second."""
 
 
 class OpenPort(Protocol):
@@ -43,6 +48,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
         models: names of the models that it serves, runs or misses, at any time.
         leaving: whether the process is going down.
         gateway, pool, controller, ledger_writer, gate, bulk: its parts; None where it has none.
+        counters: its counters.
         process_name: name of the process that its workers' ids begin with, if nobody has chosen it; else empty.
         host: what stands for that in labels.
         ports: its ports by name.
@@ -57,6 +63,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
     ledger_writer: LedgerWriter | None = None
     gate: InputGate | None = None
     bulk: Feeder | None = None
+    counters: Counters = msgspec.field(default_factory=Counters)
     process_name: str = ""
     host: str = ""
     ports: dict[str, OpenPort] = msgspec.field(default_factory=dict)
@@ -85,6 +92,19 @@ class FigureSource(msgspec.Struct, kw_only=True):
             secure=self.ports.keys() if settings.tls_cert else (),
             worker_label=self._worker_label,
         )
+
+    def troubles(self) -> dict[str, str]:
+        """Words on each store that does not answer now, by its name: `ledger`, `keys` and `bulk_folder`."""
+        ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
+        age = self.counters.keys_age or 0.0
+        keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
+        jobs, folder = ("", "") if self.bulk is None else (self.bulk.store_trouble, self.bulk.folder_trouble)
+        if self.ledger_writer is None:  # Their database is in the folder then.
+            folder = folder or jobs
+        elif jobs and not ledger:
+            ledger = f"does not answer: {jobs}"
+        found = {"ledger": ledger, "keys": keys, "bulk_folder": folder}
+        return {name: words for name, words in found.items() if words}
 
     def _worker_label(self, worker: str) -> str:
         """Label of a worker: its id without a process id, of which there would be new ones all the time."""

@@ -325,6 +325,7 @@ class _Wiring:
             pool=made.pool,
             controller=made.controller,
             ledger_writer=self.ledger_writer,
+            counters=self.counters,
             gate=self.policy.gate if self.policy is not None else None,
             process_name=name,
             host=host,
@@ -349,7 +350,7 @@ class _Wiring:
             figures,
             self.expected,
             bundle.memory,
-            self.ledger_writer.trouble if self.ledger_writer is not None else str,
+            figures.troubles,
         )
 
     def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, WorkersWatcher]:

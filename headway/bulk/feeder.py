@@ -70,6 +70,16 @@ class Feeder:
         """Number of those of which nothing runs at present, by no fault of their lines."""
         return sum(run.is_held_up for run in self.runs.values())
 
+    @property
+    def store_trouble(self) -> str:
+        """Why the database does not tell of jobs now; empty while it does."""
+        return self._availability.error
+
+    @property
+    def folder_trouble(self) -> str:
+        """Why jobs that are held here do not get on with their files now; empty while they do."""
+        return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
+
     def start(self, supervisor: Supervisor) -> None:
         """Start to look for jobs."""
         supervisor.start("bulk jobs", self._look)

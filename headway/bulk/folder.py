@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -66,7 +67,9 @@ class BulkFolder:
         try:
             return await self._run(work)  # type: ignore[return-value]
         except OSError as exc:
-            raise FolderUnavailable(f"the folder of bulk jobs does not do: {exc.strerror or exc}") from exc
+            if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise FolderUnavailable("the disk of the folder of bulk jobs is full") from exc
+            raise FolderUnavailable(f"the folder of bulk jobs cannot be used: {exc.strerror or exc}") from exc
 
     def writer(self, id: str) -> FileWriter:
         """Writer of a new file."""

@@ -128,7 +128,7 @@ class JobRun:
         """Set when lines have gone or ended."""
         self._kept = self._written = context.clock()
         self._shown = job
-        self._disk = self._store_trouble = self._in_doubt = ""
+        self.disk_trouble = self._store_trouble = self._in_doubt = ""
         self._held_back = False
         self._fault: JobFault | None = None
         self._barred: JobFault | None = None
@@ -155,7 +155,7 @@ class JobRun:
     def standing(self) -> BulkJob:
         """Job with what the store has not heard yet: how far it is, and why it pauses."""
         counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
-        paused = self._disk or self._store_trouble or self._in_doubt
+        paused = self.disk_trouble or self._store_trouble or self._in_doubt
         waits, until = "", 0.0
         if not paused:
             paused = next(filter(None, (runner.paused(one, tenant) for one in self._models)), "")
@@ -171,7 +171,7 @@ class JobRun:
     @property
     def is_held_up(self) -> bool:
         """Whether it pauses by no fault of its tenant's lines."""
-        if self._disk or self._store_trouble or self._in_doubt:
+        if self.disk_trouble or self._store_trouble or self._in_doubt:
             return True
         return any(map(self._of.runner.paused, self._models))
 
@@ -476,7 +476,9 @@ class JobRun:
     async def _wait(self, seconds: float) -> None:
         """Wait until the next tick, until all lines have ended, or until the log is full and the disk does."""
         end = self._of.clock() + seconds
-        while (left := end - self._of.clock()) > 0 and not (self._all_ended or (self._answers.full and not self._disk)):
+        while (left := end - self._of.clock()) > 0 and not (
+            self._all_ended or (self._answers.full and not self.disk_trouble)
+        ):
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -486,7 +488,7 @@ class JobRun:
         """Write records and progress, and learn of the client's wish."""
         try:
             await self._answers.flush()
-            self._disk = ""
+            self.disk_trouble = ""
             self._moved.set()
         except FolderUnavailable as exc:
             self._note_disk(exc)
@@ -494,7 +496,7 @@ class JobRun:
             await self._of.runner.look()
         with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.
             await self._beat()
-        self._hold_back(bool(self._disk or self._store_trouble))
+        self._hold_back(bool(self.disk_trouble or self._store_trouble))
 
     async def _beat(self) -> None:
         """Write the progress, if it is time.
@@ -537,7 +539,7 @@ class JobRun:
         while True:
             try:
                 await step()
-                self._disk = ""
+                self.disk_trouble = ""
                 return
             except FileLost as exc:
                 if self.job.status is JobStatus.VALIDATING:
@@ -553,9 +555,9 @@ class JobRun:
                 await self._beat()
 
     def _note_disk(self, exc: FolderUnavailable) -> None:
-        if not self._disk:
+        if not self.disk_trouble:
             log.warning("a bulk job pauses", job=self.job.id, error=why(exc))
-        self._disk = str(exc)
+        self.disk_trouble = str(exc)
 
     def _note_store(self, exc: StoreUnavailable) -> None:
         if not self._store_trouble:

@@ -141,8 +141,7 @@ def _summary(found: dict[str, Any]) -> str:
     wanted = {model: one for model, one in found.get("scaling", {}).items() if one["desired"]}
     if missing := [missing_text(model, one) for model, one in wanted.items() if model not in there]:
         lines["missing"] = "; ".join(missing)
-    if found.get("ledger"):
-        lines["ledger"] = found["ledger"]
+    lines |= {name.replace("_", " "): found[name] for name in ("ledger", "keys", "bulk_folder") if found.get(name)}
     lines["policy"] = found["policy"]
     lines["version"] = found["version"]
     return "\n".join(f"{name:<13} {escape(value)}" for name, value in lines.items())

@@ -339,7 +339,7 @@ async def test_a_full_disk_pauses_a_job_that_goes_on_by_itself(stand: Stand) -> 
     stand.disk.full = True
     await asyncio.sleep(30.0)
     before, told = sum(stand.runner.ran.values()), await stand.job(job)
-    assert "No space left" in told.paused
+    assert told.paused == stand.feeder.folder_trouble == "the disk of the folder of bulk jobs is full"
     await asyncio.sleep(30.0)
     assert sum(stand.runner.ran.values()) == before
     stand.disk.full = False

@@ -270,6 +270,12 @@ def test_what_a_call_costs_is_told_where_its_time_goes_by_length() -> None:
     assert costs([{**WORKERS[0], "cost": None}, {**WORKERS[0], "cost": {**line, "shape": "number"}}]) == []
 
 
+def test_stores_that_do_not_answer_have_a_line_each() -> None:
+    away = {"ledger": "takes nothing", "keys": "as of 33 s ago", "bulk_folder": "its disk is full"}
+    shown = overview({**HEALTH, **FLEET, **away})
+    assert "\nledger        takes nothing\nkeys          as of 33 s ago\nbulk folder   its disk is full\n" in shown
+
+
 def test_a_worker_that_is_wanted_and_of_which_nothing_is_heard_is_missing() -> None:
     scaling = {"desired": 1, "current": 0, "late": 1, "awaited_seconds": 95.2}
     there = {"default": scaling | {"desired": 2}, "idle": scaling | {"desired": 0}}

@@ -74,7 +74,7 @@ def test_a_job_waits_for_room_on_a_full_disk(tmp_path: Path, ledger: str) -> Non
         wait_until(lambda: done(server, id) > LINES / 10)
         others = fill(disk)
         meanwhile(server, lambda: paused(server, id))
-        assert "No space left on device" in paused(server, id)
+        assert paused(server, id) == "the disk of the folder of bulk jobs is full"
         assert server.metrics().value("bulk_paused") == 1
         assert done(server, id) < LINES
         others.unlink()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headway.app.process_figures import FigureSource
 from headway.errors import TITLE, BrokerUnavailable
 from headway.http.readiness import AGE, ANSWER_WITHIN
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
@@ -297,3 +298,17 @@ def test_a_gateway_with_a_fallback_is_ready_without_the_broker() -> None:
             assert (answer.status, answer.json["status"]) == (503, "unavailable")
 
     played(scene, backend=backend)
+
+
+@on_admin()
+async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_nobody_asks(
+    stand: Stand, port: Port
+) -> None:
+    figures = FigureSource(settings=stand.settings, models=list, leaving=lambda: False)
+    asked = Port(stand, troubles=figures.troubles)
+    figures.counters.keys_age = 1.0
+    assert (await asked.get("/internal/health")).json["status"] == "ok"
+    figures.counters.keys_age = 33.0
+    shown = (await asked.get("/internal/health")).json
+    assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, as their store does not answer")
+    assert not {"ledger", "bulk_folder"} & shown.keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self
@@ -119,7 +119,12 @@ class Stand:
         )
 
     def admin_app(
-        self, role: Role = Role.SERVE, broker: Any = None, direct: Broker | None = None, ledger: Ledger | None = None
+        self,
+        role: Role = Role.SERVE,
+        broker: Any = None,
+        direct: Broker | None = None,
+        ledger: Ledger | None = None,
+        troubles: Callable[[], Mapping[str, str]] = dict,
     ) -> Handler:
         """Admin app of this process; only `serve` and `gateway` have a gateway.
 
@@ -128,6 +133,7 @@ class Stand:
             broker: stands for broker, dead letters and fleet.
             direct: broker asked in the place of one that is away.
             ledger: ledger of the requests, if there is one.
+            troubles: see ProcessView.
         """
         has = ROLES[role]
         ready = Readiness(
@@ -150,6 +156,7 @@ class Stand:
             board=self.board,
             clock=self._clock,
             now=self._now,
+            troubles=troubles,
             gateway=self.gateway if has.gateway else None,
             ledger=ledger,
             figures=self._figures,

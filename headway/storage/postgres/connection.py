@@ -185,7 +185,7 @@ def unavailable(who: str, exc: Exception) -> StoreUnavailable:
     if isinstance(exc, OSError):
         return StoreUnavailable(f"{who} does not answer: {said(exc)}")
     if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
-        return StoreUnavailable(f"{who} does not do: {said(exc)}")
+        return StoreUnavailable(f"{who} refuses: {said(exc)}")
     return StoreUnavailable(f"{who} sends what makes no sense: {type(exc).__name__}")
 
 

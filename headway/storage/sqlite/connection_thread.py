@@ -91,7 +91,7 @@ class ConnectionThread:
         try:
             return done.result()
         except OSError as exc:
-            raise StoreUnavailable(f"the ledger's file does not do: {exc}") from exc
+            raise StoreUnavailable(f"the ledger's file cannot be used: {exc}") from exc
         except sqlite3.DatabaseError as exc:
             if (error := _told(exc)) is None:
                 raise
@@ -181,7 +181,7 @@ def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
     if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
     if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
-        return StoreUnavailable(f"the ledger's file does not do: {exc}")
+        return StoreUnavailable(f"the ledger's file cannot be used: {exc}")
     return None
 
 

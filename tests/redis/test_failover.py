@@ -222,7 +222,10 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
                 signal.raise_signal(signal.SIGINT)
 
         with pytest.raises(FailoverAborted, match=r"^ended by SIGINT; the pause is lifted"):
-            await failover.fail_over(nodes(setup.url, 2.0), 5.0, say)
+            await failover.fail_over(nodes(setup.url, 5.0), 5.0, say)
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
         assert said[-1] == "writes are paused"
         assert writes(primary)
         assert setup.primary is primary
@@ -236,7 +239,7 @@ async def test_an_order_to_end_in_the_pause_lifts_it_and_one_in_the_takeover_is_
         while setup.primary is primary:
             # A Sentinel that had no time of this machine holds the replica for gone just now; see SentinelSetup.hand_over.
             with suppress_where("NOGOODSLAVE"):
-                await failover.fail_over(nodes(setup.url, 2.0), 10.0, said.append)
+                await failover.fail_over(nodes(setup.url, 5.0), 10.0, said.append)
         assert any(text.startswith("SIGTERM: the takeover was asked for, and is finished first") for text in said)
         assert said[-1].endswith("is its replica, and takes no writes")
         assert setup.primary is replica

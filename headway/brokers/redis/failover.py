@@ -116,9 +116,10 @@ async def _of_kind(servers: _Servers, within: float, say: Callable[[str], None],
 @contextmanager
 def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator[None]:
     """Give up at a signal to end, but for the first one while a takeover is under way. Raises FailoverAborted."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    loop, task, cancelled = asyncio.get_running_loop(), asyncio.current_task(), 0
 
     def heard(number: signal.Signals) -> None:
+        nonlocal cancelled
         first, servers.signal = not servers.signal, number.name
         if first and servers.so_far == ASKED:
             with contextlib.suppress(OSError):  # As when the terminal is gone.
@@ -127,6 +128,7 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
                 )
         elif task is not None:
             task.cancel()  # Where redis-py loses it, `heed` is next.
+            cancelled += 1
 
     for number in ENDING:
         loop.add_signal_handler(number, heard, number)
@@ -138,6 +140,9 @@ def _ended_by_signals(servers: _Servers, say: Callable[[str], None]) -> Iterator
     finally:
         for number in ENDING:
             loop.remove_signal_handler(number)
+        while task is not None and cancelled:
+            task.uncancel()  # Else Python 3.11 would turn none of its later time-outs into a TimeoutError.
+            cancelled -= 1
 
 
 class _Servers:

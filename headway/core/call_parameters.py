@@ -45,6 +45,12 @@ def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
     return tuple(sorted(names))
 
 
+def seen(workers: Iterable[WorkerInfo]) -> PerCall:
+    """Parameters that the targets of all workers of one model get."""
+    some = [set(worker.sees) for worker in workers if worker.sees != ALL_PARAMETERS]
+    return tuple(sorted(set.intersection(*some))) if some else ALL_PARAMETERS
+
+
 def values_of(parameters: bytes, names: PerCall) -> bytes:
     """Normal form, as text, of what parameters have under these names; empty where they have none of them.
 

@@ -39,7 +39,7 @@ class TextList(Dialect, frozen=True):
     @property
     def signature(self) -> Signature:
         """Texts in and out, and nothing beside them."""
-        return Signature(takes_parameters=False)
+        return Signature(sees=())
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode the inputs as a list."""

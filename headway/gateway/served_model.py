@@ -16,6 +16,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.model import (
+    ALL_PARAMETERS,
     KINDS,
     DedupKey,
     DedupKind,
@@ -64,7 +65,7 @@ class ServedModel:
             others something else, as while a fleet changes to another target.
         inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
         example: JSON text of the example of its target; empty where it has none, or that is not known.
-        takes_parameters: whether all workers' targets get the parameters of requests; true while that is not known.
+        seen: parameters that all workers' targets get; all while that is not known.
         per_call: parameters that a call has once, so that only requests ride together whose values of these are equal.
         sharing: whether identical requests share answers.
         queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
@@ -74,8 +75,8 @@ class ServedModel:
     """
 
     __slots__ = (
-        "_line", "_padded", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "per_call", "queue_timeout", "reported", "settings",
-        "sharing", "takes", "takes_parameters", "traces", "versions", "weigh",
+        "_line", "_padded", "_rows", "_together", "_unweighed", "_weighs", "example", "gives", "inputs", "longest", "longest_task", "outputs", "per_call", "queue_timeout", "reported", "seen",
+        "settings", "sharing", "takes", "traces", "versions", "weigh",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +96,7 @@ class ServedModel:
         self.inputs: tuple[TensorSpec, ...] = ()
         self.outputs: tuple[TensorSpec, ...] = ()
         self.example = ""
-        self.takes_parameters = True
+        self.seen: PerCall = ALL_PARAMETERS
         self.longest = math.inf if alone else settings.request_timeout_ms / 1000
         self.longest_task = math.inf if alone else settings.task_timeout_ms / 1000
         self.sharing = settings.cache or settings.collapse
@@ -119,7 +120,7 @@ class ServedModel:
             None if rows and len(named) > 1 else _largest(named)
         )  # Each worker judges, while some take tensors.
         self.gives = _largest(one.gives for one in healthy)
-        self.takes_parameters = all(one.takes_parameters for one in healthy)
+        self.seen = call_parameters.seen(healthy)
         self.per_call = call_parameters.per_call(healthy)
         self._set_weigh(rows=rows, padded=bool(batch_cost.padded(healthy)))
         self.example = next((one.example for one in healthy if one.example), "")
@@ -139,7 +140,7 @@ class ServedModel:
         """Know what was known of the model while it had other settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
-        self._together, self.takes_parameters = former._together, former.takes_parameters
+        self._together, self.seen = former._together, former.seen
         self.per_call = former.per_call
         self._set_weigh(rows=former._rows, padded=former._padded)
         self.versions.roll(former.versions.rollout)
@@ -155,6 +156,10 @@ class ServedModel:
             self.weigh = self._weight_of_rows
         elif weighs:
             self.weigh = self._estimate if settings.weight != CHARS else _characters
+
+    def sees(self, name: str) -> bool:
+        """Whether all workers' targets get the parameter of this name."""
+        return self.seen == ALL_PARAMETERS or name in self.seen
 
     def counted(self, inputs: Sequence[Value]) -> int:
         """Requests as which a request with these inputs counts towards a rate limit."""

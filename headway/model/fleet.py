@@ -8,7 +8,7 @@ import msgspec
 
 from headway.model.queue_name import QueueName
 from headway.model.rollout import Rollout, VersionCounts
-from headway.model.value import CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
+from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
 """Xid errors that a program can cause by itself, or by its end, on a GPU that is well."""
@@ -194,7 +194,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         load_seconds: seconds that a load of its model is expected to take, or its last one took; 0: not known.
         inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
         together: which rows of its tensors run in one call.
-        takes_parameters: whether its target gets the parameters of requests.
+        sees: parameters of requests that its target gets.
         per_call: parameters that a call of its target has once.
         cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
     """
@@ -231,7 +231,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
-    takes_parameters: bool = True
+    sees: PerCall = ALL_PARAMETERS
     per_call: PerCall = ()
     cost: CostLine | None = None
 

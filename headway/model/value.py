@@ -208,7 +208,7 @@ class Signature(msgspec.Struct, frozen=True):
         cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
         inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
         together: which rows of its tensors run in one call.
-        takes_parameters: whether it gets the parameters of requests.
+        sees: parameters of requests that it gets.
         per_call: parameters that a call has once.
     """
 
@@ -220,7 +220,7 @@ class Signature(msgspec.Struct, frozen=True):
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     together: RowsTogether = RowsTogether.ANY
-    takes_parameters: bool = True
+    sees: PerCall = ALL_PARAMETERS
     per_call: PerCall = ()
 
     @property

@@ -11,6 +11,7 @@ from headway.core.health import HEARTBEAT_EVERY
 from headway.core.slot_pace import DECAY, SlotPace
 from headway.core.values import as_json
 from headway.model import (
+    ALL_PARAMETERS,
     BatchFailure,
     GpuFigures,
     ItemResult,
@@ -217,7 +218,7 @@ class SlotFigures:
             inputs=signature.inputs if signature is not None else (),
             outputs=signature.outputs if signature is not None else (),
             together=signature.together if signature is not None else RowsTogether.ANY,
-            takes_parameters=signature is None or signature.takes_parameters,
+            sees=signature.sees if signature is not None else ALL_PARAMETERS,
             per_call=signature.per_call if signature is not None else (),
             cost=signature.cost if signature is not None else None,
         )

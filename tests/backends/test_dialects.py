@@ -17,7 +17,7 @@ from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs
 from headway.dialects.table import DIALECTS, reach
 from headway.dialects.texts import NamedInputs, TextList
 from headway.errors import SettingError
-from headway.model import ItemResult, TokenCount, ValueKind
+from headway.model import ALL_PARAMETERS, ItemResult, TokenCount, ValueKind
 from tests.backends.speakers import SPEAKERS, encoded, tensor
 
 OPENAI = ("openai-completions", "openai-embeddings")
@@ -92,8 +92,8 @@ def test_embeddings_are_asked_for_as_numbers() -> None:
 
 
 def test_a_bare_list_has_no_room_for_parameters() -> None:
-    assert not TextList().signature.takes_parameters
-    assert all(one.signature.takes_parameters for one in (NamedInputs(), *map(dialect, OPENAI)))
+    assert not TextList().signature.sees
+    assert all(one.signature.sees == ALL_PARAMETERS for one in (NamedInputs(), *map(dialect, OPENAI)))
 
 
 def test_embeddings_are_json_values_as_they_were_written() -> None:

@@ -52,7 +52,7 @@ class SlowChild(Child):
 
     def _send(self, content: bytes) -> None:
         if self._number == 0:
-            self._loop.call_soon(self._hear, Ready(False, ""))
+            self._loop.call_soon(self._hear, Ready((), ""))
         else:
             self._loop.call_later(self.computes, self._hear, Computed(SIZE))
             told = Outputs(self._number, ValueKind.TEXT, ["x"], {})

@@ -10,7 +10,7 @@ import pytest
 
 from headway.config.target import FileTarget, ModuleTarget
 from headway.errors import TargetError
-from headway.model import ItemResult, Value
+from headway.model import ALL_PARAMETERS, ItemResult, PerCall, Value
 from tests.backends.entries import batch
 from tests.backends.recorder import Recorder
 from tests.backends.worker_process import LONG, build, kind, started
@@ -37,10 +37,10 @@ async def test_a_function_that_takes_parameters_gets_an_object_for_each_input(na
     assert await outputs(kind(name), "a", "b", parameters=[b'{"k":1}', b""]) == answers
 
 
-@pytest.mark.parametrize(("name", "takes"), [("plain", False), ("with_parameters", True)])
-async def test_a_target_tells_whether_it_takes_parameters(name: str, takes: bool) -> None:
+@pytest.mark.parametrize(("name", "sees"), [("plain", ()), ("with_parameters", ALL_PARAMETERS)])
+async def test_a_target_tells_which_parameters_it_gets(name: str, sees: PerCall) -> None:
     async with started(kind(name)) as (backend, _):
-        assert backend.signature.takes_parameters is takes
+        assert backend.signature.sees == sees
 
 
 async def test_an_async_function_is_served_on_one_event_loop() -> None:

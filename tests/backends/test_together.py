@@ -244,6 +244,16 @@ def test_one_mapping_without_together_is_refused() -> None:
         Target(mapped, "m:mapped", "", UserLoop())
 
 
+def test_a_target_tells_which_parameters_it_sees() -> None:
+    calls = (takes_none, Listed(), Mapped(), MappedByName())
+    assert [Target(call, "m:f", "", UserLoop()).signature.sees for call in calls] == [
+        (),
+        ALL_PARAMETERS,
+        ("temperature",),
+        ALL_PARAMETERS,
+    ]
+
+
 def test_a_method_of_that_name_says_nothing() -> None:
     class Friendly:
         def together(self) -> None: ...

@@ -20,7 +20,7 @@ from headway.errors import (
     SERVICE_OVERLOADED,
     SHED,
 )
-from headway.model import Failure, WorkerInfo, WorkerStatus
+from headway.model import ALL_PARAMETERS, Failure, PerCall, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
@@ -280,9 +280,9 @@ async def test_what_asks_for_nothing_is_no_error_and_no_parameter(stand: Stand) 
     assert [set(json.loads(one.parameters or b"{}")) for one in stand.gateway.asked] == [set(), {"messages"}]
 
 
-def takes(stand: Stand, *, parameters: bool) -> None:
-    """Have the model's target take parameters, or none."""
-    worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, takes_parameters=parameters)
+def takes(stand: Stand, *, parameters: PerCall) -> None:
+    """Have the model's target take these parameters."""
+    worker = WorkerInfo(worker_id="g", model="default", status=WorkerStatus.HEALTHY, sees=parameters)
     stand.gateway.served.learn([worker])
 
 
@@ -290,10 +290,16 @@ def takes(stand: Stand, *, parameters: bool) -> None:
 @on_stand()
 async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand, kind: str) -> None:
     format = {"type": kind, "json_schema": {"name": "x", "schema": {}}}
-    takes(stand, parameters=True)
+    takes(stand, parameters=ALL_PARAMETERS)
     assert (await stand.ask(asked(CHAT, response_format=format))).status == 200
     assert json.loads(stand.gateway.asked.pop().parameters) == {"messages": HELLO, "response_format": format}
-    takes(stand, parameters=False)
+    takes(stand, parameters=("response_format", "t"))
+    assert (await stand.ask(asked(CHAT, response_format=format))).status == 200
+    takes(stand, parameters=("t",))
+    answer = await stand.ask(asked(CHAT, response_format=format))
+    assert failure(answer) == (400, "invalid_request_error", "bad_request", "response_format")
+    assert "as its target does not name response_format in its attribute together" in answer.json["error"]["message"]
+    takes(stand, parameters=())
     for text in ({"type": "text"}, None):
         assert (await stand.ask(asked(CHAT, response_format=text))).status == 200
     stand.gateway.asked.clear()
@@ -307,11 +313,12 @@ async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(s
 @on_stand()
 async def test_the_user_reaches_a_target_that_takes_parameters(stand: Stand, path: str) -> None:
     stand.gateway.output = "[1]"
-    for parameters in (True, False):
+    given: list[tuple[PerCall, bool]] = [(ALL_PARAMETERS, True), (("user",), True), (("t",), False), ((), False)]
+    for parameters, sees in given:
         takes(stand, parameters=parameters)
         assert (await stand.ask(asked(path, user="ann"))).status == 200
         found = json.loads(stand.gateway.asked.pop().parameters or "{}")
-        assert found.pop("user", None) == ("ann" if parameters else None)
+        assert found.pop("user", None) == ("ann" if sees else None)
         assert set(found) <= {"messages"}
 
 

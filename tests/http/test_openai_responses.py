@@ -169,16 +169,21 @@ async def test_a_response_has_all_members_that_open_responses_requires(stand: St
 @on_stand()
 async def test_a_format_is_passed_to_a_target_that_can_see_it_and_else_refused(stand: Stand, kind: str) -> None:
     text = {"format": {"type": kind, "name": "x", "schema": {}}}
-    takes(stand, parameters=True)
+    takes(stand, parameters=("text", "user"))
     answer = await stand.ask(asked(text=text))
     assert (answer.status, answer.json["text"]) == (200, text)
     assert json.loads(stand.gateway.asked.pop().parameters)["text"] == text
-    takes(stand, parameters=False)
+    for parameters, why in ((("t",), "does not name text in its attribute together"), ((), "takes no parameters")):
+        takes(stand, parameters=parameters)
+        await check_refused(stand, kind, text, why)
+
+
+async def check_refused(stand: Stand, kind: str, text: Any, why: str) -> None:
     for plain in ({"format": {"type": "text"}}, {"format": None}, None):
         assert (await stand.ask(asked(text=plain, user="me"))).status == 200
         assert "user" not in json.loads(stand.gateway.asked.pop().parameters)
     answer = await stand.ask(asked(text=text))
     error = answer.json["error"]
     assert (answer.status, error["param"]) == (400, "text")
-    assert f"cannot answer in the format '{kind}', as its target takes no parameters" in error["message"]
+    assert f"cannot answer in the format '{kind}', as its target {why} and so never sees it" in error["message"]
     assert not stand.gateway.asked

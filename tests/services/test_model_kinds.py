@@ -61,13 +61,23 @@ def test_kinds_are_learned_from_healthy_workers(workers: list[WorkerInfo], takes
 
 
 def test_parameters_are_for_a_model_all_of_whose_workers_take_them_or_of_which_nothing_is_known() -> None:
-    blind = msgspec.structs.replace(worker("text"), takes_parameters=False)
+    blind = msgspec.structs.replace(worker("text"), sees=())
     kinds = ServedModels(["m"])
-    known = [kinds["m"].takes_parameters]
+    known = [kinds["m"].sees("user")]
     for workers in ([blind], [worker("", status=STARTING)], [blind, worker("text", id="gpu-1")], [worker("text")]):
         kinds.learn(workers)
-        known.append(kinds["m"].takes_parameters)
+        known.append(kinds["m"].sees("user"))
     assert known == [True, False, False, False, True]
+
+
+def test_parameters_that_one_of_the_workers_never_sees_are_not_seen() -> None:
+    kinds = ServedModels(["m"])
+    some = [
+        msgspec.structs.replace(worker("text", id=str(at)), sees=sees)
+        for at, sees in enumerate([("s", "t"), ("t", "u"), ALL_PARAMETERS])
+    ]
+    kinds.learn(some)
+    assert [name for name in ("s", "t", "u", "a") if kinds["m"].sees(name)] == ["t"]
 
 
 def test_requests_get_the_number_of_what_a_call_has_once() -> None:

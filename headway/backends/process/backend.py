@@ -211,7 +211,7 @@ class ProcessBackend:
             raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
         if self._busy:
             raise RuntimeError(f"worker {self._worker} was given a batch while it runs one")
-        parameters = [entry.parameters for entry in entries] if self._signature.takes_parameters else None
+        parameters = [entry.parameters for entry in entries] if self._signature.sees else None
         arena, content = child.arena, b""
         self._busy = True
         try:
@@ -540,6 +540,6 @@ def _signature(ready: Ready) -> Signature:
         inputs=ready.inputs,
         outputs=ready.outputs,
         together=ready.together,
-        takes_parameters=ready.takes_parameters,
+        sees=ready.sees,
         per_call=ready.per_call,
     )

@@ -390,7 +390,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
     pipe.send(
         Ready(
-            target.takes_parameters,
+            told.sees,
             target.source,
             told.takes,
             told.gives,

@@ -92,10 +92,10 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
     `source` is its file, empty when it has none; `example` a JSON text, or the content of packed tensors where it takes these;
     `inputs` and `outputs` are the specifications of its tensors; `together` tells which rows of them run in one call, and
-    `per_call` which parameters that has once.
+    `sees` and `per_call` which parameters it gets, and which a call has once.
     """
 
-    takes_parameters: bool
+    sees: PerCall
     source: str
     takes: ValueKind = ValueKind.TEXT
     gives: ValueKind = ValueKind.TEXT

@@ -209,7 +209,8 @@ class Target:
                 'parameters. Name those that a call is to have once in its attribute together, such as together = ("temperature",), '
                 'or all of them by together = "all"; or write parameters: list[dict].'
             )
-        self.signature = msgspec.structs.replace(self.signature, per_call=self.per_call)
+        sees = () if not self.takes_parameters else self.per_call if self.takes_mapping else ALL_PARAMETERS
+        self.signature = msgspec.structs.replace(self.signature, sees=sees, per_call=self.per_call)
         self.one_call = getattr(call, "one_call", False) is True
         octets = octets_type(hints.get(first))
         self.takes_views = takes is ValueKind.BYTES and octets is memoryview

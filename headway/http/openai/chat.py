@@ -100,7 +100,7 @@ def chat_reader(settings: Settings) -> Reader:
         count = choices(members, most)
         write = writer(members, name, True, count)
         if (format := members.get("response_format")) is not None:
-            check_format(_take_format(members, "response_format"), known[name], "$.response_format")
+            check_format(_take_format(members, "response_format"), known[name], "response_format", "$.response_format")
             members["response_format"] = format
         if "user" in members:
             drop_user(members, known[name])

@@ -150,18 +150,19 @@ class Format(msgspec.Struct, gc=False):
     type: str
 
 
-def check_format(format: Format | None, model: ServedModel, place: str) -> None:
-    """Refuse any form of the answer but text where the model's target would never see it. Raises BadRequest."""
-    if format is not None and format.type != "text" and not model.takes_parameters:
+def check_format(format: Format | None, model: ServedModel, name: str, place: str) -> None:
+    """Refuse any form of the answer but text where the model's target would never see the parameter with it. Raises BadRequest."""
+    if format is not None and format.type != "text" and not model.sees(name):
+        why = f"does not name {name} in its attribute together" if model.seen else "takes no parameters"
         raise BadRequest(
-            f"the model cannot answer in the format {format.type[:40]!r}, as its target takes no parameters and so never sees it; ask for "
+            f"the model cannot answer in the format {format.type[:40]!r}, as its target {why} and so never sees it; ask for "
             f"JSON in a message, and leave it out - at `{place}`"
         )
 
 
 def drop_user(members: Members, model: ServedModel) -> None:
     """Drop `user` where the target would not see it, so that the same request of several users is the same request."""
-    if not model.takes_parameters:
+    if not model.sees("user"):
         members.pop("user", None)
 
 

@@ -206,7 +206,7 @@ def _text_options(members: Members, model: ServedModel) -> Any:
     members["text"] = raw
     if asked is None:
         return SETTLED["text"]
-    check_format(asked.format, model, "$.text.format")
+    check_format(asked.format, model, "text", "$.text.format")
     return raw if asked.format is not None else {**_read_members(raw), **SETTLED["text"]}
 
 

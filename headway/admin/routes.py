@@ -131,7 +131,7 @@ class _Routes:
         members, capacities, now = await within_answer_time(asked)
         return as_json({
             "id": process.id,
-            "members": [snapshot.member_line(member, now) for member in members],
+            "members": snapshot.member_lines(members, now),
             "capacities": [snapshot.capacity_line(capacity, now) for capacity in capacities],
         })  # fmt: skip
 

@@ -225,7 +225,7 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
         now,
         queue_lines(depths, process.settings.tier_names),
         worker_lines(workers, now),
-        [member_line(member, now) for member in members],
+        member_lines(members, now),
         [capacity_line(capacity, now) for capacity in capacities],
         letters,
         scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
@@ -297,9 +297,19 @@ def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
     )
 
 
-def member_line(member: ProcessInfo, now: float) -> MemberLine:
-    """Line of a process at broker instant `now`."""
-    return _line(MemberLine, member, role=member.role.value, age_seconds=round(_age(member.last_seen, now), 3))
+def member_lines(members: Sequence[ProcessInfo], now: float) -> list[MemberLine]:
+    """Lines of the processes at broker instant `now`. Of several that say that they lead, all but the last heard of led before."""
+    leader = max((one.last_seen for one in members if one.leads), default=0.0)
+    return [
+        _line(
+            MemberLine,
+            one,
+            role=one.role.value,
+            age_seconds=round(_age(one.last_seen, now), 3),
+            leads=one.leads and one.last_seen == leader,
+        )
+        for one in members
+    ]
 
 
 def departed_line(gone: Departed, now: float) -> DepartedLine:

@@ -27,7 +27,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -209,6 +209,7 @@ class SeatRunner(BulkRunner):
         self._shape = int(rng() * (SHAPES - 1)) + 1
         self._records: dict[str, _Record] = {}
         self._ready: frozenset[str] | None = None
+        self._drained: frozenset[str] = frozenset()
         self._moved = asyncio.Event()
         self._moved_at: dict[str, float] = {}
         """Instant at which a line of a model began to wait while no other did, or had its outcome last, by model."""
@@ -233,9 +234,10 @@ class SeatRunner(BulkRunner):
         with contextlib.suppress(BrokerUnavailable):
             await self._broker.withdraw(submissions, self._name)
 
-    def learn(self, workers: Iterable[WorkerInfo]) -> None:
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
         """Take note of what workers report."""
         self._ready = frozenset(one.model for one in workers if one.status in (WorkerStatus.HEALTHY, WorkerStatus.COLD))
+        self._drained = frozenset(one.model for one in workers if one.status is WorkerStatus.DRAINED)
         self._moved.set()
 
     async def room(self, model: str) -> int:
@@ -264,7 +266,9 @@ class SeatRunner(BulkRunner):
             return _RESTS
         if self._session.unreachable_seconds > 0.0:
             return "the queue is out of reach"
-        return "" if self._ready is None or self._has_worker(model, self._ready) else "no worker of the model is up"
+        if self._ready is None or self._has_worker(model, self._ready):
+            return ""
+        return "the workers of the model are drained" if model in self._drained else "no worker of the model is up"
 
     def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
         now, record = self._clock(), self._records.get(tenant)

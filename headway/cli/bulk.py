@@ -42,7 +42,6 @@ _PUBLIC = combined((
         metavar="URL",
         envvar="HEADWAY_URL",
         help="The service's public port.",
-        show_default=True,
     ),
     option(
         "--key",
@@ -188,9 +187,7 @@ def bulk() -> None:
     help=f"Route that the lines ask; left out: that of the first request, and {COMPLETIONS} for texts.",
 )
 @option("--texts", is_flag=True, help="Each line is a text, also where it looks like a request.")
-@option(
-    "--window", default="24h", metavar="DURATION", show_default=True, help="Time in which it is to be done: 2h, 7d."
-)
+@option("--window", default="24h", metavar="DURATION", help="Time in which it is to be done: 2h, 7d.")
 @option("--wait", is_flag=True, help="Wait until it has ended, and show how far it is.")
 @with_public
 @as_json
@@ -246,7 +243,7 @@ def status(port: PublicPort, id: str, wait: bool, json: bool) -> None:
 
 
 @bulk.command("list")
-@option("--limit", type=click.IntRange(1, 100), default=20, metavar="N", show_default=True, help="At most so many.")
+@option("--limit", type=click.IntRange(1, 100), default=20, metavar="N", help="At most so many.")
 @with_public
 @as_json
 def list_jobs(port: PublicPort, limit: int, json: bool) -> None:

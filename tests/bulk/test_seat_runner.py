@@ -287,10 +287,12 @@ def test_a_remote_that_fails_is_waited_for() -> None:
 def test_lines_pause_while_no_worker_of_their_model_is_up() -> None:
     async def script(one: Play) -> None:
         assert not one.runner.paused("m")  # Nobody has looked yet.
-        for status, paused in ((None, True), (WorkerStatus.STARTING, True), (WorkerStatus.HEALTHY, False)):
+        up, drained = "no worker of the model is up", "the workers of the model are drained"
+        seen = (None, up), (WorkerStatus.STARTING, up), (WorkerStatus.DRAINED, drained), (WorkerStatus.HEALTHY, "")
+        for status, paused in seen:
             workers = [] if status is None else [WorkerInfo(worker_id="gpu-0", model="m", status=status)]
             one.runner.learn(workers)
-            assert bool(one.runner.paused("m")) is paused
+            assert one.runner.paused("m") == paused
 
     play(script)
 

@@ -158,6 +158,13 @@ def test_what_a_service_does_without_is_there_for_whoever_imports_it_later() -> 
     assert {"pygments", "rich"} <= modules_after(statement)
 
 
+@pytest.mark.parametrize("command", ["submit", "list"])
+def test_the_help_of_bulk_jobs_tells_each_default_once(command: str) -> None:
+    shown = " ".join(help_of("bulk", command).split())
+    assert shown.count("(default") == 2
+    assert "[default" not in shown
+
+
 def test_help_lists_every_command() -> None:
     shown = help_of()
     for name, one in COMMANDS.items():

@@ -312,3 +312,13 @@ async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_
     shown = (await asked.get("/internal/health")).json
     assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, as their store does not answer")
     assert not {"ledger", "bulk_folder"} & shown.keys()
+
+
+@on_admin()
+async def test_a_leader_that_was_killed_leads_no_more_once_another_does(stand: Stand, port: Port) -> None:
+    await stand.fleet.heartbeat(ProcessInfo(id="killed", role=Role.CONTROLLER, host="far", pid=7, leads=True))
+    await asyncio.sleep(4.0)
+    for path in ("/internal/fleet", "/internal/snapshot"):
+        members = (await port.get(path)).json["members"]
+        assert len(members) == 2
+        assert [one["id"] for one in members if one["leads"]] == [stand.gateway.name]

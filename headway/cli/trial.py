@@ -11,7 +11,7 @@ from types import MappingProxyType
 import msgspec
 
 from headway.cli.recording import weights_of
-from headway.core import deadlines
+from headway.core import call_parameters, deadlines
 from headway.core.batch_cost import BatchCost
 from headway.core.service_model import ServiceModel
 from headway.core.tensors import rows_of
@@ -149,6 +149,9 @@ class Trial:
             self._trace(exc)
             raise
         self._inputs, found.per_call = self._choose(self._backend.signature), self._backend.signature.per_call
+        if unseen := call_parameters.unseen(self._parameters, self._backend.signature.sees):
+            why = "its together does not name them" if found.per_call else "it takes no parameters"
+            found.notes.append(f"the target does not see: {', '.join(unseen)}; {why}")
         if _rows(self._inputs) > len(self._inputs):
             found.unit = "row"
         last: dict[int, list[Value] | None] = {}

@@ -51,6 +51,11 @@ def seen(workers: Iterable[WorkerInfo]) -> PerCall:
     return tuple(sorted(set.intersection(*some))) if some else ALL_PARAMETERS
 
 
+def unseen(parameters: bytes, sees: PerCall) -> list[str]:
+    """Names of parameters that a target which gets these never sees."""
+    return [name for name in _members(parameters or b"{}") if sees != ALL_PARAMETERS and name not in sees]
+
+
 def values_of(parameters: bytes, names: PerCall) -> bytes:
     """Normal form, as text, of what parameters have under these names; empty where they have none of them.
 

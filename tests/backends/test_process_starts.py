@@ -52,6 +52,14 @@ pytestmark = pytest.mark.processes
             "no attribute 'upper'. A target gets a list of inputs and returns a list of outputs. If it does",
         ),
         (kind("refuses_all"), "the warm-up batch ['warm-up'] failed: ValueError: not my kind of text"),
+        (
+            kind("wants_a_parameter"),
+            "KeyError: 'temperature'. A warm-up batch has no parameters, and a request may have none",
+        ),
+        (
+            kind("TakesListForMapping"),
+            "no attribute 'get'. Its arguments are lists, and parameters has one object for each input; annotate it as in parameters: Mapping[",
+        ),
         (kind("gives_numbers"), "returned int for this input"),
         (kind("gives_none"), "returned NoneType, expected a list of 1 outputs"),
     ],

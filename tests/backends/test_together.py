@@ -213,6 +213,7 @@ def mapped(inputs: list[str], parameters: Mapping[str, object]) -> list[str]:
         (["a", "b"], "write together = ('a', 'b')"),
         ((1,), "together is '(1,)', of type tuple"),
         (True, "together is 'True', of type bool"),
+        (("all",), 'together names one parameter, "all". For all of them write together = "all"'),
         (5, "write together = ('temperature',)"),
     ],
 )  # fmt: skip

@@ -182,6 +182,21 @@ def test_a_target_that_is_random_is_only_noted() -> None:
     assert "from run to run" in result.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("signature", "notes"),
+    [
+        (Signature(), []),
+        (Signature(sees=("a",), per_call=("a",)), []),
+        (Signature(sees=("b",), per_call=("b",)), ["the target does not see: a; its together does not name them"]),
+        (Signature(sees=()), ["the target does not see: a; it takes no parameters"]),
+    ],
+)
+def test_parameters_that_the_target_does_not_see_are_noted(signature: Signature, notes: list[str]) -> None:
+    box = Box(upper)
+    box.signature = signature
+    assert found(box).notes == notes
+
+
 def test_equal_outputs_are_noted_because_their_order_cannot_be_checked() -> None:
     result = found(Box(lambda inputs: [ItemResult("yes") for _ in inputs]))
     assert result.faults == []

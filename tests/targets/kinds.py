@@ -181,6 +181,17 @@ def refuses_all(inputs: list[str]) -> list[str]:
     raise ValueError("not my kind of text")
 
 
+def wants_a_parameter(inputs: list[str], parameters: list[dict[str, Any]]) -> list[str]:
+    return [given["temperature"] for given in parameters]
+
+
+class TakesListForMapping:
+    together = ("temperature",)
+
+    def __call__(self, inputs, parameters):  # type: ignore[no-untyped-def]
+        return [parameters.get("temperature") for _ in inputs]
+
+
 def gives_numbers(inputs: list[str]) -> list[str]:
     return [1 for _ in inputs]  # type: ignore[misc]
 

@@ -14,6 +14,7 @@ import asyncio
 import math
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -329,12 +330,8 @@ class ProcessBackend:
             if self._weights is not None:
                 self._note_weights(self._weights, [value] * size, word)
         except BackendError as exc:
-            hint = f"{_LIST} If it does and cannot take this text, give it one that it takes as its attribute example."
-            if size > 1:
-                hint = "If it takes fewer at once, lower max_batch_size."
-            hinted = isinstance(exc, BatchRaised) and (size > 1 or self._signature.example is None)
-            text = f"target {self._spec}: {what} failed: {exc}.{f' {hint}' if hinted else ''}"
-            raise TargetError(text, exc.trace) from None
+            hint = _hint(str(exc), size, self._signature) if isinstance(exc, BatchRaised) else ""
+            raise TargetError(f"target {self._spec}: {what} failed: {exc}.{hint}", exc.trace) from None
         fault = next((item.error for item in items if item.fault), None)
         if fault is not None:
             raise TargetError(f"target {self._spec}: {what} failed: {fault}.")
@@ -516,6 +513,29 @@ def _results(word: Outputs) -> list[ItemResult]:
             raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
     return [ItemResult(None if one is None else read(one)) for one in outputs]
+
+
+_TAKEN_FOR_DICT = re.compile(
+    r"AttributeError: 'list' object has no attribute '(get|items|keys|values|setdefault)'|TypeError: list indices must be .*, not str"
+)
+
+
+def _hint(raised: str, size: int, signature: Signature) -> str:
+    """What to do about an exception of a target in a warm-up batch of this size; empty where it says enough."""
+    if size > 1:
+        return " If it takes fewer at once, lower max_batch_size."
+    if signature.sees and raised.startswith("KeyError: "):
+        return " A warm-up batch has no parameters, and a request may have none: if it looks for one, let it do without, as by .get()."
+    if signature.sees and _TAKEN_FOR_DICT.match(raised):
+        mapping = (
+            "; annotate it as in parameters: Mapping[str, object] to get one mapping for the call"
+            if signature.per_call
+            else ""
+        )
+        return f" Its arguments are lists, and parameters has one object for each input{mapping}."
+    if signature.example is None:
+        return f" {_LIST} If it does and cannot take this text, give it one that it takes as its attribute example."
+    return ""
 
 
 _LIST = "A target gets a list of inputs and returns a list of outputs."

@@ -278,6 +278,10 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
     names = getattr(call, "together", ())
     if callable(names) or names == ():
         return ()
+    if names == (ALL_PARAMETERS,):
+        raise Refusal(
+            f'target {name}: its attribute together names one parameter, "all". For all of them write together = "all".'
+        )
     if names != ALL_PARAMETERS and not (isinstance(names, tuple) and all(isinstance(one, str) for one in names)):
         such = (names,) if isinstance(names, str) else tuple(map(str, names)) if isinstance(names, list | set) else ()
         raise Refusal(

@@ -2,7 +2,8 @@
 
 A caller is a tenant and the user on whose behalf it asks or, where there are no keys, a client's address. A caller
 whose input has failed alone gets batches of its own until APART_SECONDS have passed without another one. How large
-these are follows from how often its inputs fail.
+these are follows from how often its inputs fail. So does one whose output was left out of its batch, as those were too large
+together: all that ride with it would wait for its way. Its batches are as large as have room.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import msgspec
 
 from headway.core.values import octets
-from headway.model import Entry
+from headway.model import MOST_OUTPUT, Entry
 
 CallerKey = tuple[str, str]
 """Tenant, and user or address on whose behalf it asks."""
@@ -73,6 +74,7 @@ class _Caller(msgspec.Struct):
     until: float
     ran: float = PRIOR
     bad: float = 0.0
+    largest: int = 0
 
 
 _Known = tuple[float, float, str]
@@ -108,15 +110,7 @@ class Culprits:
             error: error that its sender read.
             left_at: instant at which its last run began. The workers may have changed since.
         """
-        key = caller_of(entry)
-        caller = self._callers.pop(key, None)
-        if caller is None and len(self._callers) >= MOST_APART:
-            del self._callers[next(iter(self._callers))]
-        if caller is None or caller.until <= now:
-            caller = _Caller(now)
-        caller.until = now + APART_SECONDS
-        self._callers[key] = caller
-        self.active = True
+        self._set_apart(caller_of(entry), now)
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
@@ -130,6 +124,27 @@ class Culprits:
         if len(self._known) > MOST_TENANTS:
             del self._known[next(iter(self._known))]
 
+    def left_out(self, key: CallerKey, size: int, now: float) -> None:
+        """Note that an output of a caller was left out, of so many bytes."""
+        caller = self._set_apart(key, now)
+        caller.largest = max(caller.largest, size)
+
+    def sends_large(self, key: CallerKey) -> bool:
+        """Whether a caller rides apart as its outputs are large."""
+        caller = self._callers.get(key)
+        return caller is not None and caller.largest > 0
+
+    def _set_apart(self, key: CallerKey, now: float) -> _Caller:
+        caller = self._callers.pop(key, None)
+        if caller is None and len(self._callers) >= MOST_APART:
+            del self._callers[next(iter(self._callers))]
+        if caller is None or caller.until <= now:
+            caller = _Caller(now)
+        caller.until = now + APART_SECONDS
+        self._callers[key] = caller
+        self.active = True
+        return caller
+
     def ran(self, key: CallerKey, count: int, clean: bool) -> None:
         """Note a run of `count` inputs of a caller of which nothing was known before."""
         caller = self._callers.get(key)
@@ -140,7 +155,7 @@ class Culprits:
                 caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
 
     def rides_apart(self, key: CallerKey, now: float) -> bool:
-        """Whether a caller has had culprits in the last APART_SECONDS."""
+        """Whether a caller has had culprits, or an output left out, in the last APART_SECONDS."""
         caller = self._callers.get(key)
         if caller is None:
             return False
@@ -155,6 +170,8 @@ class Culprits:
         caller = self._callers.get(key)
         if caller is None:
             return limit
+        if caller.largest:
+            limit = min(limit, MOST_OUTPUT // caller.largest)
         return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:

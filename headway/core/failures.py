@@ -54,7 +54,7 @@ def of_input(position: int, count: int, failure: Failure) -> Failure:
 
 def refusal(found: Refused) -> Failure:
     """Refusal because the deadline cannot be met."""
-    apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed"
+    apart = f"inputs of this caller run apart for {APART_SECONDS:g} s after one that failed, or outputs too large for one batch"
     if found.most:
         message = "so many inputs in one request cannot be answered within the deadline at the model's pace now"
         many = f"up to {found.most} may be; send fewer at a time"

@@ -607,11 +607,14 @@ class ModelQueue:
             self._take_in()
             past.ended(self._fresh, self._running, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
-        if not (
+        seconds = now - departure.left_at
+        if departure.quarantine is not None and self.culprits.sends_large(departure.quarantine):
+            if self._fresh:
+                self._suspects.overrun(seconds - self.service.seconds(departure.size))
+        elif not (
             departure.bulk and departure.whole and departure.members[0].entry.shape
         ):  # What rides apart is unlike all others.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
-            seconds = now - departure.left_at
             self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
         self._judge_anew()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
@@ -619,6 +622,15 @@ class ModelQueue:
         if departure.quarantine is not None:
             self.culprits.ran(departure.quarantine, len(departure.members), clean=True)
         return wanted
+
+    def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
+        """Let members of a batch that has come back run again, apart: their outputs, of so many bytes, were left out."""
+        for member, size in members:
+            caller = caller_of(member.entry)
+            self.culprits.left_out(caller, size, now)
+            like = Group([], now, QUARANTINE, departure.failures, departure.attempts)
+            self._suspects.join(caller, [member], like, self._group_size(caller))
+        self._judge_anew()
 
     def hand_back(self, departure: Departure, now: float) -> None:
         """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""

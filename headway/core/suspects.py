@@ -252,6 +252,10 @@ class Suspects:
         most = MOST_CREDIT * max(full, LEAST_COST)
         self._lean = max(-most, min(most, self._lean + (-cost if group.kind == QUARANTINE else cost * SEARCH_PRICE)))
 
+    def overrun(self, seconds: float) -> None:
+        """Charge for a turn that took so much longer than it was taken for."""
+        self.credit -= max(seconds, 0.0) * APART_PRICE
+
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
         for member in members:
             member.state = RETRYING

@@ -144,6 +144,8 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     """Tokens that the input has used, as the target or the remote API tells; None when it does not."""
     crowded: bool = False
     """True for a bulk line whose output was left out, as those of the lines in its batch are too large together; it is to run again."""
+    left_out: int = 0
+    """Bytes of a request's output that was left out, as those of its batch are too large together; it runs again, apart. 0: it was not."""
 
 
 class Cause(enum.Enum):

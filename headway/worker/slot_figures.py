@@ -247,6 +247,8 @@ class RunCounts:
             self._counters.batch_fill[self._slot.model].observe(lease.fill)
         elsewhere = sum(item.elsewhere for item in items) if lease.slot.helps else 0
         failed = [*map(_OUTPUT, items)].count(None) - elsewhere
+        if failed and (again := sum(item.left_out > 0 for item in items)):
+            elsewhere, failed = elsewhere + again, failed - again
         self._ran(lease, seconds)
         self._figures.answered(len(items) - elsewhere, failed)
         self._fared(len(items) - elsewhere, failed, ITEM)

@@ -26,8 +26,19 @@ def test_a_limit_holds_for_one_output_and_for_all_together(monkeypatch: pytest.M
     assert isinstance(judged, Outputs)
     assert judged.outputs == ["x" * 8, None, "éééé", None]
     assert [(place, fault) for place, (_, fault) in judged.errors.items()] == [(1, True), (3, True)]
-    failed = child.bounded(child.judge(2, 3, ["x" * 7] * 3), 0)
-    assert failed == Failed(2, True, "the outputs come to 21 characters, the limit is 20")
+    word = child.bounded(child.judge(2, 4, ["x" * 8, "x" * 7, "x" * 6, "x"]), 0)
+    assert isinstance(word, Outputs)
+    assert (word.outputs, word.crowded) == ([None, "x" * 7, "x" * 6, "x"], {0: 8})
+
+
+def test_large_outputs_have_less_room_and_small_ones_are_never_left_out_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "LONG_HAND_OVER", 5)
+    monkeypatch.setattr(frames, "MAX_LARGE_OUTPUTS", 12)
+    word = child.bounded(child.judge(1, 6, ["x" * 7, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"]), 0)
+    assert isinstance(word, Outputs)
+    assert (word.outputs, word.crowded) == ([None, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"], {0: 7})
 
 
 def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,9 +47,8 @@ def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest
     word = child.bounded(child.judge(1, 6, ["x" * 5, "x" * 5, "x" * 7, "x" * 6, ValueError("no"), "x"]), 4)
     assert isinstance(word, Outputs)
     assert word.outputs == ["x" * 5, "x" * 5, "x" * 7, None, None, "x"]
-    assert word.crowded == [3]
+    assert word.crowded == {3: 6}
     assert set(word.errors) == {4}
-    assert isinstance(child.bounded(child.judge(2, 2, ["x" * 11, "x"]), 1), Failed)
 
 
 def test_it_says_that_a_batch_ran_before_it_hands_over_large_outputs() -> None:

@@ -54,6 +54,12 @@ def test_a_batch_that_fails_with_lines_in_it_speaks_against_no_worker() -> None:
     assert one.counters.bulk_kills["gpu-0"] == 2
 
 
+def test_outputs_that_were_left_out_are_no_failures() -> None:
+    one = Counted()
+    one.counts.came_back(one.lease(3, 0), [ItemResult("a"), ItemResult(None, left_out=9), ItemResult(None, "no")], 0.1)
+    assert one.inputs == {OK: 1, ITEM: 1}
+
+
 def test_of_a_batch_in_several_calls_only_the_inputs_of_the_one_that_raised_count() -> None:
     """The others run again beyond suspicion, and say nothing of the worker."""
     one = Counted()

@@ -22,6 +22,7 @@ from tests.contracts.brokers import (
     holds,
     ids,
     in_mailbox,
+    output,
     slot,
     story,
 )
@@ -183,6 +184,23 @@ async def test_one_whose_output_was_left_out_is_told_so_and_leaves_no_letter(har
     assert failure is not None and failure.reason == CROWDED
     assert (await drained(harness))[asked.id].output == "one"
     assert not await harness.dead.count()
+
+
+@story
+async def test_a_request_whose_output_was_left_out_runs_again_and_lines_beside_it_do_not(harness: Harness) -> None:
+    [fits, crowded] = await feed(harness, line(), line())
+    [asked] = entries = [ask()]
+    await harness.broker.enqueue(entries)
+    lease = await harness.claim()
+    items = [ItemResult(None, left_out=5 << 20), ItemResult("two"), ItemResult(None, crowded=True)]
+    await harness.broker.complete(lease, items)
+    told = await drained(harness, "feeder")
+    assert told[fits].output == "two"
+    assert (failure := told[crowded].failure) is not None and failure.reason == CROWDED
+    lease = await harness.claim()
+    assert ids(lease.entries) == [asked.id]
+    await harness.answer(lease)
+    assert (await drained(harness))[asked.id].output == output(asked.input)
 
 
 @story

@@ -401,8 +401,9 @@ class ProcessBackend:
             raise WorkerCrashed(f"worker {self._worker}: its {odd}", f"the worker's {odd}") from None
         for position, (error, fault) in word.errors.items():
             items[position] = ItemResult(None, error, fault)
-        for position in word.crowded:
-            items[position] = ItemResult(None, crowded=True)
+        requests = len(items) - batch.lines
+        for position, size in word.crowded.items():
+            items[position] = ItemResult(None, left_out=size) if position < requests else ItemResult(None, crowded=True)
         if word.tokens:
             _add_tokens(items, word.tokens)
         if word.cost is not None:

@@ -19,7 +19,8 @@ import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from time import monotonic
@@ -303,22 +304,30 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int) -> Outputs | Failed:
-    """The answer to a batch with so many bulk lines, without outputs of lines that are too large together; the batch fails for those of its requests."""
+    """The answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first."""
     if isinstance(word, Failed):
         return word
     sizes = [len(output) if output else 0 for output in word.outputs]
     requests = len(sizes) - lines
-    if (size := sum(sizes[:requests])) > frames.MAX_OUTPUTS:
-        unit = "characters" if word.kind is ValueKind.TEXT else "bytes"
-        return Failed(word.number, True, f"the outputs come to {size} {unit}, the limit is {frames.MAX_OUTPUTS}")
-    room = frames.MAX_LINES_OUTPUTS
-    for place in range(requests, len(sizes)):
+    small, large, of_lines = frames.MAX_OUTPUTS, frames.MAX_LARGE_OUTPUTS, frames.MAX_LINES_OUTPUTS
+    if sum(sizes[:requests]) > min(small, large):
+        by_size = sorted(range(requests), key=sizes.__getitem__)
+        first_large = bisect_left(by_size, frames.LONG_HAND_OVER, key=sizes.__getitem__)
+        _leave_out(word, sizes, by_size[:first_large], small)
+        _leave_out(word, sizes, by_size[first_large:], large)
+    if lines:
+        _leave_out(word, sizes, range(requests, len(sizes)), of_lines)
+    return word
+
+
+def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
+    """Leave out the outputs at those of the places for which there is no room."""
+    for place in places:
         if sizes[place] > room:
             word.outputs[place] = None
-            word.crowded.append(place)
+            word.crowded[place] = sizes[place]
         else:
             room -= sizes[place]
-    return word
 
 
 def _answer(

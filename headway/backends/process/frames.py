@@ -25,7 +25,9 @@ LONG = 64 << 10
 MAX_OUTPUT = MOST_OUTPUT
 """Largest output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
-"""Largest outputs of the requests of one batch together, in characters, or bytes of JSON."""
+"""Largest outputs of the requests of one batch together, in characters, or bytes of JSON. What is beyond runs again, apart."""
+MAX_LARGE_OUTPUTS = 64 << 20
+"""Largest outputs of LONG_HAND_OVER and more of those requests together: all that ride in the batch wait for their way."""
 LONG_HAND_OVER = 1 << 20
 """Bytes of the outputs of a batch from which the child says that it has them before it hands them over."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
@@ -129,8 +131,8 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large
     ones there was no room. `keeps` says that user code has kept a view of an input, so that the arena is the child's own from
     now on. `begun` and `ended` are the instants, on the machine's monotonic clock, between which the batch ran. `tokens` are
-    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news. `crowded` are the
-    positions of bulk lines whose outputs were left out, as those of the batch's lines are too large together.
+    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news. `crowded` has the
+    positions and sizes of those whose outputs were left out, as those of the batch are too large together.
     """
 
     number: int
@@ -145,7 +147,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
     ended: float = 0.0
     tokens: dict[int, TokenCount] = {}
     cost: CostLine | None = None
-    crowded: list[int] = []
+    crowded: dict[int, int] = {}
 
     @property
     def are_of_kind(self) -> bool:

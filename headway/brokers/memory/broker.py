@@ -312,10 +312,16 @@ class MemoryBroker(Broker, NearQueue):
         if not departure.bulk and self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
         members, given = self._unsettled(departure, wanted, items, ran)
+        again = [(member, item.left_out) for member, item in zip(members, given, strict=True) if item.left_out]
+        if again:
+            kept = [(member, item) for member, item in zip(members, given, strict=True) if not item.left_out]
+            members, given = [member for member, _ in kept], [item for _, item in kept]
+            self._queues[lease.slot.queue].leave_out(departure, again, now)
+            self._wake_idle(lease.slot.queue, now)
         await self._answer_each(departure, members, given, ran, now)
-        if departure.rest is not None:
+        if again or departure.rest is not None:
             self._reaping.move_up(self._queues[lease.slot.queue].next_due(), now)
-        return Completion(len(wanted), len(departure.members) - len(wanted))
+        return Completion(len(wanted) - len(again), len(departure.members) - len(wanted))
 
     def _unsettled(
         self, departure: Departure, wanted: Sequence[QueuedEntry], items: Sequence[ItemResult], ran: BatchRun

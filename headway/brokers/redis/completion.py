@@ -76,9 +76,16 @@ class LeaseCompletions:
             BrokerUnavailable: no answer in time; some of it may have been told.
         """
         large, delivered = self._large(items), 0
+        left_out = (
+            {position: item.left_out for position, item in enumerate(items) if item.left_out}
+            if None in map(_OUTPUT, items)
+            else {}
+        )
         storable = set(large)
         items = fitting(lease.entries, items, storable)
         *ahead, last = parts(items, large)
+        if left_out:
+            ahead, last = [[one for one in positions if one not in left_out] for positions in (*ahead, last)], []
         for positions in ahead:
             items, apart = await self._store(lease, items, positions, storable)
             answered = await self._deliver(fence, pack(lease, items, waited, positions, apart))
@@ -86,6 +93,8 @@ class LeaseCompletions:
                 last = []  # The lease has ended, as the completion will say.
                 break
             delivered += answered
+        if left_out:
+            return await self._leave_out(fence, left_out, len(items), delivered)
         items, apart = await self._store(lease, items, last, storable)
         settled = await self._complete(fence, pack(lease, items, waited, last, apart))
         if delivered:
@@ -132,6 +141,15 @@ class LeaseCompletions:
         if not answer:
             await self._drop(outcomes.apart.values())
         return int(answer[0]) if answer else None
+
+    async def _leave_out(self, fence: int, sizes: Mapping[int, int], size: int, delivered: int) -> Completion:
+        """End a lease of which all entries were answered but these, the bytes of whose outputs are given: they run again, apart."""
+        answer = await self._steps.call("leave_out", fence, wire.encode(list(sizes.items())))
+        if not answer:
+            return Completion(0, 0, fenced=True)
+        again, load = answer
+        self._learn(load)
+        return Completion(delivered, max(size - delivered - int(again), 0))
 
     async def _complete(self, fence: int, outcomes: Outcomes) -> Completion:
         """End a lease with outputs: those of all entries that have not been answered."""

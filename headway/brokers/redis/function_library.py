@@ -35,7 +35,7 @@ from headway.core import (
     suspects,
 )
 from headway.errors import REJECTED_BY_MODEL
-from headway.model import BatchFailure, Cause, DedupKind
+from headway.model import MOST_OUTPUT, BatchFailure, Cause, DedupKind
 
 T = TypeVar("T")
 
@@ -119,6 +119,7 @@ _NUMBERS: dict[str, float] = {
     "TIMER_GRAIN": 0.001,
     "SCARCE_WAIT": 1.0,
     "LETTERS": 10_000,
+    "MOST_OUTPUT": MOST_OUTPUT,
     "LETTER_BYTES": 64 << 20,
     "SCHEMA": wire.SCHEMA,
     "RATE_ROUNDING": 1e-5,  # The server's clock counts from 1970: its instants are off by more than those of ratelimit.py.

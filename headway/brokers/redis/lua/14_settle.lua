@@ -123,7 +123,11 @@ step('complete', function(s, args)
   if not lease then
     return {}, true
   end
-  if lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]') then  -- What rides apart is unlike all others.
+  if lease.caller ~= '' and culprits.sends_large(s, lease.caller) then
+    if q.fresh > 0 then
+      suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size))
+    end
+  elseif lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]') then  -- What rides apart is unlike all others.
     observe_run(s, lease.slot, lease.size, now - lease.left_at)
   end
   q.gate_at = -INF
@@ -141,6 +145,34 @@ step('complete', function(s, args)
     give(s, lease, entries, args, HEAD + 2)
   end
   return {answered, #lease.members - answered, load_of(s)}
+end)
+
+-- leave_out: a batch came back, and all of its entries were answered but those whose outputs were left out. They run again, apart: as
+-- `ModelQueue.leave_out`. Arguments after the head: fence, and the packed position and size of each. Returns how many there are, load; or nothing.
+step('leave_out', function(s, args)
+  local lease, sizes, again = take_lease(s, args[HEAD + 1]), {}, 0
+  if not lease then
+    return {}, true
+  end
+  s.q.gate_at = -INF
+  local rest = suspects.let_go(s, lease.rest)
+  if #rest > 0 then
+    suspects.halve(s, rest, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
+  end
+  for _, left in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
+    sizes[left[1] + 1] = left[2]
+  end
+  local entries = wanted(s, lease.members)
+  local callers = culprits.callers_of(s, entries)
+  for i, entry in ipairs(entries) do
+    if sizes[entry.position] then
+      again = again + 1
+      culprits.left_out(s, callers[i], sizes[entry.position])
+      suspects.join(s, callers[i], {entry}, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts})
+    end
+  end
+  ring(s)
+  return {again, load_of(s)}
 end)
 
 -- Whether what is left of a failed batch gets no further run: as `core.retry.is_over`.

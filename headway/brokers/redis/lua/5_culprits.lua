@@ -1,13 +1,13 @@
 -- Who has sent inputs that made the model fail: as `core.culprits`.
 --
 -- A caller is a tenant, a NUL, and who asks on its behalf, which is in the payload. Its record is a list: until when it rides
--- apart, inputs that ran, runs that failed. An input that failed alone is known under its tenant and its SHA-1.
+-- apart, inputs that ran, runs that failed, bytes of its largest output that was left out. An input that failed alone is known under its tenant and its SHA-1.
 
 local culprits = {}
 
 do
 
-local UNTIL, RAN, BAD = 1, 2, 3
+local UNTIL, RAN, BAD, LARGEST = 1, 2, 3, 4
 local NO_CALLER = '\160'
 
 -- Bytes of a msgpack value's length, by its first byte, and those of all of a value without one. The server's own decoder knows no
@@ -131,6 +131,9 @@ function culprits.group_size(s, caller, limit)
   local each = q.alpha > 0 and q.beta / q.alpha or q.beta > 0 and INF or 0
   local searched = share / math.log(2)
   local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.culprits.best_group`.
+  if record[LARGEST] > 0 then
+    limit = math.min(limit, math.floor(MOST_OUTPUT / record[LARGEST]))
+  end
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end
 
@@ -143,6 +146,29 @@ local function oldest_of(s)
     end
   end
   return oldest
+end
+
+-- The record of a caller that rides apart from now on.
+local function set_apart(s, caller)
+  if not records(s)[caller] and s.q.apart >= MOST_APART then
+    s.records[oldest_of(s)] = nil
+  end
+  local record = record_of(s, caller) or {s.now, PRIOR, 0, 0}
+  record[UNTIL], s.records[caller] = s.now + APART_SECONDS, record
+  return record
+end
+
+-- An output of a caller was left out, of so many bytes.
+function culprits.left_out(s, caller, size)
+  local record = set_apart(s, caller)
+  record[LARGEST] = math.max(record[LARGEST], size)
+  store(s)
+end
+
+-- Whether a caller rides apart as its outputs are large.
+function culprits.sends_large(s, caller)
+  local record = records(s)[caller]
+  return record and record[LARGEST] > 0
 end
 
 -- The key under which an input is known; `asked` has the members of its payload.
@@ -165,11 +191,7 @@ end
 function culprits.found(s, entry, killed, error, left_at)
   local q, key = s.q, key_of(entry.member)
   local caller, asked = culprits.caller_in(key, redis.call('HGET', s.prefix .. 'p', entry.key))
-  if not records(s)[caller] and q.apart >= MOST_APART then
-    s.records[oldest_of(s)] = nil
-  end
-  local record = record_of(s, caller) or {s.now, PRIOR, 0}
-  record[UNTIL], s.records[caller] = s.now + APART_SECONDS, record
+  set_apart(s, caller)
   store(s)
   if asked[INPUT_POSITION] then
     q.known_until = s.now + KNOWN_SECONDS

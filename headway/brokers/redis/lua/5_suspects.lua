@@ -320,6 +320,11 @@ function suspects.price(s, group)
   return 1
 end
 
+-- A turn took so much longer than it was taken for.
+function suspects.overrun(s, seconds)
+  s.q.credit, s.touched[SELDOM] = s.q.credit - math.max(seconds, 0) * APART_PRICE, true
+end
+
 -- A group takes its turn for so many seconds, of which each costs `price` in credit.
 function suspects.pay(s, kind, seconds, full, price)
   local q, cost = s.q, math.max(seconds, LEAST_COST)

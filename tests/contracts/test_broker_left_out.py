@@ -1,0 +1,116 @@
+"""Promises of every broker on outputs that were left out of their batch, as all are too large together: nobody else's are, and those run again."""
+
+from __future__ import annotations
+
+from headway.core.culprits import APART_SECONDS
+from headway.core.departure import APART, RETRY
+from headway.model import MOST_OUTPUT, Entry, ItemResult, Lease, NoWork
+from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, leave, output, slot, story
+from tests.contracts.dedup_keys import admit, same
+
+SIZE = 5 << 20
+
+
+def large(caller: str = "eve", **how: object) -> Entry:
+    return ask(f"large {caller}", tenant="evil", caller=caller, **how)  # type: ignore[arg-type]
+
+
+def is_large(entry: Entry) -> bool:
+    return str(entry.input).startswith("large")
+
+
+async def left_out(harness: Harness, lease: Lease) -> None:
+    """Complete a lease without its large outputs."""
+    items = [
+        ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult(output(one.input)) for one in lease.entries
+    ]
+    settled = await harness.broker.complete(lease, items)
+    assert (settled.answered, settled.departed) == (sum(not is_large(one) for one in lease.entries), 0)
+
+
+@story
+async def test_the_others_are_answered_and_those_left_out_run_again_apart(harness: Harness) -> None:
+    entries = [ask(), large(), large("mallory"), large()]
+    await harness.broker.enqueue(entries)
+    lease = await harness.claim()
+    assert len(lease.entries) == 4
+    await left_out(harness, lease)
+    told = await drained(harness)
+    assert set(told) == {entry.id for entry in entries if not is_large(entry)}
+    callers = []
+    for _ in range(2):
+        lease = await harness.claim()
+        assert lease.reason == RETRY
+        callers.append({entry.caller for entry in lease.entries})
+        await harness.answer(lease)
+    assert callers in ([{"eve"}, {"mallory"}], [{"mallory"}, {"eve"}])
+    told = await drained(harness)
+    assert {id: reply.output for id, reply in told.items()} == {one.id: output(one.input) for one in entries}
+    assert not await harness.dead.count()
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
+
+
+@story
+async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_have_room(harness: Harness) -> None:
+    await harness.broker.enqueue([large(), ask()])
+    await left_out(harness, await harness.claim())
+    await harness.answer(await harness.claim())
+    await harness.broker.enqueue([*(large() for _ in range(4)), ask()])
+    await harness.advance(0.6)
+    batches = [await harness.claim("gpu-0"), await harness.claim("gpu-1"), await harness.claim("gpu-2")]
+    assert sorted(len(lease.entries) for lease in batches) == [1, 1, MOST_OUTPUT // SIZE]
+    assert sorted(lease.reason == APART for lease in batches) == [False, True, True]
+    for lease in batches:
+        await harness.answer(lease)
+    await harness.advance(APART_SECONDS)
+    await harness.broker.enqueue([large(), ask()])
+    assert len((await harness.claim()).entries) == 2
+
+
+@story
+async def test_their_time_is_nobody_elses_pace(harness: Harness) -> None:
+    await harness.broker.enqueue([ask()])
+    lease = await harness.claim()
+    await harness.advance(0.1)
+    await harness.answer(lease)
+    await harness.broker.enqueue([large(), ask()])
+    await left_out(harness, await harness.claim())
+    before = [load.alpha for load in (await harness.broker.loads()).values()]
+    lease = await harness.claim()
+    await harness.advance(1.0)
+    await harness.answer(lease)
+    assert [load.alpha for load in (await harness.broker.loads()).values()] == before
+
+
+@story
+async def test_one_that_was_withdrawn_does_not_run_again(harness: Harness) -> None:
+    gone = large()
+    await harness.broker.enqueue([gone, ask()])
+    lease = await harness.claim()
+    await leave(harness.broker, gone)
+    await harness.broker.complete(
+        lease, [ItemResult(None, left_out=SIZE) if is_large(one) else ItemResult("out") for one in lease.entries]
+    )
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
+
+
+@story
+async def test_one_that_has_its_deadline_behind_it_is_told_so(harness: Harness) -> None:
+    await harness.healthy("gpu-0")
+    late = large(timeout=1.0, queue_timeout=1.0)
+    await harness.broker.enqueue([late, ask()])
+    await left_out(harness, await harness.claim())
+    await harness.reaping(1.1)
+    failure = (await drained(harness))[late.id].failure
+    assert failure is not None and failure.code == "DEADLINE_EXCEEDED"
+
+
+@story
+async def test_who_waits_for_the_same_answer_gets_it_from_the_run_again(harness: Harness) -> None:
+    first, second = (large(dedup_keys=(same(),)) for _ in range(2))
+    await admit(harness, first)
+    await harness.broker.enqueue([second, ask()])
+    await left_out(harness, await harness.claim())
+    await harness.answer(await harness.claim())
+    told = await drained(harness)
+    assert told[first.id].output == told[second.id].output == output(first.input)

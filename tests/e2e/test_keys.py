@@ -85,7 +85,7 @@ def test_while_the_file_is_broken_the_last_known_keys_go_on(tmp_path: Path) -> N
         broken.replace(file)  # At once: a look between the two steps of a write sees an empty file, without keys.
         wait_until(lambda: server.log("the store of keys is out of reach"))
         assert accepted(server, key)
-        file.write_text("")
+        file.write_text("# none\n")
         wait_until(lambda: not accepted(server, key))
         file.write_text(good)
         wait_until(lambda: accepted(server, key))

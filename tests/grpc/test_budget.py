@@ -81,4 +81,4 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_turns, "SHARE", math.inf)
-        served(main, whole=True, user_rate=0.0)
+        served(main, whole=True, user_rate=0.0, request_timeout_ms=60_000.0)

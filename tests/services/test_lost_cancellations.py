@@ -164,9 +164,7 @@ CASES: dict[str, Callable[[], Awaitable[object]]] = {
         Sentinels, _listening=[task()], _voting=task(), _next=task(), sentinels=[]
     ).aclose(),
     "brokers/redis/sentinels.py: Sentinels.renew": lambda: bare(Sentinels, _listening=[task()], sentinels=[]).renew(),
-    "brokers/redis/shard_router.py: ShardRouter.close": lambda: bare(
-        ShardRouter, _counting=task(), _looking=task()
-    ).close(),
+    "brokers/redis/shard_router.py: ShardRouter.close": lambda: bare(ShardRouter, _counting=task()).close(),
     "brokers/redis/wakeups.py: Wakeups.close": lambda: bare(Wakeups, _task=task()).close(),
     "bulk/feeder.py: Feeder._begin": a_job_taken_up_again,
     "bulk/feeder.py: Feeder.close": lambda: bare(Feeder, _tasks={"j": task()}, _pumps={"m": task()}, runs={}).close(),

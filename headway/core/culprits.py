@@ -39,6 +39,8 @@ ERROR_BYTES = 400
 """Bytes of its first error that are kept of a known input."""
 PRIOR = 32.0
 """Inputs that a caller is credited with before its first culprit, as if they had run clean."""
+LONE_ROOM = 4 * MOST_OUTPUT
+"""Bytes of large outputs in a batch of their caller's own while nobody else asks; else it has room for MOST_OUTPUT."""
 MEMORY = 1024.0
 """Inputs of a caller after which its counts are halved, so that later inputs weigh more than earlier ones."""
 
@@ -165,13 +167,13 @@ class Culprits:
             return False
         return True
 
-    def group_size(self, key: CallerKey, limit: int, each: float = 0.0) -> int:
-        """Number of a caller's inputs to run together, `limit` at most; see `best_group`."""
+    def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
+        """Number of a caller's inputs to run together, `limit` at most; see `best_group`. There is `room` for bytes of large outputs."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
         if caller.largest:
-            limit = min(limit, MOST_OUTPUT // caller.largest)
+            limit = min(limit, room // caller.largest)
         return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:

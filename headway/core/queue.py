@@ -22,7 +22,7 @@ from headway.core.admission import MIN_WAIT
 from headway.core.batch import Departure, FailureOutcome
 from headway.core.budget import GREED
 from headway.core.bulk import BATCHES_WAITING, BulkClass, Forecast, seats
-from headway.core.culprits import CallerKey, Culprits, caller_of
+from headway.core.culprits import LONE_ROOM, CallerKey, Culprits, caller_of
 from headway.core.departure import APART, BULK, LEEWAY, RETRY, Hold, Load, Policy, QueueSnapshot, Rule, decide
 from headway.core.fair_queue import (
     BATCH_PAGES,
@@ -44,7 +44,7 @@ from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.slot_factors import PADDED_DOUBT, SlotFactors
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
-from headway.model import Cause, Entry
+from headway.model import MOST_OUTPUT, Cause, Entry
 
 WAIT_WEIGHT = 0.2
 """Weight of the newest departure in the average wait."""
@@ -335,8 +335,8 @@ class ModelQueue:
         suspects.join(caller, [queued], gathered, self._group_size(caller))
         return queued
 
-    def _group_size(self, caller: CallerKey) -> int:
-        return self.culprits.group_size(caller, self.limits.max_batch, self.service.each)
+    def _group_size(self, caller: CallerKey, room: int = MOST_OUTPUT) -> int:
+        return self.culprits.group_size(caller, self.limits.max_batch, self.service.each, room)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
         """Size of these entries together."""
@@ -518,7 +518,8 @@ class ModelQueue:
         """Depart with a group, or with as much of it as there is room for."""
         weight = limit * self.limits.unit
         if group.caller is not None:
-            limit = min(limit, self._group_size(group.caller))
+            others = self._fresh or now - self._newest < MIXED_SECONDS or self._suspects.beside(group.caller)
+            limit = min(limit, self._group_size(group.caller, MOST_OUTPUT if others else LONE_ROOM))
         members = self._suspects.take(group, limit, weight)
         for member in members:
             member.state, member.attempts = RUNNING, group.attempts + 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from headway.core.culprits import APART_SECONDS
+from headway.core.culprits import APART_SECONDS, LONE_ROOM
 from headway.core.departure import APART, RETRY
+from headway.core.queue import MIXED_SECONDS
 from headway.model import MOST_OUTPUT, Entry, ItemResult, Lease, NoWork
-from tests.contracts.brokers import AT_ONCE, Harness, ask, drained, leave, output, slot, story
+from tests.contracts.brokers import AT_ONCE, MAX_BATCH, Harness, ask, drained, leave, output, slot, story
 from tests.contracts.dedup_keys import admit, same
 
 SIZE = 5 << 20
@@ -65,6 +66,17 @@ async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_ha
     await harness.advance(APART_SECONDS)
     await harness.broker.enqueue([large(), ask()])
     assert len((await harness.claim()).entries) == 2
+
+
+@story
+async def test_who_is_alone_has_larger_batches(harness: Harness) -> None:
+    await harness.broker.enqueue([large()])
+    await left_out(harness, await harness.claim())
+    await harness.answer(await harness.claim())
+    await harness.advance(MIXED_SECONDS)
+    await harness.broker.enqueue([large() for _ in range(MAX_BATCH)])
+    await harness.advance(0.6)
+    assert len((await harness.claim()).entries) == MAX_BATCH <= LONE_ROOM // SIZE
 
 
 @story

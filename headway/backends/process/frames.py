@@ -26,7 +26,7 @@ MAX_OUTPUT = MOST_OUTPUT
 """Largest output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
 """Largest outputs of the requests of one batch together, in characters, or bytes of JSON. What is beyond runs again, apart."""
-MAX_LARGE_OUTPUTS = 64 << 20
+MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
 """Largest outputs of LONG_HAND_OVER and more of those requests together: all that ride in the batch wait for their way."""
 LONG_HAND_OVER = 1 << 20
 """Bytes of the outputs of a batch from which the child says that it has them before it hands them over."""

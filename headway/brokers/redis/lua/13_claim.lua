@@ -180,7 +180,9 @@ end
 local function depart_apart(s, slot, token, group, limit, price)
   local q, kind = s.q, group.kind
   if group.caller ~= '' then
-    limit = culprits.group_size(s, group.caller, limit)
+    local _, beside = suspects.callers(s, group.caller)
+    local others = q.fresh > 0 or s.now - q.newest < MIXED_SECONDS or beside > 0
+    limit = culprits.group_size(s, group.caller, limit, others and MOST_OUTPUT or LONE_ROOM)
   end
   local reason = kind == GROUP.QUARANTINE and group.attempts == 0 and APART_REASON or RETRY_REASON
   local entries = suspects.take(s, group, limit)

@@ -122,7 +122,7 @@ function culprits.ran(s, caller, count, clean)
   end
 end
 
-function culprits.group_size(s, caller, limit)
+function culprits.group_size(s, caller, limit, room)
   local record = record_of(s, caller)
   if not record then
     return limit
@@ -132,7 +132,7 @@ function culprits.group_size(s, caller, limit)
   local searched = share / math.log(2)
   local best = 2 / (searched + math.sqrt(searched * searched + 8 * share * each))  -- As `core.culprits.best_group`.
   if record[LARGEST] > 0 then
-    limit = math.min(limit, math.floor(MOST_OUTPUT / record[LARGEST]))
+    limit = math.min(limit, math.floor((room or MOST_OUTPUT) / record[LARGEST]))
   end
   return math.max(1, math.min(limit, math.floor(best + 0.5)))
 end

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headway.config import load
+from headway.config import Settings, load
+from headway.config.models import ModelSettings
 from headway.errors import SettingError
 
 
@@ -18,11 +19,13 @@ def test_a_shorter_deadline_in_all_shortens_the_default_of_the_queue() -> None:
 
 def test_a_longer_deadline_in_all_lengthens_what_must_not_end_before() -> None:
     slow = load({"request_timeout_ms": "300000", "gpu_timeout_ms": "400000"}, {})
-    assert (slow.task_timeout_ms, slow.drain_timeout_ms, slow.queue_timeout_ms) == (300_000, 400_000, 2000)
-    told = load({"request_timeout_ms": "300000", "task_timeout_ms": "50000", "drain_timeout_ms": "0"}, {})
-    assert (told.task_timeout_ms, told.drain_timeout_ms) == (50_000, 0)
+    assert (slow.task_timeout_ms, slow.drain_s, slow.queue_timeout_ms) == (300_000, 400, 2000)
+    told = load({"request_timeout_ms": "300000", "task_timeout_ms": "50000"}, {})
+    assert (told.task_timeout_ms, told.drain_s) == (50_000, 300)
+    several = Settings(models=(ModelSettings("a"), ModelSettings("b", values=(("gpu_timeout_ms", 90_000.0),))))
+    assert several.drain_s == 90
     usual = load({}, {})
-    assert (usual.task_timeout_ms, usual.drain_timeout_ms) == (30_000, 30_000)
+    assert (usual.task_timeout_ms, usual.drain_s) == (30_000, 30)
     with pytest.raises(SettingError, match=r"^--request-timeout-ms = 700000\.0: must lie"):
         load({"request_timeout_ms": "700000"}, {})
 

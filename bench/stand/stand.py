@@ -48,7 +48,7 @@ checkout = ROOT
 START_SECONDS = 60.0
 """Longest wait for a server to come up."""
 STOP_SECONDS = 40.0
-"""Longest wait for one to end by itself, which it may take 30 s for (`drain_timeout_ms`); then it is killed."""
+"""Longest wait for one to end by itself, which it may take 30 s for (`Settings.drain_s`); then it is killed."""
 
 _CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 _PINS = len(_CORES) > 1 and shutil.which("taskset") is not None

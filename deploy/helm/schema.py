@@ -26,9 +26,6 @@ MANY = frozenset(("admin_names", "admin_token", "remote_token"))
 """Settings whose pattern repeats more than the 1000 times that Helm's regular expressions can."""
 PLACES = {
     ("gateway", "lameDuckSeconds"): ("lame_duck_ms", 1000, 0),
-    ("gateway", "drainSeconds"): ("drain_timeout_ms", 1000, 1),
-    ("controller", "drainSeconds"): ("drain_timeout_ms", 1000, 1),
-    ("worker", "drainSeconds"): ("drain_timeout_ms", 1000, 1),
     ("worker", "slots"): ("workers", 1, 1),
     ("worker", "scaling", "min"): ("min_workers", 1, 0),
     ("worker", "scaling", "max"): ("max_workers", 1, 0),

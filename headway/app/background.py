@@ -90,7 +90,7 @@ class BackgroundService:
         """End the service, and return when it has ended. Calls after the first change nothing.
 
         Arguments:
-            drain: whether what it holds is answered first, within `drain_timeout_ms`; if not, that gets 503.
+            drain: whether what it holds is answered first, within the time that a shutdown waits; if not, that gets 503.
         """
         self._stopping = True
         loop, task = self._loop, self._task

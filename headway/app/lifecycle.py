@@ -233,7 +233,7 @@ class Service:
             await asyncio.sleep(self._settings.lame_duck_ms / 1000)
             log.info("no new connections")
         try:
-            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+            async with asyncio.timeout(self._settings.drain_s):
                 if self._controller is not None:
                     await self._controller.stop()
                 if self._gateway is not None:

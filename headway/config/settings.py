@@ -84,6 +84,8 @@ class Settings:
     """Bytes above which an input or output is stored apart from the queue in the broker, which keeps its steps short."""
     keys_retention_s: ClassVar[float] = 30 * 86_400.0
     """Seconds after its end at which a key is removed from the ledger's database."""
+    least_drain_s: ClassVar[float] = 30.0
+    """Seconds that a process waits for requests in flight when shutting down; longer where a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
     """Seconds after which the client of a gRPC connection is told to open another, so that new gateways get their part."""
 
@@ -163,13 +165,6 @@ class Settings:
         "ms",
         within=(0, 600_000),
         parts=RolePart.GATEWAY,
-    )
-    drain_timeout_ms: float = setting(
-        30_000.0,
-        _SERVICE,
-        "Longest wait for requests in flight when shutting down; left out, never less than a request or a batch may take.",
-        "ms",
-        within=(0, 3_600_000),
     )
     reload: bool = setting(
         False,
@@ -433,7 +428,7 @@ class Settings:
     gpu_timeout_ms: float = setting(
         3000.0,
         _TIMEOUTS,
-        "Longest run of one batch; then its worker is killed.",
+        "Longest run of one batch; then its worker is killed. A shutdown waits as long, too.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
@@ -443,7 +438,7 @@ class Settings:
     request_timeout_ms: float = setting(
         4000.0,
         _TIMEOUTS,
-        "Longest time for a request in all, at most 600000.",
+        "Longest time for a request in all, at most 600000. A shutdown waits as long for requests in flight, and 30 s at least.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY,
@@ -996,6 +991,12 @@ class Settings:
     def longest_request_s(self) -> float:
         """Seconds that a request to any model may take in all."""
         return max(one.request_timeout_ms for one in self.served.values()) / 1000
+
+    @cached_property
+    def drain_s(self) -> float:
+        """Most seconds to wait for requests in flight when shutting down: never less than a request or a batch may take."""
+        longest_batch = max(run.gpu_timeout_ms for run in self.runs.values()) / 1000
+        return max(self.least_drain_s, self.longest_request_s, longest_batch)
 
     @cached_property
     def longest_task_s(self) -> float:

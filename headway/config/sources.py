@@ -205,7 +205,7 @@ def _fit_times(values: dict[str, Any]) -> None:
     """Fit the times that were left out to those that were given.
 
     Who shortens the time in all should not have to shorten the time in the queue, too. Who lengthens it does not mean
-    that tasks end sooner than other requests, or that a shutdown breaks requests off. Who waits longer for the broker does
+    that tasks end sooner than other requests. Who waits longer for the broker does
     not mean that workers lose their batches meanwhile.
     """
 
@@ -219,12 +219,8 @@ def _fit_times(values: dict[str, Any]) -> None:
     whole = chosen("request_timeout_ms")
     if 1.0 <= whole < usual("queue_timeout_ms"):
         values.setdefault("queue_timeout_ms", whole)
-    for name, longest in (
-        ("task_timeout_ms", whole),
-        ("drain_timeout_ms", max(whole, chosen("gpu_timeout_ms"))),
-    ):
-        if usual(name) < longest <= MAX_REQUEST_TIMEOUT_MS:
-            values.setdefault(name, longest)
+    if usual("task_timeout_ms") < whole <= MAX_REQUEST_TIMEOUT_MS:
+        values.setdefault("task_timeout_ms", whole)
     spare = usual("lease_ms") - usual("broker_timeout_ms")
     if chosen("broker_timeout_ms") > usual("broker_timeout_ms"):
         values.setdefault("lease_ms", chosen("broker_timeout_ms") + spare)

@@ -58,7 +58,7 @@ class PortConnections:
         self.quotas, self.clock, self.turns = quotas, clock, turns
         self.hints = ProtocolHints("grpc", clock)
         self.most_header = settings.max_header_bytes
-        self.grace = max(settings.longest_request_s, settings.drain_timeout_ms / 1000)
+        self.grace = settings.drain_s
         self.unread_timeout = settings.read_timeout_ms / 1000
         self.too_many_metadata = f"the metadata have more than {self.most_header} bytes; send fewer"
         self.ceiling = 1 << 30

@@ -80,11 +80,10 @@ def test_each_process_reads_its_settings_as_they_were_meant(tmp_path: Any) -> No
         assert found.broker.startswith("redis://headway:") and found.broker.endswith(f"@{REDIS}:6379/0")
         assert (found.admin_host, found.admin_port, len(found.admin_token)) == ("0.0.0.0", 9000, 32)
     gateway, large = settings(objects, GATEWAY, tmp_path), settings(objects, WORKERS["large"], tmp_path)
-    assert (gateway.host, gateway.port, gateway.lame_duck_ms, gateway.drain_timeout_ms) == (
+    assert (gateway.host, gateway.port, gateway.lame_duck_ms) == (
         "0.0.0.0",
         8000,
         5000,
-        30_000,
     )
     assert [model.name for model in gateway.models] == ["greeter", "org/Large-2"]
     assert [(model.name, model.target) for model in large.models] == [("org/Large-2", "large.py:Model")]
@@ -160,8 +159,8 @@ def test_a_pod_has_longer_to_end_than_it_takes() -> None:
             sleep = (
                 container(objects, name).get("lifecycle", {}).get("preStop", {}).get("sleep", {"seconds": 0})["seconds"]
             )
-            takes = float(environ["HEADWAY_DRAIN_TIMEOUT_MS"]) + float(environ.get("HEADWAY_LAME_DUCK_MS", 0))
-            assert pod["terminationGracePeriodSeconds"] >= sleep + takes / 1000 + 10
+            takes = Settings().drain_s + float(environ.get("HEADWAY_LAME_DUCK_MS", 0)) / 1000
+            assert pod["terminationGracePeriodSeconds"] >= sleep + takes + 10
     assert container(render("models"), GATEWAY)["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
     everything = workloads(render("all of a pod")).values()
     assert {one["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] for one in everything} == {77}

@@ -57,7 +57,7 @@ def test_every_process_of_ours_is_one_that_the_command_line_knows(
     for one in ours.values():
         parse_headway(one["command"])
         minutes, seconds = re.fullmatch(r"(\d+)m(\d+)s", one["stop_grace_period"]).groups()  # type: ignore[union-attr]
-        assert 60 * int(minutes) + int(seconds) > (Settings().drain_timeout_ms + lame_duck) / 1000
+        assert 60 * int(minutes) + int(seconds) > Settings().drain_s + lame_duck / 1000
 
 
 def test_no_container_may_do_more_than_it_must(services: dict[str, Any]) -> None:

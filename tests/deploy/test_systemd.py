@@ -63,7 +63,7 @@ def test_a_unit_starts_its_role_again_and_gives_it_time_to_end(
     assert value(unit, "Restart") == "always"
     assert int(value(unit, "RestartSec")) >= 1
     assert "3" in value(unit, "RestartPreventExitStatus").split()
-    assert float(value(unit, "TimeoutStopSec")) > Settings().drain_timeout_ms / 1000 + LAME_DUCK
+    assert float(value(unit, "TimeoutStopSec")) > Settings().drain_s + LAME_DUCK
     assert int(value(unit, "LimitNOFILE")) > Settings().max_connections
 
 

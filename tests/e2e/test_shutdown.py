@@ -132,7 +132,7 @@ def test_a_second_signal_ends_the_drain_with_503_for_what_is_held(tmp_path: Path
 
 
 def test_silent_clients_and_one_that_does_not_read_do_not_hold_up_the_end(tmp_path: Path) -> None:
-    with launched(tmp_path, "--drain-timeout-ms", "2000") as server:
+    with launched(tmp_path, "--read-timeout-ms", "1000") as server:
         server.ready()
         silent = [server.connect() for _ in range(20)]
         half = server.connect()
@@ -141,7 +141,6 @@ def test_silent_clients_and_one_that_does_not_read_do_not_hold_up_the_end(tmp_pa
         deaf = server.ask("big 12000000")
         wait_until(lambda: server.metrics().value("requests_total", outcome="ok"))
         server.signal()
-        server.expected = {"drain time-out: answering what is left with 503"}
         assert server.ended() == 0
         deaf.leave()
         for connection in (*silent, half):

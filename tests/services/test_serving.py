@@ -105,6 +105,18 @@ async def test_drain_answers_everything_and_stops_the_workers(clock: Clock) -> N
         assert all(backend.stops for backend in stand.backends)
 
 
+async def test_a_drain_ends_although_a_request_is_still_held(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(0.1), gpu_timeout_ms=25_000.0) as stand:
+        stand.backends[0].seconds = 1000.0
+        asked = stand.asking("is tried again", timeout=600.0)
+        await asyncio.sleep(0.1)
+        began = clock()
+        await stand.service.drain()
+        assert clock() - began == pytest.approx(30.0, abs=0.1)
+        await stand.service.stop()
+        assert codes([await asked]) == [errors.DRAINING]
+
+
 async def test_stop_refuses_what_is_left(clock: Clock) -> None:
     async with Stand(clock, FakeBackend(3.0)) as stand:
         asked = stand.asking("t")
@@ -195,9 +207,7 @@ async def test_batches_of_300_s_are_served_like_any_others(clock: Clock) -> None
 
 async def test_a_drain_waits_for_a_batch_of_300_s(clock: Clock) -> None:
     settings = load({"gpu_timeout_ms": 600_000.0, "queue_timeout_ms": 600_000.0, "request_timeout_ms": 600_000.0}, {})
-    slow: dict[str, Any] = {
-        name: getattr(settings, name) for name in ("drain_timeout_ms", "gpu_timeout_ms", "request_timeout_ms")
-    }
+    slow: dict[str, Any] = {name: getattr(settings, name) for name in ("gpu_timeout_ms", "request_timeout_ms")}
     async with Stand(clock, FakeBackend(300.0), **slow) as stand:
         asked = stand.asking("last", timeout=600.0)
         await asyncio.sleep(1.0)

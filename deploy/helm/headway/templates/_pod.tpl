@@ -22,7 +22,7 @@ spec:
   serviceAccountName: {{ include "headway.serviceAccount" (dict "root" $root "component" .component "values" $v) }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ include "headway.grace" $v }}
+  terminationGracePeriodSeconds: {{ include "headway.grace" (dict "root" $root "values" $v) }}
   securityContext:
     {{- toYaml $root.Values.podSecurityContext | nindent 4 }}
   {{- with include "headway.placement" . | trim }}
@@ -47,7 +47,6 @@ spec:
         - {name: HEADWAY_ADMIN_PORT, value: "9000"}
         - name: HEADWAY_ADMIN_TOKEN
           valueFrom: {secretKeyRef: {name: {{ include "headway.adminSecret" $root }}, key: token}}
-        - {name: HEADWAY_DRAIN_TIMEOUT_MS, value: {{ mul $v.drainSeconds 1000 | quote }}}
         {{- if $root.Values.tls.existingSecret }}
         - {name: HEADWAY_TLS_CERT, value: /etc/headway-tls/tls.crt}
         - {name: HEADWAY_TLS_KEY, value: /etc/headway-tls/tls.key}
@@ -118,12 +117,25 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{/* Seconds that a drain takes at most: 30, or as long as a request or a batch of any model may take. */}}
+{{- define "headway.drain" -}}
+{{- $most := 30000.0 }}
+{{- $all := list (.Values.settings | default dict) }}
+{{- range $model := .Values.models }}
+{{- $all = append $all ($model.settings | default dict) }}
+{{- end }}
+{{- range $own := $all }}
+{{- $most = maxf $most ($own.request_timeout_ms | default 0) ($own.gpu_timeout_ms | default 0) }}
+{{- end }}
+{{- divf $most 1000 | ceil | int -}}
+{{- end -}}
+
 {{/* Seconds that a pod has to end: more than it takes to become unknown, to turn clients away, and to drain. */}}
 {{- define "headway.grace" -}}
-{{- if .terminationGracePeriodSeconds -}}
-{{- .terminationGracePeriodSeconds -}}
+{{- if .values.terminationGracePeriodSeconds -}}
+{{- .values.terminationGracePeriodSeconds -}}
 {{- else -}}
-{{- add .preStopSeconds (.lameDuckSeconds | default 0) .drainSeconds 10 -}}
+{{- add .values.preStopSeconds (.values.lameDuckSeconds | default 0) (include "headway.drain" .root) 10 -}}
 {{- end -}}
 {{- end -}}
 

@@ -220,10 +220,11 @@ class Settings:
     start_timeout_ms: float = setting(
         300_000.0,
         _WORKERS,
-        "Longest time for a worker to load the target and pass its warm-up batch.",
+        "Longest time for a worker to load the target and pass its warm-up batch. One that the autoscaler asked for counts as "
+        "coming for twice as long, as it may need a machine first.",
         "ms",
         within=(100, 3_600_000),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
+        parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER,
         own=Own.VERSION,
     )
     recycle_rss_mb: int = setting(
@@ -870,15 +871,6 @@ class Settings:
         "Shortest time from one change to the next removal of workers.",
         "s",
         within=(0, 86_400),
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    scale_start_s: float = setting(
-        600.0,
-        _SCALING,
-        "Longest time for which a worker that was asked for counts as coming; then it is asked for again.",
-        "s",
-        within=(1, 86_400),
         parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )

@@ -305,7 +305,8 @@ class Settings:
     max_queue: int = setting(
         20_000,
         _BATCHING,
-        "Most entries waiting at once, over all tiers.",
+        "Most entries waiting at once, over all tiers; five records for each wait for a ledger that is slow or away, before "
+        "more are dropped and counted.",
         "inputs",
         within=(1, 10_000_000),
         parts=RolePart.GATEWAY,
@@ -496,13 +497,6 @@ class Settings:
     )
     ledger_retention_days: float = setting(
         30.0, _LEDGER, "Age at which records are removed; 0: never.", "days", within=(0, 36_500), needs="ledger"
-    )
-    ledger_buffer: int = setting(
-        100_000,
-        _LEDGER,
-        "Most records that wait for a database that is slow or away; more are dropped and counted.",
-        within=(100, 100_000_000),
-        needs="ledger",
     )
     ledger_rows: str = setting(
         "ended",
@@ -916,6 +910,11 @@ class Settings:
         """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
+
+    @property
+    def ledger_backlog(self) -> int:
+        """Most records that wait for a database that is slow or away: five for each entry that may wait."""
+        return 5 * self.max_queue
 
     @property
     def kept_tenant_mb(self) -> int:

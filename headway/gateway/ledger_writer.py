@@ -86,7 +86,7 @@ class LedgerWriter:
     ) -> None:
         self._ledger = ledger
         self._tiers = settings.tier_names
-        self._bound = settings.ledger_buffer
+        self._bound = settings.ledger_backlog
         self._retention = settings.ledger_retention_days * _DAY
         self._content = settings.ledger_content
         self._counters = counters

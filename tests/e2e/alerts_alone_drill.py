@@ -191,7 +191,7 @@ def ledgers(folder: Path, watch: Watches) -> None:
             cwd=folder, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, check=True,
         ).stdout.split()  # fmt: skip
         token = next(word for word in key if word.startswith("hw_"))
-        flags = ("--keys", "ledger", "--ledger-buffer", "100")
+        flags = ("--keys", "ledger", "--max-queue", "20")
         server = Server(folder, flags=flags, environ={"HEADWAY_LEDGER": url})
         with watch(folder, server) as drill:
 

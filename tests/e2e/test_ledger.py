@@ -21,7 +21,7 @@ AWAY = {"the ledger is out of reach"}
 """Log events of a process whose database does not answer in time, as on a disk that is busy."""
 COUNT = "SELECT count(*) FROM headway_requests"
 LEAST = 100
-"""Least rows that `--ledger-buffer` makes room for."""
+"""Records that wait for a database with `--max-queue` 20."""
 OUTCOMES = "SELECT CASE status WHEN 'completed' THEN 'ok' ELSE error END FROM headway_requests"
 
 
@@ -112,7 +112,7 @@ def test_a_database_that_stands_still_or_is_killed_fails_no_request(tmp_path: Pa
         found = rows()
         return 0 if own.query(busy)[0][0] else found
 
-    with recording(tmp_path, "--ledger", url, "--ledger-buffer", str(LEAST)) as server:
+    with recording(tmp_path, "--ledger", url, "--max-queue", str(LEAST // 5)) as server:
         ask_some(server, 20)
         wait_until(lambda: written() == 20)
         own.pause()
@@ -159,7 +159,7 @@ def test_a_full_disk_fails_no_request(tmp_path: Path) -> None:
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
 
-    flags = ("--ledger", "sqlite:///ledger.db", "--ledger-buffer", str(LEAST))
+    flags = ("--ledger", "sqlite:///ledger.db", "--max-queue", str(LEAST // 5))
     with recording(tmp_path, *flags, before=small_disk) as server:
 
         def is_full() -> bool:

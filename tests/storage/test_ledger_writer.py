@@ -160,7 +160,7 @@ async def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_co
     clock: Clock,
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with keeping(clock, ledger_buffer=1000) as it:
+        async with keeping(clock, max_queue=200) as it:
             it.ledger.away = True
             for first in range(0, 3000, 30):
                 it.noted(notes(30, first))
@@ -181,7 +181,7 @@ async def test_while_the_ledger_is_away_records_wait_up_to_the_bound_and_what_co
 
 
 async def test_the_bound_holds_for_notes_that_come_at_once_and_while_a_batch_is_under_way(clock: Clock) -> None:
-    async with keeping(clock, ledger_buffer=1000) as it:
+    async with keeping(clock, max_queue=200) as it:
         it.ledger.slow = 1.0
         it.noted(notes(1700))
         assert it.journal.waiting == 1000

@@ -230,23 +230,23 @@ def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "spare.py").write_text("def spare(inputs):\n    return inputs\n")
     spare = f"{tmp_path / 'spare.py'}:spare"
     tables = (
-        ModelSettings("a", values=(("fallback", spare), ("fallback_version", "3"))),
+        ModelSettings("a", values=(("fallback", spare),)),
         ModelSettings("b", values=(("fallback", "http://127.0.0.1:1/batch"), ("fallback_concurrency", 2))),
         ModelSettings("c"),
     )
 
-    def answers(**settings: Any) -> dict[str, str]:
+    def answers(**settings: Any) -> set[str]:
         made = within_a_loop(
             lambda: make_fallback(Settings(broker=BROKER, models=tables, **settings), Counters(), time.monotonic)
         )
         assert made is not None
-        assert {slot.rpartition("/")[0].partition("/")[2] for slot in made.workers.slots} == {*made.versions}
-        return {**made.versions}
+        assert {slot.rpartition("/")[0].partition("/")[2] for slot in made.workers.slots} == {*made.models}
+        return {*made.models}
 
-    assert answers() == {"a": "3", "b": ""}
-    assert answers(fallback=spare, default_model="c") == {"a": "3", "b": "", "c": ""}
-    assert answers(fallback=f"c={spare}") == {"a": "3", "b": "", "c": ""}
-    assert answers(fallback=spare) == {"a": "3", "b": ""}, "the first has its own"
+    assert answers() == {"a", "b"}
+    assert answers(fallback=spare, default_model="c") == {"a", "b", "c"}
+    assert answers(fallback=f"c={spare}") == {"a", "b", "c"}
+    assert answers(fallback=spare) == {"a", "b"}, "the first has its own"
     with pytest.raises(
         SettingError, match=r"fallback = 'd=x.py:f': is for the model 'd', and this process has settings"
     ):

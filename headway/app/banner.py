@@ -321,8 +321,7 @@ def _fallbacks(settings: Settings) -> Iterator[str]:
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
         batches = "1 batch" if own.fallback_concurrency == 1 else f"{own.fallback_concurrency} batches"
-        version = f" version {own.fallback_version}" if own.fallback_version else ""
-        whose = f" for model {model!r}{version}" if len(settings.served) > 1 or version else ""
+        whose = f" for model {model!r}" if len(settings.served) > 1 else ""
         yield f"{shown_target(own.fallback)}, {batches} at once,{whose} while the broker is away"
     if len(fallbacks) < len(settings.served):
         others = "requests for other models" if fallbacks else "requests"

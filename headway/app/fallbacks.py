@@ -45,10 +45,7 @@ def make_fallback(
     targets, own = fallback_targets(settings), {}
     for model, of_model in fallbacks_of(settings).items():
         slots = of_model.fallback_concurrency
-        version = of_model.fallback_version or of_model.model_version
-        own[model] = dataclasses.replace(
-            of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS, model_version=version
-        )
+        own[model] = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     if not own:
         return None
     broker = make_memory_broker(settings, counters, clock, models=own)
@@ -60,7 +57,7 @@ def make_fallback(
             of_model, targets[model], devices, counters, clock, name, certificates=certificates, recorder=recorder
         )
         pools[model] = make_pool(of_model, devices, make, broker, all_slots)
-    return Fallback(broker, WorkerPools(pools, all_slots), {model: one.fallback_version for model, one in own.items()})
+    return Fallback(broker, WorkerPools(pools, all_slots), own.keys())
 
 
 def _target(setting: str, text: str) -> Target:

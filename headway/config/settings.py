@@ -383,20 +383,12 @@ class Settings:
         "",
         _FLEET,
         "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
-        "several models each may have one in its table; left out: requests then get 503.",
+        "several models each may have one in its table; its answers tell `model_version`, and requests that name a version get "
+        "503 then, as all do where it is left out.",
         needs="broker",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
         common=True,
-    )
-    fallback_version: str = setting(
-        "",
-        _FLEET,
-        "Version that answers of `fallback` tell, and that requests may name then; left out: `model_version`, and none.",
-        form=NAME_OR_NONE,
-        needs="fallback",
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
     )
     fallback_concurrency: int = setting(
         1,

@@ -133,7 +133,7 @@ def version_unknown(model: str, version: str) -> Failure:
 
 
 def no_version_here(version: str) -> Failure:
-    """Refusal because the fallback, which answers while the broker is away, has another version, or none."""
+    """Refusal because no version can be chosen while the broker is away and a fallback answers."""
     message = f"version {excerpt(version)!r} cannot be asked while the queue is out of reach; try again later"
     return Failure(errors.NO_WORKERS, message, 1.0, "no_workers")
 

@@ -5,14 +5,14 @@ what is overdue. So batching, retries, isolation of bad inputs and admission are
 up with the gateway, to be warm when they are needed; a fallback that does not come up is tried again and again and keeps no
 gateway from starting.
 
-A fallback answers for some models, and of each for one version at most. All other requests that came before the outage, and
+A fallback answers for some models, and for no request that names a version. All other requests that came before the outage, and
 all tasks, wait for that broker, as at a gateway without a fallback; those that come during it are refused. So a task is either the
 shared broker's, which may have it unheard, or the fallback's, and who deletes it there has deleted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,13 +36,13 @@ class Fallback:
     Arguments:
         broker: in this process.
         workers: workers over it, for each model one for each batch that may run at once.
-        versions: version that requests for a model may name, by the models that it answers for; empty for none.
+        models: names of the models that it answers for.
     """
 
-    def __init__(self, broker: Broker, workers: Workers, versions: Mapping[str, str]) -> None:
+    def __init__(self, broker: Broker, workers: Workers, models: Collection[str]) -> None:
         self.broker = broker
         self.workers = workers
-        self.versions = versions
+        self.models = models
 
     def start(self, supervisor: Supervisor) -> None:
         """Start its loops, which bring the backends up."""
@@ -63,12 +63,12 @@ class DirectMode:
 
     Arguments:
         session: session with the broker of the fallback.
-        versions: version that requests for a model may name, by the models that the fallback answers for; empty for none.
+        models: names of the models that the fallback answers for.
     """
 
-    def __init__(self, session: BrokerSession, versions: Mapping[str, str]) -> None:
+    def __init__(self, session: BrokerSession, models: Collection[str]) -> None:
         self.session = session
-        self._versions = versions
+        self._models = models
 
     def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
         """Refusal of a new request in direct mode; None where the fallback answers it.
@@ -78,9 +78,9 @@ class DirectMode:
             version: version that the request names; empty for none.
             away: refusal of a gateway without a fallback.
         """
-        if model not in self._versions:
+        if model not in self._models:
             return msgspec.structs.replace(away, message=failures.no_fallback(model))
-        if version and version != self._versions[model]:
+        if version:
             return failures.no_version_here(version)
         return None
 
@@ -97,6 +97,5 @@ class DirectMode:
 
     def _answers(self, one: PendingRequest) -> bool:
         """Whether the fallback answers a request. A task is asked for, followed, and deleted, at any gateway."""
-        entry, version = one.entry, self._versions.get(one.entry.model)
-        of_task = one.task or one.follows
-        return version is not None and (not entry.pinned or entry.version == version) and not of_task
+        entry, of_task = one.entry, one.task or one.follows
+        return entry.model in self._models and not entry.pinned and not of_task

@@ -155,7 +155,7 @@ class Gateway:
         held = self.name, self._pending, self.on_event
         rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
         self._shared = BrokerSession(broker, *rest)
-        self._direct_mode = DirectMode(BrokerSession(direct.broker, *rest), direct.versions) if direct else None
+        self._direct_mode = DirectMode(BrokerSession(direct.broker, *rest), direct.models) if direct else None
         self._direct = self._direct_mode.session if self._direct_mode is not None else None
         self._session = self._shared
         """Session that new requests go over."""

@@ -84,7 +84,7 @@ class Notes:
 class Fleet:
     """`gateways` gateways and a batcher for each of `backends`; with `fallback`, each gateway has a direct mode.
 
-    Of several `models` the backends run one each, in turn; the fallback answers for the first, in version `of_version`.
+    Of several `models` the backends run one each, in turn; the fallback answers for the first.
     """
 
     def __init__(
@@ -97,7 +97,6 @@ class Fleet:
         max_batch: int = 8,
         seed: int = 0,
         models: Sequence[str] = ("m",),
-        of_version: str = "",
         **settings: object,
     ):
         self.clock = clock
@@ -120,7 +119,7 @@ class Fleet:
         self.direct: Fallback | None = None
         if fallback is not None:
             own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, self._rng)
-            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]), {"m": of_version})
+            self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]), ("m",))
         self.gateways = [
             Gateway(
                 self.settings,

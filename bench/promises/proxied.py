@@ -62,7 +62,7 @@ LINES, WAVES = 250, 40
 """Connections that are used at once, and how often."""
 TARGET = f"{stand.TARGETS}:Waiting"
 LONG = ("--queue-timeout-ms", "60000", "--request-timeout-ms", "60000", "--task-timeout-ms", "60000")
-PATIENT = ("--gpu-timeout-ms", "40000", "--lease-ms", "60000")
+PATIENT = ("--gpu-timeout-ms", "40000", "--broker-timeout-ms", "20000")
 LAME_DUCK = ("--lame-duck-ms", str(LAME_DUCK_MS))
 BEFORE, AFTER = 2.0, 4.0
 """Seconds of load before a trouble begins, and after it is over."""

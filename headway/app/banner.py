@@ -111,7 +111,7 @@ def _lines(
         yield f"  {_line_to_try(settings, port, signature, named)}"
         return
     if parts.batchers:
-        yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_ms:g} ms"
+        yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_s:g} s"
     if parts.controller:
         yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
     yield READY

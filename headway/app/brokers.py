@@ -107,7 +107,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     models = _models(settings)
     timeout = settings.broker_timeout_ms / 1000
     connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)
-    lease, kept = settings.lease_ms / 1000, _kept(settings)
+    lease, kept = settings.lease_s, _kept(settings)
     room, apart_from = settings.max_queue_mb << 20, settings.large_payload_bytes
     rng, shards = random.random, settings.shards
     broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)

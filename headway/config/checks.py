@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NoReturn
 from headway.config import broker, database, remote_headers
 from headway.core import arguments, policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
-from headway.core.health import HEARTBEAT_EVERY
 from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
@@ -43,9 +42,6 @@ MAX_BATCH = 4096
 MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
-
-RENEWED_MS = HEARTBEAT_EVERY * 1000
-"""Milliseconds after a claim at which its lease is first renewed."""
 
 
 def is_loopback(host: str) -> bool:
@@ -141,14 +137,6 @@ def _times(settings: Settings) -> None:
     if settings.max_wait_ms is not None and settings.max_wait_ms > settings.queue_timeout_ms:
         reason = f"is longer than `queue_timeout_ms` ({settings.queue_timeout_ms:g} ms)"
         refuse(settings, "max_wait_ms", reason, "Every request would expire before its batch leaves; lower it.")
-    if settings.broker and settings.lease_ms < settings.broker_timeout_ms + RENEWED_MS:
-        reason = (
-            "ends before a worker renews it: a claim may take `broker_timeout_ms` "
-            f"({settings.broker_timeout_ms:g} ms), and renewals begin {RENEWED_MS:g} ms later"
-        )
-        least = settings.broker_timeout_ms + RENEWED_MS
-        hint = f"Raise it to {least:g} or more, leave it out, or lower `broker_timeout_ms`."
-        refuse(settings, "lease_ms", reason, hint)
 
 
 def _policy(settings: Settings) -> None:

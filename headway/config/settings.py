@@ -345,19 +345,11 @@ class Settings:
     broker_timeout_ms: float = setting(
         1000.0,
         _FLEET,
-        "Longest time for one call to the broker before it counts as failed.",
+        "Longest time for one call to the broker before it counts as failed. A worker that is silent for 2 s more is given up, "
+        "and what it ran is given to another.",
         "ms",
         within=(10, 60_000),
         needs="broker",
-    )
-    lease_ms: float = setting(
-        3000.0,
-        _FLEET,
-        "How long a worker may be silent before what it runs is given to another; left out, 2000 ms more than "
-        "`broker_timeout_ms` where that is longer.",
-        "ms",
-        within=(1500, 600_000),
-        parts=RolePart.BATCHERS,
     )
     shards: int = setting(
         1,
@@ -902,6 +894,11 @@ class Settings:
         """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds that a worker may be silent before what it runs is given to another: a slow call to the broker, and renewals."""
+        return self.broker_timeout_ms / 1000 + 2
 
     @property
     def ledger_backlog(self) -> int:

@@ -205,8 +205,7 @@ def _fit_times(values: dict[str, Any]) -> None:
     """Fit the times that were left out to those that were given.
 
     Who shortens the time in all should not have to shorten the time in the queue, too. Who lengthens it does not mean
-    that tasks end sooner than other requests. Who waits longer for the broker does
-    not mean that workers lose their batches meanwhile.
+    that tasks end sooner than other requests.
     """
 
     def usual(name: str) -> float:
@@ -221,9 +220,6 @@ def _fit_times(values: dict[str, Any]) -> None:
         values.setdefault("queue_timeout_ms", whole)
     if usual("task_timeout_ms") < whole <= MAX_REQUEST_TIMEOUT_MS:
         values.setdefault("task_timeout_ms", whole)
-    spare = usual("lease_ms") - usual("broker_timeout_ms")
-    if chosen("broker_timeout_ms") > usual("broker_timeout_ms"):
-        values.setdefault("lease_ms", chosen("broker_timeout_ms") + spare)
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:

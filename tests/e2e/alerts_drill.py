@@ -32,7 +32,7 @@ WITHIN = 60.0
 LISTED = 180.0
 """Seconds within which a worker that vanished is no longer listed."""
 GATEWAY = ("--broker-timeout-ms", "1000", "--request-timeout-ms", "3000", "--queue-timeout-ms", "3000")
-WORKER = ("--lease-ms", "1500", "--max-batch-size", "1", "--gpu-timeout-ms", "3000")
+WORKER = ("--max-batch-size", "1", "--gpu-timeout-ms", "3000")
 
 
 LOWER = {

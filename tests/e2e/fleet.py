@@ -36,12 +36,12 @@ DEADLINE = 30.0
 """Seconds after which a patient gateway's requests are too late; as many as there may be."""
 PATIENT = ("--queue-timeout-ms", f"{DEADLINE * 1000:g}", "--request-timeout-ms", f"{DEADLINE * 1000:g}")
 """Flags of a gateway for which nothing is too late."""
-HARDY = ("--gpu-timeout-ms", "30000", "--lease-ms", "60000")
-"""Flags of a worker whose batches may wait at a gate, and whose leases outlive whatever befalls it and the server."""
+HARDY = ("--gpu-timeout-ms", "30000")
+"""Flags of a worker whose batches may wait at a gate."""
 LEASE = 5.0
 """Seconds after which what a silent worker runs is given to another, where that is what matters. A machine that stands
 still for some seconds takes no lease away from a worker that lives."""
-FORGETFUL = ("--gpu-timeout-ms", "30000", "--lease-ms", f"{LEASE * 1000:g}", "--broker-timeout-ms", "4000")
+FORGETFUL = ("--gpu-timeout-ms", "30000", "--broker-timeout-ms", f"{LEASE * 1000 - 2000:g}")
 """Flags of a worker that may be killed, or cut off, while a batch runs."""
 LATE = 10.0
 """Seconds that a busy machine may take for what is due."""

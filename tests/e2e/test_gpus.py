@@ -33,7 +33,7 @@ def over_redis(folder: Path, gpus: Gpus) -> Iterator[Server]:
     with (
         RedisServer("valkey", folder / "redis") as redis,
         launched(
-            folder, "--broker", redis.url, "--name", "here", "--lease-ms", "60000", environ=gpus.environ("0")
+            folder, "--broker", redis.url, "--name", "here", "--broker-timeout-ms", "20000", environ=gpus.environ("0")
         ) as server,  # Its connections to the broker come and go.
     ):
         server.ready()

@@ -27,7 +27,7 @@ from tests.servers.redis import RedisServer
 from tests.targets.counted import runs_in
 
 TARGET = "tests.targets.counted:Counted"
-LEASE = ("--lease-ms", "60000", "--broker-timeout-ms", "20000")
+LEASE = ("--broker-timeout-ms", "20000")
 
 
 @contextmanager

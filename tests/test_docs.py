@@ -96,7 +96,7 @@ def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> No
 
 
 def test_the_contract_tells_the_bounds_of_outputs() -> None:
-    outputs = document(Settings(max_bodies_mb=64))["components"]["schemas"]["InferenceAnswer"]["properties"]["outputs"]
+    outputs = document(Settings(memory_mb=256))["components"]["schemas"]["InferenceAnswer"]["properties"]["outputs"]
     assert f"One has at most {MOST_OUTPUT >> 20} MiB, and all together 32 MiB." in outputs["description"]
 
 

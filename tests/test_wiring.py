@@ -271,7 +271,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
-    broker = make_broker_bundle(Settings(kept_mb=1), Counters(), lambda: 0.0).broker
+    broker = make_broker_bundle(Settings(memory_mb=16), Counters(), lambda: 0.0).broker
     asked = [ask(id=id, model="default", dedup_keys=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:

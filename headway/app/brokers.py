@@ -75,7 +75,7 @@ def make_memory_broker(
     from headway.brokers.memory.broker import MemoryBroker
     from headway.brokers.memory.dead_letters import DeadLetterBox
 
-    box, room = DeadLetterBox() if letters is None else letters, settings.max_queue_mb << 20
+    box, room = DeadLetterBox() if letters is None else letters, settings.memory_mb << 20
     of_models = _models(settings) if models is None else {model: queue_limits(one) for model, one in models.items()}
     return MemoryBroker(of_models, box, counters, clock, random.random, _kept(settings), room)
 
@@ -108,7 +108,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     timeout = settings.broker_timeout_ms / 1000
     connection = RedisConnection(settings.broker, settings.broker_prefix, timeout, counters=counters)
     lease, kept = settings.lease_s, _kept(settings)
-    room, apart_from = settings.max_queue_mb << 20, settings.large_payload_bytes
+    room, apart_from = settings.memory_mb << 20, settings.large_payload_bytes
     rng, shards = random.random, settings.shards
     broker = RedisBroker(connection, models, counters, rng, shards, lease, kept, room, apart_from)
     fleet = RedisFleet(connection)
@@ -164,4 +164,4 @@ def queue_limits(settings: Settings) -> QueueLimits:
 
 
 def _kept(settings: Settings) -> KeptLimits:
-    return KeptLimits.of(settings.kept_mb << 20, settings.kept_tenant_mb << 20)
+    return KeptLimits.of(settings.kept_bytes, settings.kept_bytes // 4)

@@ -174,7 +174,7 @@ def describe_process(
         shared={
             "shards": str(settings.shards),
             "tiers": ",".join(settings.tier_names),
-            "kept-mb": f"{settings.kept_mb:g}",
+            "memory-mb": str(settings.memory_mb),
             **weights,
             **_of_sharing(settings, ROLES[role]),
             **({} if controller is None else _of_controllers(settings)),

@@ -167,12 +167,6 @@ def _grpc_port(settings: Settings) -> None:
         refuse(settings, "grpc_port", "is the admin port too (`admin_port`)", "Give each its own, for example 8081.")
 
 
-def _bodies(settings: Settings) -> None:
-    if settings.max_bodies_mb << 20 < 2 * settings.max_body_bytes:
-        reason = f"has no room for two bodies of {settings.max_body_bytes} bytes (`max_body_bytes`)"
-        refuse(settings, "max_bodies_mb", reason, "Raise it, or lower `max_body_bytes`.")
-
-
 def _files(settings: Settings) -> None:
     if settings.keys == "ledger" and not settings.ledger:
         reason = "is the ledger's database, and `ledger` is not set"
@@ -230,14 +224,14 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    """Check that the queue has room for the largest body.
+    """Check that the queue, and the quarter as large for bodies, have room for the largest body.
 
-    A tenant gets half of the room, and some characters count four bytes.
+    A tenant gets half of the queue's room, and some characters count four bytes; of bodies on their way there is room for two.
     """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
-    if settings.max_queue_mb < least:
+    if settings.memory_mb < least:
         reason = f"has no room for a request of `max_body_bytes` ({settings.max_body_bytes} bytes)"
-        refuse(settings, "max_queue_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
+        refuse(settings, "memory_mb", reason, f"Use {least} or more, or lower `max_body_bytes`.")
 
 
 def _tier_rates(settings: Settings) -> None:
@@ -329,5 +323,4 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _scale_rules,
     _scaling,
     _broker,
-    _bodies,
 )

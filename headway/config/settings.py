@@ -313,14 +313,6 @@ class Settings:
         own=Own.MODEL,
         term=Term.CHANGED,
     )
-    max_queue_mb: int = setting(
-        1024,
-        _BATCHING,
-        "Most memory for inputs that have no answer yet, of which a tenant may have as much as is free; with a broker, of all "
-        "processes together, and never more than half of its `maxmemory`.",
-        "MiB",
-        within=(1, 1 << 20),
-    )
     shed_depths: str = setting(
         "auto",
         _BATCHING,
@@ -586,13 +578,6 @@ class Settings:
         own=Own.MODEL,
         term=Term.CHANGED,
     )
-    kept_mb: int = setting(
-        256,
-        _SHARING,
-        "Most memory for what is kept; with a broker, of each server, and never more than a quarter of its `maxmemory`.",
-        "MiB",
-        within=(1, 1 << 20),
-    )
 
     max_body_bytes: int = setting(
         1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY
@@ -620,13 +605,15 @@ class Settings:
         "out: none.",
         parts=RolePart.GATEWAY,
     )
-    max_bodies_mb: int = setting(
-        256,
+    memory_mb: int = setting(
+        1024,
         _LIMITS,
-        "Most bytes of bodies on their way and of large or unread answers at once, of all requests by all ports together; half of it of the outputs of one request, at most 32 MiB over gRPC.",
+        "Most memory for inputs that have no answer yet, of which a tenant may have as much as is free; with a broker, of all "
+        "processes together, and never more than half of its `maxmemory`. Besides, a quarter as much for what is kept (with a "
+        "broker, of each server, and never more than a quarter of its `maxmemory`), and a quarter for bodies on their way and large "
+        "or unread answers, of which the outputs of one request may be half, at most 32 MiB over gRPC.",
         "MiB",
-        within=(1, 1 << 20),
-        parts=RolePart.GATEWAY,
+        within=(1, 1 << 22),
     )
     max_connections: int = setting(
         10_000, _LIMITS, "Most open client connections.", within=(1, 1_000_000), parts=RolePart.GATEWAY
@@ -906,9 +893,14 @@ class Settings:
         return 5 * self.max_queue
 
     @property
-    def kept_tenant_mb(self) -> int:
-        """MiB of `kept_mb` that one tenant may have at most: a quarter."""
-        return max(1, self.kept_mb // 4)
+    def kept_bytes(self) -> int:
+        """Most bytes of outcomes that are kept; a tenant has a quarter of them at most."""
+        return self.memory_mb << 18
+
+    @property
+    def bodies_bytes(self) -> int:
+        """Most bytes of bodies on their way and of large or unread answers; half of it of the outputs of one request."""
+        return self.memory_mb << 18
 
     @property
     def scheme(self) -> str:

@@ -69,7 +69,7 @@ class AnswerRoom:
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
 
-    def __init__(self, bytes: Budget, owner: str, most: int, why: str = "max_bodies_mb") -> None:
+    def __init__(self, bytes: Budget, owner: str, most: int, why: str = "memory_mb") -> None:
         self._bytes, self._owner, self._most, self._why = bytes, owner, most, why
         self.held = 0
 
@@ -91,7 +91,7 @@ class AnswerRoom:
             self.held = amount
 
 
-def too_large(most: int, why: str = "max_bodies_mb") -> Failure:
+def too_large(most: int, why: str = "memory_mb") -> Failure:
     """Failure of a request whose outputs have more than so many bytes together."""
     message = f"the outputs are more than {most} bytes together; ask for fewer in one request ({why})"
     return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
@@ -133,8 +133,8 @@ class Quotas:
         self._most = settings.max_caller_connections
         self._total = settings.max_connections
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
-        self.bytes = HeldBytes(settings.max_bodies_mb << 20)
-        self._most_answer = settings.max_bodies_mb << 19
+        self.bytes = HeldBytes(settings.bodies_bytes)
+        self._most_answer = settings.bodies_bytes // 2
         self._strangers: dict[CountedConnection, None] = {}
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
@@ -260,9 +260,9 @@ class Quotas:
 def no_room(used: int) -> RequestError:
     """Error of a body or an answer for which there is no room beside the `used` bytes that its owner holds."""
     if not used:
-        message = "too many bytes of bodies and answers are on their way (max_bodies_mb)"
+        message = "too many bytes of bodies and answers are on their way (memory_mb)"
         return RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="bodies")
-    message = f"{used} bytes of this caller's bodies and answers are on their way; use fewer at once (max_bodies_mb)"
+    message = f"{used} bytes of this caller's bodies and answers are on their way; use fewer at once (memory_mb)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
 
 

@@ -93,7 +93,7 @@ class CallQuotas:
             RequestError: the owner has too little.
         """
         if not self._bytes.take(owner, self._largest):
-            message = "too many streams and messages of this caller are on their way; use fewer at once (max_bodies_mb)"
+            message = "too many streams and messages of this caller are on their way; use fewer at once (memory_mb)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="bodies")
         return self._largest
 

@@ -196,7 +196,7 @@ def _settled(settings: Settings) -> dict[str, Any]:
         "most_choices": MOST_CHOICES,
         "most_parameters": settings.max_parameters,
         "most_output_mib": MOST_OUTPUT >> 20,
-        "most_outputs_mib": f"{settings.max_bodies_mb / 2:g}",
+        "most_outputs_mib": f"{settings.bodies_bytes / (2 << 20):g}",
         "longest_key": MOST_KEY,
         "longest_wait_s": f"{LONGEST_WAIT:g}",
         "longest_request_ms": f"{settings.longest_request_s * 1000:g}",

@@ -10,7 +10,7 @@ from tests.identity.writing import entry, key_of
 
 BODY = b'{"input": "a"}'
 HEAVY, GOOD = (f"Authorization: Bearer {key_of(name)}" for name in ("heavy", "good"))
-BOUNDS = ("--max-connections", "40", "--max-bodies-mb", "4", "--max-body-bytes", "1048576")
+BOUNDS = ("--max-connections", "40", "--memory-mb", "16", "--max-body-bytes", "1048576")
 SHARE = 36
 """Nine tenths of the connections."""
 

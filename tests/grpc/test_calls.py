@@ -345,7 +345,7 @@ async def test_a_tenant_with_too_many_calls_is_refused_and_others_are_not(port: 
     await client.ask(PREDICT, predict("a"), BEARER)
 
 
-@on_port(max_body_bytes=500_000, max_bodies_mb=1)
+@on_port(max_body_bytes=500_000, memory_mb=5)
 async def test_calls_wait_for_room_to_read_their_message_and_lose_nothing(port: Port) -> None:
     client = port.client()
     answers = await asyncio.gather(*(client.ask(PREDICT, predict(f"a{n}" * 100)) for n in range(200)))

@@ -499,7 +499,7 @@ async def test_errors_of_the_gateway_are_told_in_a_stream(port: Port) -> None:
     assert await keyed.code() is Status.INVALID_ARGUMENT
 
 
-@on_port(max_body_bytes=1 << 17, max_bodies_mb=2)
+@on_port(max_body_bytes=1 << 17, memory_mb=8)
 async def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_bytes(port: Port) -> None:
     port.gateway.hold = True
     call = port.client().stream(STREAM)

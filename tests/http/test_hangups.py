@@ -58,7 +58,7 @@ async def test_the_departure_of_a_client_is_seen_behind_all_that_it_has_sent(
     assert stand.gateway.abandoned == [("default", stand.gateway.asked[0].id)]
     await settled(lambda: not stand.door._connections())
     lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @pytest.mark.parametrize("how", ["close", "reset", "half", "close behind more"])
@@ -101,7 +101,7 @@ async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -
     assert stand.gateway.abandoned == []
     lane: Any = stand.door._context
     await settled(lambda: not stand.door._connections())
-    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @on_stand()

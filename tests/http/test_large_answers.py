@@ -32,22 +32,22 @@ def budget(stand: Stand) -> HeldBytes:
 
 
 async def none_is_held(stand: Stand) -> None:
-    await settled(lambda: budget(stand).free == stand.settings.max_bodies_mb * MEBIBYTE)
+    await settled(lambda: budget(stand).free == stand.settings.bodies_bytes)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2, max_body_bytes=1 << 18)
+@on_stand(keys=TENANTS, memory_mb=8, max_body_bytes=1 << 18)
 async def test_outputs_that_are_too_many_bytes_together_are_refused_when_the_bound_is_passed(stand: Stand) -> None:
     stand.gateway.output = "x" * 300_000
     answer = await stand.ask(many(20, ADA))
     assert (answer.status, answer.error) == (413, PAYLOAD_TOO_LARGE)
     assert f"more than {MEBIBYTE} bytes together" in answer.json["message"]
-    assert "max_bodies_mb" in answer.json["message"]
+    assert "memory_mb" in answer.json["message"]
     assert stand.counters.refusals["answer", "paid", "default"] == 1
     assert (await stand.ask(many(3, ADA))).status == 200
     await none_is_held(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=16, max_body_bytes=1 << 18)
+@on_stand(keys=TENANTS, memory_mb=64, max_body_bytes=1 << 18)
 async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(stand: Stand) -> None:
     stand.gateway.output = "x" * MEBIBYTE
     refused = None
@@ -58,7 +58,7 @@ async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(sta
         before = budget(stand).used("acme")
         answer = await stand.ask(many(7, ADA))
         refused = answer if answer.status != 200 else None
-        assert before <= 0.9 * stand.settings.max_bodies_mb * MEBIBYTE
+        assert before <= 0.9 * stand.settings.bodies_bytes
     assert (refused.status, refused.header["x-headway-dropped-reason"]) == (429, "bodies")
     assert (await stand.ask(many(2, BOB))).status == 200
     for client in stand.clients:

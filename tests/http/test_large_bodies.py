@@ -268,7 +268,7 @@ async def test_a_request_whose_time_passes_before_its_body_is_read_is_answered_t
     assert (await client.answer()).json["output"] == "A", "the connection goes on"
     assert alarms.set == []
     context: Any = stand.door._context
-    assert context.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+    assert context.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @pytest.mark.parametrize("seconds", [0.01, 1.5])

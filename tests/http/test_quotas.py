@@ -38,7 +38,7 @@ def none_is_held(stand: Stand) -> None:
     """Check that nothing was lost or made of the budgets."""
     buffer = quotas(stand)
     assert buffer._connections.free == buffer._total
-    assert buffer.bytes.free == stand.settings.max_bodies_mb * MEBIBYTE
+    assert buffer.bytes.free == stand.settings.bodies_bytes
     assert not buffer._strangers
     assert not buffer._slow
 
@@ -151,7 +151,7 @@ def held_of(stand: Stand, tenant: str) -> int:
     return quotas(stand).bytes.used(tenant)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=10)
+@on_stand(keys=TENANTS, memory_mb=40)
 async def test_unfinished_bodies_of_one_tenant_leave_room_for_others(stand: Stand) -> None:
     await uploading(stand, ADA, 9)
     await settled(lambda: held_of(stand, "acme") == 9 * MEBIBYTE)
@@ -167,7 +167,7 @@ async def test_unfinished_bodies_of_one_tenant_leave_room_for_others(stand: Stan
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, memory_mb=9)
 async def test_bytes_are_given_back_when_the_body_is_there_or_refused(stand: Stand) -> None:
     whole = by(ADA, " " * 200_000 + BODY)
     for _ in range(20):
@@ -182,7 +182,7 @@ async def test_bytes_are_given_back_when_the_body_is_there_or_refused(stand: Sta
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, memory_mb=8, max_body_bytes=900_000)
 async def test_chunks_are_counted_as_they_come(stand: Stand) -> None:
     head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     chunk = b"64000\r\n" + b" " * 0x64000 + b"\r\n"
@@ -198,7 +198,7 @@ async def test_chunks_are_counted_as_they_come(stand: Stand) -> None:
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, memory_mb=9)
 async def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_once(stand: Stand) -> None:
     head = f"POST /v1/inference HTTP/1.1\r\nHost: a\r\n{ADA}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     quotas(stand).bytes.free = 0
@@ -210,7 +210,7 @@ async def test_a_body_of_chunks_that_is_whole_when_it_is_too_much_is_refused_onc
     assert logs == []
 
 
-@on_stand(max_bodies_mb=4)
+@on_stand(memory_mb=16)
 async def test_without_keys_the_bytes_are_the_addresses(stand: Stand) -> None:
     await uploading(stand, "X: y", 3)
     await settled(lambda: held_of(stand, "127.0.0.1") == 3 * MEBIBYTE)
@@ -219,7 +219,7 @@ async def test_without_keys_the_bytes_are_the_addresses(stand: Stand) -> None:
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, memory_mb=9)
 async def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond(stand: Stand) -> None:
     stand.gateway.hold = True
     while not any(connection.last for connection in stand.door._connections()):
@@ -360,7 +360,7 @@ async def deaf(stand: Stand, key: str) -> Client:
     return client
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=64)
+@on_stand(keys=TENANTS, memory_mb=256)
 async def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them(stand: Stand) -> None:
     stand.gateway.output = "x" * 12_000_000
     first = await deaf(stand, BOB)
@@ -377,7 +377,7 @@ async def test_answers_that_nobody_reads_cost_their_tenant_the_oldest_of_them(st
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_bodies_mb=2)
+@on_stand(keys=TENANTS, memory_mb=9)
 async def test_one_answer_may_wait_however_large_it_is(stand: Stand) -> None:
     stand.gateway.output = "x" * 12_000_000
     first, second = await deaf(stand, ADA), await deaf(stand, ADA)

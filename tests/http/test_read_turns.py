@@ -92,7 +92,7 @@ async def test_every_request_is_answered_in_its_order(stand: Stand) -> None:
     await client.send(post(BODY, "/v1/inference", ADA))
     assert (await client.answer()).status == 200
     lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @on_stand(keys=KEYS)
@@ -103,7 +103,7 @@ async def test_little_is_read_from_who_waits_and_all_is_answered(stand: Stand) -
     (connection,) = stand.door._connections()
     await settled(lambda: connection.paused)
     lane: Any = stand.door._context
-    most = stand.settings.max_bodies_mb << 20
+    most = stand.settings.bodies_bytes
     assert MOST_BUFFERED < most - lane.quotas.bytes.free < 1 << 20
     for _ in range(5 * MANY):
         assert (await client.answer()).status == 401
@@ -135,7 +135,7 @@ async def test_requests_of_a_client_that_left_are_not_answered_in_later_turns(st
     await settled(lambda: not stand.door._connections())
     assert answered(stand) < MANY
     lane: Any = stand.door._context
-    assert lane.quotas.bytes.free == stand.settings.max_bodies_mb << 20
+    assert lane.quotas.bytes.free == stand.settings.bodies_bytes
 
 
 @on_stand(keys=KEYS)

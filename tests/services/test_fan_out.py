@@ -316,7 +316,7 @@ async def test_a_list_for_a_model_that_is_not_there_is_refused_as_one_request_fo
 
 
 async def test_parts_are_submitted_in_slices_of_few_bytes(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    async with served(clock, max_queue_mb=64) as stand:
+    async with served(clock, memory_mb=64) as stand:
         line = stand.gateway.turns = Line()
         _, ended = fan_out(stand, ["a"] * 20, parameters=b"x" * (BYTES_AT_ONCE // 4))
         assert await slices(stand, line, monkeypatch) == [1, 4, 4, 4, 4, 3], "the first of large ones goes ahead"

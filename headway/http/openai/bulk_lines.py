@@ -101,7 +101,7 @@ class OpenAILines(LineForm):
     def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
         self._readers = {path: make(settings) for path, make in READERS.items()}
         self._most, self._version = settings.max_body_bytes, settings.model_version
-        self._most_answer = settings.max_bodies_mb << 19
+        self._most_answer = settings.bodies_bytes // 2
         self._served, self._new_id = served, new_id
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:

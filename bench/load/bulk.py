@@ -148,7 +148,7 @@ def emulated(gpus: int, max_batch: int) -> Start:
     """`headway serve` with GPUs made of sleep and room for bulk jobs."""
 
     def start(folder: Path, name: str) -> AbstractContextManager[Server]:
-        room = ("--bulk-dir", str(folder / "bulk"), "--bulk-max-lines", str(MANY_LINES))
+        room = ("--bulk-dir", str(folder / "bulk"))
         served: AbstractContextManager[Server] = stand.emulated(BATCH_MS, max_batch, gpus, *room, name=name)
         return served
 

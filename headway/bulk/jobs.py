@@ -145,7 +145,7 @@ class BulkJobs:
     def too_much(self) -> PayloadTooLarge:
         """Error of a file for which its tenant has no room."""
         return PayloadTooLarge(
-            f"you may store {self.most.number} files (bulk_max_files) of {self.most.size} bytes together (bulk_max_bytes), "
+            f"you may store {self.most.number} files of {self.most.size} bytes together (bulk_max_bytes), "
             "and this would be more; delete some that you no longer need"
         )
 

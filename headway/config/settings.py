@@ -495,32 +495,9 @@ class Settings:
     bulk_max_bytes: int = setting(
         10 << 30,
         _BULK,
-        "Most bytes of files that a tenant may store.",
+        "Most bytes of files that a tenant may store; with them go a file for each MiB, a line of a job for each KiB, and a job that has "
+        "not ended for each 100 MiB, and 10 files and one job at least.",
         within=(1, 1 << 50),
-        parts=RolePart.GATEWAY,
-        needs="bulk_dir",
-    )
-    bulk_max_files: int = setting(
-        10_000,
-        _BULK,
-        "Most files that a tenant may store.",
-        within=(1, 1_000_000),
-        parts=RolePart.GATEWAY,
-        needs="bulk_dir",
-    )
-    bulk_max_lines: int = setting(
-        10_000_000,
-        _BULK,
-        "Most lines of one job.",
-        within=(1, 1_000_000_000),
-        parts=RolePart.GATEWAY,
-        needs="bulk_dir",
-    )
-    bulk_max_jobs: int = setting(
-        100,
-        _BULK,
-        "Most jobs of a tenant that have not ended.",
-        within=(1, 1_000_000),
         parts=RolePart.GATEWAY,
         needs="bulk_dir",
     )
@@ -891,6 +868,21 @@ class Settings:
     def ledger_backlog(self) -> int:
         """Most records that wait for a database that is slow or away: five for each entry that may wait."""
         return 5 * self.max_queue
+
+    @property
+    def bulk_max_files(self) -> int:
+        """Most files that a tenant may store: one for each MiB, on average."""
+        return max(10, self.bulk_max_bytes >> 20)
+
+    @property
+    def bulk_max_lines(self) -> int:
+        """Most lines of one job."""
+        return max(1, self.bulk_max_bytes >> 10)
+
+    @property
+    def bulk_max_jobs(self) -> int:
+        """Most jobs of a tenant that have not ended."""
+        return max(1, self.bulk_max_bytes // (100 << 20))
 
     @property
     def kept_bytes(self) -> int:

@@ -178,7 +178,7 @@ def test_files_are_listed_fetched_and_deleted(make: Make) -> None:
 
 def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_path: Path) -> None:
     (tmp_path / "keys.toml").write_text(entry("mine") + entry("yours", tenant="globex"))
-    mine = make("mine", keys=str(tmp_path / "keys.toml"), bulk_max_bytes=1000, bulk_max_files=2, bulk_max_jobs=1)
+    mine = make("mine", keys=str(tmp_path / "keys.toml"), bulk_max_bytes=1000)
     yours, nobody = make("yours"), make()
     assert nobody.json("GET", "/v1/files", status=401)["error"]["code"] == "invalid_api_key"
     batch = mine.batch("x" * 600)
@@ -191,8 +191,9 @@ def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_p
     assert yours.json("GET", "/v1/batches")["data"] == []
     assert "bulk_max_bytes" in mine.upload(b"y" * 600, 413)["error"]["message"]
     yours.upload(b"y" * 600)
-    yours.upload(b"y")
-    assert "bulk_max_files" in yours.upload(b"y", 413)["error"]["message"]
+    for _ in range(9):
+        yours.upload(b"y")
+    assert "10 files" in yours.upload(b"y", 413)["error"]["message"]
     mine.ended(batch)
 
 

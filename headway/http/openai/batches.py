@@ -100,7 +100,7 @@ class _Batches:
         )
         most = self._jobs.settings.bulk_max_jobs
         if not await self._jobs.store.add_job(job, most):
-            message = f"{most} of your batches have not ended; wait for one, or cancel one (bulk_max_jobs)"
+            message = f"{most} of your batches have not ended; wait for one, or cancel one (bulk_max_bytes)"
             raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
         self._jobs.feeder.tell()
         return as_json(_shown(job, wall))

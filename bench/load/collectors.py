@@ -31,8 +31,6 @@ MOST_P95_MS = 3.0
 """Most milliseconds that a collector may add to the P95; a load by itself varies by about 1."""
 MOST_SHUTDOWN = 2.0
 """Most seconds that it may add to the end of the process."""
-REJECTED = b"\x0a\x07\x08\x64\x12\x03old"
-"""Answer by which a collector has rejected 100 spans."""
 
 
 Row = dict[str, float]
@@ -87,7 +85,7 @@ def _measure(name: str, seconds: float) -> Row:
             server.stop()
             ended = time.monotonic() - begun
     total = found.report.total
-    latency, kinds = total.latency_ms, ("queue", "export", "rejected")
+    latency, kinds = total.latency_ms, ("queue", "export")
     return {
         "requests": total.requests, "not answered": total.requests - total.answered, "p50 ms": latency.p50 or 0.0,
         "p95 ms": latency.p95 or 0.0, "CPU µs/request": found.server_us, "MB": rss, "end s": ended,
@@ -96,7 +94,7 @@ def _measure(name: str, seconds: float) -> Row:
 
 
 @contextmanager
-def _answering(status: int = 200, body: bytes = b"", after: float = 0.0, rest: str = "") -> Iterator[str]:
+def _answering(status: int = 200, after: float = 0.0, rest: str = "") -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -105,12 +103,11 @@ def _answering(status: int = 200, body: bytes = b"", after: float = 0.0, rest: s
             time.sleep(after)
             self.send_response(status)
             self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", str(len(body)))
+            self.send_header("content-length", "0")
             if rest:
                 self.send_header("retry-after", rest)
             with suppress(ConnectionError):  # A process that ends does not wait for it.
                 self.end_headers()
-                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -157,7 +154,6 @@ COLLECTORS: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "silent": lambda: _accepting(reset=False),
     "resets": lambda: _accepting(reset=True),
     "asks to wait": lambda: _answering(503, rest="2"),
-    "rejects": lambda: _answering(body=REJECTED),
     "slow": lambda: _answering(after=2.0),
 }
 

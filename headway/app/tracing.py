@@ -6,21 +6,22 @@ import os
 import random
 import socket
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway import __version__
 from headway.config import Settings
-from headway.config.extras import install_hint
+from headway.config.extras import needing
 from headway.core.trace_sampling import Sampler
 from headway.model import Role
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder
-from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment, read_environment
-from headway.telemetry.tracing.exporter import SpanExporter
-from headway.telemetry.tracing.otlp import Origin, origin_of
-from headway.telemetry.tracing.sender import SpanSender
+from headway.telemetry.tracing.environment import read_environment
+
+if TYPE_CHECKING:
+    from headway.telemetry.tracing.exporter import SpanExporter
 
 log = get_logger(__name__)
 
@@ -46,7 +47,10 @@ def make_tracing(
         role: role of the process.
         counters: counters of the process.
         clock: monotonic seconds.
-        variables: variables of the environment; None: those of this process.
+        variables: variables of the environment, as far as the SDK does not read them itself; None: those of this process.
+
+    Raises:
+        SettingError: packages of the SDK are missing.
     """
     if not settings.trace:
         return None
@@ -62,36 +66,22 @@ def make_tracing(
     if environment.off:
         log.info("no traces are recorded", variable=environment.off)
         return None
-    make_sender = _make_sender(environment.collector)
-    if make_sender is None:
-        return None
-    exporter = SpanExporter(environment, _origin(environment, settings, role), make_sender, counters)
+    with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not here"):
+        from headway.telemetry.tracing.exporter import SpanExporter
+        from headway.telemetry.tracing.sdk import exporter_for, resource_of
+
+        make = exporter_for(environment.collector)
+    exporter = SpanExporter(environment, resource_of(_attributes(settings, role)), make, counters)
     sampler = Sampler(environment.ratio, environment.follows, random.Random().getrandbits)  # noqa: S311 - no secret
     collector = environment.collector
     log.info("traces are recorded", collector=collector.shown, protocol=collector.protocol, share=environment.ratio)
     return Tracing(SpanRecorder(sampler, exporter.buffer, clock), exporter)
 
 
-def _make_sender(collector: Collector) -> Callable[[], SpanSender] | None:
-    """Maker of the sender to a collector; None, and it is logged, where a package is missing."""
-    if collector.protocol != GRPC:
-        from headway.telemetry.tracing.http_sender import HttpSender
-
-        return lambda: HttpSender(collector)
-    try:
-        from headway.telemetry.tracing.grpc_sender import GrpcSender
-    except ImportError as exc:
-        if (exc.name or "").partition(".")[0] != "grpc":
-            raise
-        hint = f"{install_hint('otel')} Or set OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf."
-        log.error("no traces are recorded: OTLP over gRPC needs the package grpcio, which is not here", hint=hint)
-        return None
-    return lambda: GrpcSender(collector)
-
-
-def _origin(environment: TraceEnvironment, settings: Settings, role: Role) -> Origin:
-    """Description of the process, in OpenTelemetry's words; what the environment says of it goes first."""
-    own: dict[str, str | int] = {
+def _attributes(settings: Settings, role: Role) -> dict[str, str | int]:
+    """Describe the process in OpenTelemetry's words."""
+    return {
+        "service.name": "headway",
         "service.version": __version__,
         "service.instance.id": settings.name,
         "host.name": socket.gethostname(),
@@ -101,4 +91,3 @@ def _origin(environment: TraceEnvironment, settings: Settings, role: Role) -> Or
         "telemetry.sdk.version": __version__,
         "headway.role": role.value,
     }
-    return origin_of(tuple({**own, **dict(environment.resource)}.items()), "headway", __version__)

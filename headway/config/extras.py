@@ -16,7 +16,11 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("asyncpg>=0.31,<0.33",),
     "jwt": ("PyJWT[crypto]>=2.13,<3",),
     "grpc": ("grpcio>=1.80,<2", "hpack>=4.1,<5", "protobuf>=6.33,<8"),
-    "otel": ("grpcio>=1.80,<2",),
+    "otel": (
+        "opentelemetry-exporter-otlp-proto-grpc>=1.45,<2",
+        "opentelemetry-exporter-otlp-proto-http>=1.45,<2",
+        "opentelemetry-sdk>=1.45,<2",
+    ),
     "chat": ("jinja2>=3.1.6,<4",),
     "policy": ("google-re2>=1.1.20251105,<2",),
     "bucket": ("fsspec>=2026.3", "s3fs>=2026.3"),
@@ -31,6 +35,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "postgres": ("asyncpg",),
     "jwt": ("jwt", "cryptography"),
     "grpc": ("grpc", "google", "hpack"),
+    "otel": ("opentelemetry", "grpc", "google", "requests"),
     "policy": ("re2",),
     "bucket": ("fsspec",),
 }

@@ -173,8 +173,8 @@ class Counters:
         """Unix seconds at which the certificate of the ports ends; None without one."""
         self.remote_certificate_ends: float | None = None
         """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
-        self.spans_dropped = {"queue": 0, "export": 0, "rejected": 0, "refused": 0}
-        """Spans that were dropped, by reason: too many waited, they could not be sent, or the collector rejected them.
+        self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
+        """Spans that were dropped, by reason: too many waited, they could not be sent, or a port refused too many requests.
 
         Each number has one thread that changes it.
         """

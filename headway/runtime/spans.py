@@ -40,19 +40,17 @@ ZERO_LASTS = 1.0
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """Part of a span that many have in common; it is encoded once for all of them.
+    """Part of a span that many have in common, made once for all of them.
 
     Attributes:
         name: name of the spans, of which there are few.
         kind: see SpanKind.
         attributes: names and values that all of the spans have.
-        encoded: the above as whoever sends spans writes it; empty until that has been done.
     """
 
     name: str
     kind: SpanKind
     attributes: Attributes = ()
-    encoded: bytes = b""
 
 
 class SpanLink(msgspec.Struct, frozen=True, gc=False):

@@ -261,7 +261,7 @@ ROWS = (
         lambda of: {(): of.counters.broker_seconds}),
     Row(COUNTER, "broker_call_failures", "", "Such calls without an answer.", lambda of: of.counters.broker_failures),
     Row(COUNTER, "trace_spans_dropped", "reason",
-        "Spans of traces that were dropped, by reason: queue, export, rejected or refused.",
+        "Spans of traces that were dropped, by reason: queue, export or refused.",
         lambda of: of.counters.spans_dropped),
     Row(GAUGE, "open_connections", "port", "Open connections by port.", lambda of: of.own.connections),
     Row(COUNTER, "retries", "cause", "Entries queued again after a failed run.",

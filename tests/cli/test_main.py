@@ -32,7 +32,7 @@ HEAVY = {
     "uvloop",
 }
 UNASKED = frozenset((
-    "aiohttp", "asyncpg", "difflib", "google.protobuf", "grpc", "hpack", "jwt", "numpy", "pydantic",
+    "aiohttp", "asyncpg", "difflib", "google.protobuf", "grpc", "hpack", "jwt", "numpy", "opentelemetry", "pydantic",
     "headway.backends.grpc", "headway.backends.http", "headway.backends.remote", "headway.bulk", "headway.dialects.table",
     "headway.grpc", "headway.identity.api_keys.cache", "headway.identity.jwt", "headway.input_policy", "headway.load",
     "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",

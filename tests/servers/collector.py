@@ -59,6 +59,8 @@ class Collector:
         self.messages: list[Mapping[str, str]] = []
         """Header fields, or metadata, of each message."""
         self.answer: Callable[[], tuple[int, str, bytes]] = lambda: (200, "application/x-protobuf", b"")
+        self.rest = ""
+        """Seconds after which it wants to be asked again (`Retry-After`), over HTTP."""
         self.keeps = True
         """Whether it keeps connections open, over HTTP."""
         self._came = threading.Condition()
@@ -124,6 +126,8 @@ def http_collector() -> Iterator[Collector]:
             self.send_response(status)
             self.send_header("content-type", kind)
             self.send_header("content-length", str(len(answer)))
+            if collector.rest:
+                self.send_header("retry-after", collector.rest)
             if not collector.keeps:
                 self.send_header("connection", "close")
             self.end_headers()

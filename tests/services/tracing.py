@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+
 from headway.core.trace_sampling import Sampler
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import SpanBuffer, SpanRecorder
-from headway.telemetry.tracing.otlp import encode_span, export_request, origin_of
+from headway.telemetry.tracing.sdk import ReadableSpans
 from tests.servers.collector import Received, read_spans
 from tests.virtual_time import Clock
 
@@ -34,5 +37,5 @@ class Recorded:
 
     def spans(self) -> list[Received]:
         """Spans that were recorded since the last call, in the order of their ends."""
-        found = [encode_span(span, 1000) for span in self._buffer.take(100_000)]
-        return read_spans(export_request(origin_of((), "headway", "1"), found))
+        found = ReadableSpans(self._buffer.take(100_000), Resource({}), 1000)
+        return read_spans(encode_spans(found).SerializeToString())

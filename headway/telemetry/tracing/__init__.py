@@ -1,9 +1,6 @@
 """Traces of a process on their way to a collector, by OpenTelemetry's protocol (OTLP).
 
-environment   the standard variables OTEL_…
-otlp          spans as bytes of the protocol
-sender        what both ways of sending have in common
-http_sender   OTLP over HTTP
-grpc_sender   OTLP over gRPC
-exporter      the thread that encodes and sends
+environment   the standard variables OTEL_…, as far as the SDK does not read them itself
+sdk           our spans as OpenTelemetry's SDK has them, and its exporters
+exporter      the thread that hands spans to such an exporter
 """

@@ -1,4 +1,5 @@
-"""The standard variables `OTEL_…`, as far as they concern traces.
+"""The standard variables `OTEL_…` that concern traces, but those which are left to OpenTelemetry's SDK: of the process, and of
+header fields and files for TLS. Its exporters take milliseconds for seconds, and one of them no `none` for a compression.
 
 A value that cannot be used is told of and passed over: what stands there by default counts in its place. None of them keeps a
 process from starting, since they are often set for many programs at once. An empty one counts as not set.
@@ -7,10 +8,9 @@ process from starting, since they are often set for many programs at once. An em
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -28,7 +28,6 @@ _SAMPLERS: Mapping[str, tuple[float | None, bool]] = {
 """Samplers: the ratio, None for the one that OTEL_TRACES_SAMPLER_ARG says; and whether they follow the parent."""
 _DEFAULT_SAMPLER = "parentbased_always_on"
 _OTLP = "OTEL_EXPORTER_OTLP_"
-_NOT_SHOWN = "a value that is not shown"
 
 T = TypeVar("T")
 
@@ -48,21 +47,14 @@ class Collector(msgspec.Struct, frozen=True):
     Attributes:
         protocol: HTTP or GRPC.
         url: its URL, with the path where that is asked over HTTP.
-        headers: header fields that go with each request; they may be secret.
         gzip: whether what is sent is compressed.
         timeout: seconds for one message, its tries included.
-        authority: file of the authorities that its certificate is checked by; empty for the system's.
-        certificate, key: files of the certificate that it is shown, and of its key; empty for none.
     """
 
     protocol: str
     url: str
-    headers: tuple[tuple[str, str], ...]
     gzip: bool
     timeout: float
-    authority: str
-    certificate: str
-    key: str
 
     @property
     def shown(self) -> str:
@@ -78,7 +70,6 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
         off: whether nothing is recorded, and the variable that says so; empty where none does.
         ratio: share of the traces that are sampled, where that is decided here.
         follows: whether the decision of a client's trace is taken over.
-        resource: attributes of the process.
         collector: collector that spans are sent to.
         delay: seconds for which spans gather.
         most_waiting: most spans that wait to be sent.
@@ -90,7 +81,6 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
     off: str
     ratio: float
     follows: bool
-    resource: tuple[tuple[str, str], ...]
     collector: Collector
     delay: float
     most_waiting: int
@@ -113,7 +103,6 @@ def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
         off=_off(read),
         ratio=ratio,
         follows=follows,
-        resource=_resource(read),
         collector=_collector(read),
         delay=read.milliseconds("OTEL_BSP_SCHEDULE_DELAY", 5000),
         most_waiting=most_waiting,
@@ -174,30 +163,6 @@ class _Reader:
         text = self.text(name) if value is None else value
         return self.of(name, text, default, read, "is no number of milliseconds from 1 to 3600000") / 1000
 
-    def pairs(self, name: str, value: str) -> list[tuple[str, str]]:
-        """Names and values in a list as `a=1,b=2`, whose values may have %XX in them."""
-        found = []
-        for part in filter(None, map(str.strip, value.split(","))):
-            key, equals, content = part.partition("=")
-            key = unquote(key.strip())
-            if not (key and equals):
-                self.refuse(name, _NOT_SHOWN, "has a part that is no name=value", "the other parts")
-                continue
-            found.append((key, unquote(content.strip())))
-        return found
-
-    def file(self, name: str) -> str:
-        """Path of a file that can be read; empty where there is none."""
-        full, value = self.otlp(name)
-        if not value:
-            return ""
-        try:
-            with Path(value).open("rb"):
-                return value
-        except (OSError, ValueError) as exc:
-            self.refuse(full, value, f"cannot be read: {exc}", "none")
-            return ""
-
 
 def _off(read: _Reader) -> str:
     """Variable by which nothing is recorded; empty where none says so."""
@@ -236,51 +201,18 @@ def _sampler(read: _Reader) -> tuple[float, bool]:
     return read.of(argument, read.text(argument), 1.0, share, "is no share from 0 to 1"), follows
 
 
-def _resource(read: _Reader) -> tuple[tuple[str, str], ...]:
-    name = "OTEL_RESOURCE_ATTRIBUTES"
-    found = dict(read.pairs(name, read.text(name)))
-    if service := read.text("OTEL_SERVICE_NAME"):
-        found["service.name"] = service
-    return tuple({"service.name": "headway", **found}.items())
-
-
 def _collector(read: _Reader) -> Collector:
     variable, protocol = read.otlp("PROTOCOL")
     if protocol not in ("", HTTP, GRPC):
         read.refuse(variable, protocol[:100], f"is neither {HTTP} nor {GRPC}", HTTP)
         protocol = HTTP
     protocol = protocol or HTTP
-    compression_name, compression = read.otlp("COMPRESSION")
+    variable, compression = read.otlp("COMPRESSION")
     if compression not in ("", "none", "gzip"):
-        read.refuse(compression_name, compression[:100], "is neither gzip nor none", "none")
-    (variable, headers), timeout = read.otlp("HEADERS"), read.otlp("TIMEOUT")
-    key, certificate = read.file("CLIENT_KEY"), read.file("CLIENT_CERTIFICATE")
-    if bool(key) != bool(certificate):
-        there, missing = ("CLIENT_KEY", "CLIENT_CERTIFICATE") if key else ("CLIENT_CERTIFICATE", "CLIENT_KEY")
-        read.refuse(read.otlp(there)[0], key or certificate, f"needs {_OTLP}{missing}, too", "none")
-        key = certificate = ""
-    return Collector(
-        protocol=protocol,
-        url=_url(read, protocol),
-        headers=tuple(_header_fields(read, variable, headers)),
-        gzip=compression == "gzip",
-        timeout=read.milliseconds(timeout[0], 10_000, timeout[1]),
-        authority=read.file("CERTIFICATE"),
-        certificate=certificate,
-        key=key,
-    )
-
-
-def _header_fields(read: _Reader, variable: str, headers: str) -> Sequence[tuple[str, str]]:
-    found = []
-    for name, value in read.pairs(variable, headers):
-        if not (name.isascii() and name.replace("-", "").replace("_", "").replace(".", "").isalnum()):
-            read.refuse(variable, _NOT_SHOWN, "has a name that is none of a header field", "the other parts")
-        elif not (value.isascii() and value.isprintable()):
-            read.refuse(variable, _NOT_SHOWN, f"has a value of {name} that no header field may have", "the other parts")
-        else:
-            found.append((name.lower(), value))
-    return found
+        read.refuse(variable, compression[:100], "is neither gzip nor none", "none")
+    variable, timeout = read.otlp("TIMEOUT")
+    seconds = read.milliseconds(variable, 10_000, timeout)
+    return Collector(protocol, _url(read, protocol), compression == "gzip", seconds)
 
 
 def _url(read: _Reader, protocol: str) -> str:

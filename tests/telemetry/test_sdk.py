@@ -1,21 +1,20 @@
-"""Spans as bytes of OpenTelemetry's protocol, read by the protocol's own classes."""
+"""Spans as OpenTelemetry's SDK has them, read by the protocol's own classes from what the SDK writes."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTracePartialSuccess,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
 
 from headway.model import TraceContext
 from headway.runtime.spans import Attributes, Span, SpanForm, SpanKind, SpanLink
-from headway.telemetry.tracing.otlp import MOST_TEXT, encode_span, export_request, origin_of, read_partial_success
-from tests.servers.collector import Link, read_spans
+from headway.telemetry.tracing.sdk import MOST_TEXT, ReadableSpans
+from tests.servers.collector import Link, Received, read_spans
 
-ORIGIN = origin_of((("service.name", "s" * 300), ("process.pid", 7)), "headway", "1")
+PROCESS: dict[str, str | int] = {"service.name": "s" * 300, "process.pid": 7}
 words = st.text(max_size=40)
 contexts = st.builds(
     TraceContext,
@@ -41,9 +40,14 @@ spans = st.builds(
 )
 
 
+def received(given: Sequence[Span], most_links: int = 100) -> list[Received]:
+    """Spans as a collector reads them."""
+    return read_spans(encode_spans(ReadableSpans(given, Resource(PROCESS), most_links)).SerializeToString())
+
+
 @given(st.lists(spans, max_size=3))
 def test_what_is_written_is_what_the_protocols_classes_read(given: list[Span]) -> None:
-    found = read_spans(export_request(ORIGIN, [encode_span(span, 100) for span in given]))
+    found = received(given)
     assert len(found) == len(given)
     for span, one in zip(given, found, strict=True):
         context = span.context
@@ -59,8 +63,8 @@ def test_what_is_written_is_what_the_protocols_classes_read(given: list[Span]) -
             for li in span.links
         ]  # fmt: skip
         assert one.error == span.error
-        assert one.flags == context.flags | (0x300 if span.remote else 0x100)
-        assert one.process == {"service.name": "s" * 300, "process.pid": 7}
+        assert one.flags == (0x300 if span.remote and span.parent else 0x100)
+        assert one.process == PROCESS
 
 
 def span_with(name: str = "n", of_form: Attributes = (), **changes: object) -> Span:
@@ -70,38 +74,12 @@ def span_with(name: str = "n", of_form: Attributes = (), **changes: object) -> S
 
 def test_links_beyond_the_most_are_left_out_and_counted() -> None:
     links = [SpanLink(TraceContext(bytes([n]) * 16, bytes(8)), f"m{n}") for n in range(200)]
-    [found] = read_spans(export_request(ORIGIN, [encode_span(span_with(links=links), 64)]))
+    [found] = received([span_with(links=links)], 64)
     assert (len(found.links), found.dropped_links) == (64, 136)
 
 
 def test_long_texts_are_cut_and_what_is_no_unicode_is_replaced() -> None:
     span = span_with(name="\ud800", attributes=(("a", "x" * 10_000), ("b", "\udfff")), error="e" * 10_000)
-    [found] = read_spans(export_request(ORIGIN, [encode_span(span, 64)]))
+    [found] = received([span])
     assert (found.name, found.attributes) == ("?", {"a": "x" * MOST_TEXT, "b": "?"})
     assert found.error == "e" * MOST_TEXT
-
-
-@given(st.integers(0, 2**63 - 1), words)
-def test_what_a_collector_rejects_is_read(rejected: int, message: str) -> None:
-    told = ExportTracePartialSuccess(rejected_spans=rejected, error_message=message)
-    answer = ExportTraceServiceResponse(partial_success=told).SerializeToString()
-    assert read_partial_success(answer) == (rejected, message)
-
-
-def test_an_empty_answer_rejects_nothing() -> None:
-    assert read_partial_success(b"") == (0, "")
-
-
-@given(st.binary(max_size=60))
-def test_no_answer_does_more_than_raise_a_value_error(body: bytes) -> None:
-    try:
-        rejected, message = read_partial_success(body)
-    except ValueError:
-        return
-    assert rejected >= 0 and len(message) <= len(body)
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"\x0a\x05\x08", b"\x0a\xff", b"\xff" * 12])
-def test_what_is_no_answer_raises_one(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        read_partial_success(body)

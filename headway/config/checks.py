@@ -28,7 +28,6 @@ ALL_ROWS = "all"
 LEDGER_ROWS = ("ended", ALL_ROWS)
 """Values of `ledger_rows`: rows of requests that have ended, or of all that were taken in."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
-CONTROL_CHARS = ("keep", "strip", "refuse")
 NONE, LOCAL = "none", "local"
 AUTOSCALE = (NONE, LOCAL)
 """Ways in which the number of workers is set: not at all, or in these processes."""

@@ -14,7 +14,6 @@ from headway.config.broker import shown_url
 from headway.config.checks import (
     AUTOSCALE,
     CHECKS,
-    CONTROL_CHARS,
     LEDGER_ROWS,
     LOG_LEVELS,
     MAX_BATCH,
@@ -559,26 +558,10 @@ class Settings:
     max_body_bytes: int = setting(
         1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY
     )
-    max_input_chars: int = setting(
-        0,
-        _LIMITS,
-        "Longest input; 0: as long as the body may be.",
-        "characters",
-        within=(0, 1 << 30),
-        parts=RolePart.GATEWAY,
-    )
-    control_chars: str = setting(
-        "keep",
-        _LIMITS,
-        "What becomes of control characters other than tab and line ends in an input: keep, strip or refuse. "
-        "U+0000 is always refused.",
-        among=CONTROL_CHARS,
-        parts=RolePart.GATEWAY,
-    )
     input_policy: str = setting(
         "",
         _LIMITS,
-        "TOML file of rules on inputs: normalisation, unseen characters, patterns, a function (see docs/input-policy.md); left "
+        "TOML file of rules on inputs: length, normalisation, control and unseen characters, patterns, a function (see docs/input-policy.md); left "
         "out: none.",
         parts=RolePart.GATEWAY,
     )

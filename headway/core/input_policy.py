@@ -2,7 +2,7 @@
 
 A text goes through the rules that apply to its tier and model, by kind and not by their place in the file:
 
-    characters to refuse → characters to remove → normalisation → longest run → patterns
+    length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
 So whatever a pattern looks for is found in the text that the model would get. Removing and normalising once is enough: no
 form of normalisation makes a character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
@@ -29,13 +29,14 @@ Form = Literal["NFC", "NFKC"]
 FORMS: tuple[Form, ...] = ("NFC", "NFKC")
 
 CHARACTERS: Mapping[str, str] = {
+    "control": "\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f",
     "zero-width": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufeff\uffa0"
     "\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a",
     "bidi": "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
     "tags": "\U000e0000-\U000e007f",
     "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
 }
-"""Characters that nobody sees, by the name of their class, as ranges of a regular expression."""
+"""Characters that nobody sees, but for tab, line ends and U+0000, which no input has; by the name of their class, as ranges of a regular expression."""
 
 LEAST_RUN = 8
 """Least number that the longest run may be set to; a search for shorter ones would take longer."""
@@ -84,6 +85,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
         normalise: form of normalisation.
         characters: names of classes of characters.
         action: what becomes of a text with one of these: `remove` them, or `refuse` it.
+        longest: most characters of a text.
         longest_run: most times that a character may follow itself, plus one.
         patterns: regular expressions; a text in which one is found is refused.
         function: function that judges texts, written as a target is.
@@ -99,6 +101,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     normalise: str = ""
     characters: tuple[str, ...] = ()
     action: str = "remove"
+    longest: int = 0
     longest_run: int = 0
     patterns: tuple[str, ...] = ()
     function: str = ""
@@ -122,7 +125,7 @@ class Screen:
         searches: search for the patterns of each rule that has some, by the rule's name.
     """
 
-    __slots__ = ("_barred", "_enforced", "_forms", "_removed", "_searches")
+    __slots__ = ("_barred", "_controls", "_enforced", "_forms", "_lengths", "_removed", "_searches")
 
     def __init__(self, rules: Sequence[InputRule], searches: Mapping[str, Search]) -> None:
         self._enforced = any(not rule.shadow for rule in rules)
@@ -134,9 +137,11 @@ class Screen:
             ]
             for action in ("refuse", "remove")
         )
+        self._controls = any("control" in rule.characters for rule in rules)
         self._forms = [(rule.name, rule.shadow, form) for rule in rules for form in FORMS if rule.normalise == form]
         if self._forms:
             _marks()  # A tenth of a second, which no request should wait for.
+        self._lengths = [(rule.name, rule.shadow, rule.longest) for rule in rules if rule.longest]
         runs = [(rule.name, rule.shadow, run_over(rule.longest_run)) for rule in rules if rule.longest_run]
         found = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *found)
@@ -155,7 +160,10 @@ class Screen:
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
         """Text as the model gets it, and the name of the rule that refuses it; empty where none does."""
-        if not text.isascii():
+        for name, shadow, longest in self._lengths:
+            if len(text) > longest and _refused(name, shadow, noted):
+                return text, name
+        if not text.isascii() or (self._controls and not text.isprintable()):
             for name, shadow, pattern in self._barred:
                 if pattern.search(text) is not None and _refused(name, shadow, noted):
                     return text, name

@@ -42,7 +42,6 @@ from headway.gateway.served_models import KnownModels
 from headway.grpc import message_parts, messages
 from headway.grpc.message_parts import Data
 from headway.http.inference.answer_pieces import PIECE, cut, packed_pieces, released
-from headway.http.inference.bodies import value_checker
 from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
 from headway.http.oip.infer import check_version, with_version
 from headway.http.oip.requests import InferRequest
@@ -96,7 +95,7 @@ def infer_reader(settings: Settings) -> Reader:
     Arguments:
         settings: bounds of inputs and parameters, tiers, and the default model.
     """
-    most, tiers, check = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names), value_checker(settings)
+    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
 
     forms: dict[int, _Form] = {}
 
@@ -109,9 +108,7 @@ def infer_reader(settings: Settings) -> Reader:
                 data = memoryview(body)[len(form.front) :]
                 value = packed_in_place(data, form.opening)
                 write = _Answerer(model, form.id, (), form.wanted, known).write
-                return TensorsRequest(form.id, value, form.wishes, form.text).exchange(
-                    model, options, _TENSORS, None, write
-                )
+                return TensorsRequest(form.id, value, form.wishes, form.text).exchange(model, options, _TENSORS, write)
         asked, raw = opened(body)
         model = asked.model_name or known.default
         check_version(known, model, asked.model_version or None)
@@ -141,7 +138,7 @@ def infer_reader(settings: Settings) -> Reader:
                     forms.clear()
                 forms[len(body)] = form
         write = _Answerer(model, asked.id, request.shape, wanted, known).write
-        return request.exchange(model, options, takes, check, write)
+        return request.exchange(model, options, takes, write)
 
     def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
         decoded = len(message_parts.split(body)[0])  # The value may be made in place of the message.

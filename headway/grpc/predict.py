@@ -23,7 +23,7 @@ from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
 from headway.http.inference.answer_pieces import is_large
-from headway.http.inference.bodies import text_reader
+from headway.http.inference.bodies import read_text
 from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
 from headway.http.inference.tensor_bodies import fitting_in_steps
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind, added_up
@@ -41,7 +41,6 @@ def predict_reader(settings: Settings) -> Reader:
     Arguments:
         settings: bounds of inputs, and the default model.
     """
-    text = text_reader(settings)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         asked = messages.read(_REQUEST, body)
@@ -51,7 +50,7 @@ def predict_reader(settings: Settings) -> Reader:
         if takes is _TENSORS:
             input = finish(_tensors(known, model, asked.input_data))
         else:
-            input = Octets(asked.input_data) if takes is ValueKind.BYTES else text(asked.input_data)
+            input = Octets(asked.input_data) if takes is ValueKind.BYTES else read_text(asked.input_data)
         return Exchange(model, input, b"", options, partial(_write, known, model))
 
     def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -62,7 +61,7 @@ def predict_reader(settings: Settings) -> Reader:
         if takes is _TENSORS:
             input = yield from _tensors(known, model, asked.input_data)
         else:
-            input = Octets(asked.input_data) if takes is ValueKind.BYTES else text(asked.input_data)
+            input = Octets(asked.input_data) if takes is ValueKind.BYTES else read_text(asked.input_data)
         return Exchange(model, input, b"", options, partial(_write, known, model))
 
     return Reader(read, read_in_steps)

@@ -185,7 +185,7 @@ def _settled(settings: Settings) -> dict[str, Any]:
         "security": [{"key": []}] if settings.keys or settings.jwt else [],
         "codes": [code for code in errors.STATUS if code not in errors.SHOWN],
         "errors": _errors(),
-        "text": _text(settings),
+        "text": _TEXT,
         "model_left_out": left_out,
         "only_model": {} if several else {"enum": [settings.model]},
         "only_version": {} if several or not settings.model_version else {"enum": [settings.model_version]},
@@ -209,13 +209,8 @@ def _settled(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _text(settings: Settings) -> dict[str, Any]:
-    """Schema of a text as an input."""
-    text = {"type": "string", "pattern": r"^[^\u0000]*$", "description": "Any text without U+0000."}
-    if settings.control_chars == "refuse":
-        text["pattern"] = r"^[^\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f]*$"
-        text["description"] = "Any text without control characters."
-    return {**text, "maxLength": settings.max_input_chars} if settings.max_input_chars else text
+_TEXT = {"type": "string", "pattern": r"^[^\u0000]*$", "description": "Any text without U+0000."}
+"""Schema of a text as an input."""
 
 
 def _refusals() -> dict[str, Any]:

@@ -8,8 +8,12 @@ normalise = "NFKC"                       # or NFC
 
 [[rules]]
 name = "unseen"
-characters = ["zero-width", "bidi", "tags", "variation-selectors"]
+characters = ["control", "zero-width", "bidi", "tags", "variation-selectors"]
 action = "remove"                        # or refuse
+
+[[rules]]
+name = "length"
+longest = 20000
 
 [[rules]]
 name = "runs"
@@ -54,7 +58,7 @@ MOST_DEADLINE_MS = 10_000.0
 """Longest deadline of a function, in ms."""
 LONGEST_RUN = 1_000_000
 
-KINDS = ("normalise", "characters", "longest_run", "patterns", "function")
+KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
 """Keys that say what a rule does; each rule has one of them."""
 _OPTIONS = {
     "action": ("characters", ("remove", "refuse")),
@@ -189,6 +193,8 @@ def _check_kind(where: str, rule: InputRule, kind: str) -> None:
         check(bool(rule.characters), kind, [], "names no class", f"There is: {', '.join(CHARACTERS)}.")
         for name in rule.characters:
             check(name in CHARACTERS, kind, name, "is no class of characters", f"There is: {', '.join(CHARACTERS)}.")
+    elif kind == "longest":
+        check(rule.longest > 0, kind, rule.longest, "must be above 0", "Write the most characters of a text.")
     elif kind == "longest_run":
         fits = LEAST_RUN <= rule.longest_run <= LONGEST_RUN
         reason = f"must lie between {LEAST_RUN} and {LONGEST_RUN}"

@@ -54,7 +54,6 @@ def test_a_role_without_a_broker_is_told_what_it_lacks(role: str, capsys: pytest
         ("worker", "--scale-policy", "serve and controller"),
         ("gateway", "--reload", "serve and worker"),
         ("worker", "--input-policy", "serve and gateway"),
-        ("worker", "--max-input-chars", "serve and gateway"),
         ("worker", "--user-rate", "serve and gateway"),
         ("controller", "--tier-rates", "serve and gateway"),
         ("worker", "--bogus", ""),

@@ -5,6 +5,7 @@ import json
 import re
 import unicodedata
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,20 @@ def test_classes_hold_every_character_of_formatting_that_is_not_seen() -> None:
     left = {one for one in EVERYTHING if unicodedata.category(one) == "Cf" and UNSEEN.match(one) is None}
     names = {unicodedata.name(one).split()[0] for one in left}
     assert names <= {"ARABIC", "SYRIAC", "KAITHI", "EGYPTIAN"}
+
+
+def test_control_characters_of_plain_texts_are_removed_or_refused() -> None:
+    controls = InputRule(name="controls", characters=("control",))
+    assert look(screen(controls), "a\tb\x1b[0m\r\n\x7f") == ("a\tb[0m\r\n", "", {("controls", Effect.CHANGED)})
+    assert look(screen(msgspec.structs.replace(controls, action="refuse")), "a\x07")[1] == "controls"
+    assert look(screen(REMOVE), "a\tb\n") == ("a\tb\n", "", set())
+
+
+def test_a_text_is_as_long_as_a_rule_says_whatever_would_be_removed() -> None:
+    short = screen(InputRule(name="length", longest=3), REMOVE)
+    assert look(short, "é😀x") == ("é😀x", "", set())
+    assert look(short, "ab\u200bc")[1] == "length"
+    assert look(short, b'["abc", "abcd"]')[1] == "length"
 
 
 @given(TEXTS, st.sampled_from(FORMS))

@@ -16,8 +16,8 @@ from tests.e2e.server import Server, serving
 from tests.targets.passed import Passed
 from tests.targets.vectors import vectors
 
-MOST_CHARS = 20_000
-"""Longest input that the service behind takes."""
+MOST = 20_000
+"""Longest body that the service behind takes."""
 TEXTS = ["a", "ÀÉ 漢字 😀", '"\\', "two\nlines", "x" * 5000, *(f"text {number}" for number in range(25))]
 
 
@@ -25,7 +25,7 @@ TEXTS = ["a", "ÀÉ 漢字 😀", '"\\', "two\nlines", "x" * 5000, *(f"text {num
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int]]:
     """The service that is asked by others, and its gRPC port."""
     port = free_port()
-    flags = ("--grpc-port", str(port), "--max-input-chars", str(MOST_CHARS))
+    flags = ("--grpc-port", str(port), "--max-body-bytes", str(MOST))
     with serving(tmp_path_factory.mktemp("behind"), *flags, lawful=False) as server:
         server.expected = {"batch failed"}
         yield server, port
@@ -47,12 +47,12 @@ def test_texts_come_back_exactly_and_a_bad_input_alone_is_refused(
     with serving(tmp_path, *flags, target=target) as front:
         front.expected = {"batch failed", "the remote API answered no outputs"}
         asked = [front.ask(text) for text in TEXTS]
-        bad, large = front.ask("raise"), front.ask("x" * (MOST_CHARS + 1))
+        bad, large = front.ask("raise"), front.ask("x" * (MOST + 1))
         for one in asked:
             one.output()
         assert bad.refusal() == "REJECTED_BY_MODEL"
         assert large.refusal() == "REJECTED_BY_MODEL"
-        assert front.ask("x" * (MOST_CHARS + 1)).refusal() == "REJECTED_BY_MODEL", "by itself, too"
+        assert front.ask("x" * (MOST + 1)).refusal() == "REJECTED_BY_MODEL", "by itself, too"
         assert front.metrics().value("batches_total") < len(TEXTS), "many go together"
 
 

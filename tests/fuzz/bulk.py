@@ -70,7 +70,7 @@ def _parts(pieces: Sequence[bytes]) -> list[tuple[str, str | None, bytes]] | Non
     raise AssertionError("it waits for something")
 
 
-_SETTINGS = Settings(), Settings(max_queue=5, max_input_chars=100)
+_SETTINGS = Settings(), Settings(max_queue=5)
 _LINES = [(settings, OpenAILines(settings, ServedModels(["m"]), new_id)) for settings in _SETTINGS]
 LINES = (
     b'{"custom_id":"1","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":["a","b"],"n":2,"top_k":3}}',

@@ -26,7 +26,7 @@ from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo
 from headway.oip import tensors
 from headway.runtime.counters import Counters
 
-_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_queue=5)
+_SETTINGS = Settings(), Settings(max_queue=5)
 _PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
 _OPTIONS = RequestOptions(4.0)
 
@@ -105,7 +105,6 @@ def _inputs(exchange: Exchange, settings: Settings) -> list[str]:
     for one in inputs:
         assert isinstance(one, str)
         one.encode()
-        assert not settings.max_input_chars or len(one) <= settings.max_input_chars
         found.append(one)
     return found
 

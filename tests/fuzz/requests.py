@@ -8,7 +8,7 @@ import uuid
 from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.bodies import text_reader
+from headway.http.inference.bodies import read_text
 from headway.http.inference.exchange import CodecContext, RequestTarget
 from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
 from headway.http.inference.routes import Routes, codecs
@@ -16,14 +16,10 @@ from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
 from headway.runtime.counters import Counters
 
-_SETTINGS = (
-    Settings(),
-    Settings(control_chars="strip", max_input_chars=100),
-    Settings(control_chars="refuse"),
-)
-_CODECS = tuple(codecs(_SETTINGS[0]).values())
-_ROUTES = Routes(_SETTINGS[0])
-_CONTEXT = CodecContext(_SETTINGS[0], ServedModels(["m"]), Counters())
+_SETTINGS = Settings()
+_CODECS = tuple(codecs(_SETTINGS).values())
+_ROUTES = Routes(_SETTINGS)
+_CONTEXT = CodecContext(_SETTINGS, ServedModels(["m"]), Counters())
 _MOST = 4096
 _SLACK = 512
 
@@ -154,7 +150,7 @@ def _check_orders(head: Head, target: RequestTarget) -> None:
 
 
 def _check_order(order: InferenceHead) -> None:
-    settings = _SETTINGS[0]
+    settings = _SETTINGS
     longest = settings.task_timeout_ms if order.wish is not None else settings.request_timeout_ms
     assert 0 < order.options.timeout <= longest / 1000
     assert 0 <= order.options.tier < len(settings.tier_names)
@@ -199,34 +195,27 @@ def _unwrapped(pieces: list[bytes]) -> tuple[bytes, bytes, bool] | None:
 
 def check_body(data: bytes) -> None:
     """An input that is let through is text, and its parameters are what a worker can read."""
-    for settings, natives in _BODY_CODECS:
-        for codec in natives:
-            try:
-                model, text, parameters = codec.read(data)
-            except RequestError as exc:
-                _check_error(exc)
-                continue
-            assert model is None or isinstance(model, str)
-            _check_text(text, settings)
-            assert parameters == b"" or isinstance(json.loads(parameters), dict)
-    for settings, read in _TEXT_READERS:
+    for codec in _NATIVE:
         try:
-            _check_text(read(data), settings)
+            model, text, parameters = codec.read(data)
         except RequestError as exc:
             _check_error(exc)
+            continue
+        assert model is None or isinstance(model, str)
+        _check_text(text)
+        assert parameters == b"" or isinstance(json.loads(parameters), dict)
+    try:
+        _check_text(read_text(data))
+    except RequestError as exc:
+        _check_error(exc)
 
 
-_NATIVE = "/v1/inference", "/api/inference", "/v1/predict"
-_BODY_CODECS = [(settings, tuple(codecs(settings)[path] for path in _NATIVE)) for settings in _SETTINGS]
-_TEXT_READERS = [(settings, text_reader(settings)) for settings in _SETTINGS]
+_NATIVE = [codecs(_SETTINGS)[path] for path in ("/v1/inference", "/api/inference", "/v1/predict")]
 
 
-def _check_text(text: str, settings: Settings) -> None:
+def _check_text(text: str) -> None:
     text.encode()
     assert "\0" not in text
-    assert not settings.max_input_chars or len(text) <= settings.max_input_chars
-    if settings.control_chars != "keep":
-        assert not any((ord(c) < 32 and c not in "\t\r\n") or 127 <= ord(c) < 160 for c in text)
 
 
 def _check_error(exc: RequestError) -> None:

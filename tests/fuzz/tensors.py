@@ -25,7 +25,7 @@ from headway.oip.tensors import element_of, unpack
 from headway.oip.tensors import pack as pack_elements
 from headway.runtime.counters import Counters
 
-_SETTINGS = Settings(), Settings(control_chars="refuse", max_input_chars=100, max_queue=5)
+_SETTINGS = Settings(), Settings(max_queue=5)
 _PATH = "/v2/models/{model:path}/infer"
 _MARK = b"|"
 """What stands between the JSON object and the binary data; the first one counts."""

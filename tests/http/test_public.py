@@ -289,11 +289,10 @@ async def test_probes_keep_the_contract(stand: Stand, path: str) -> None:
 
 
 def test_the_contract_tells_of_the_checks_in_force() -> None:
-    parts = openapi.document(Settings(max_input_chars=9, control_chars="refuse"))["components"]
+    parts = openapi.document(Settings())["components"]
     shape = parts["schemas"]["TextInput"]
-    assert shape["maxLength"] == 9
     assert re.fullmatch(shape["pattern"], "a\tb\n")
-    assert not re.fullmatch(shape["pattern"], "a\x1bb")
+    assert not re.fullmatch(shape["pattern"], "a\0b")
     assert parts["schemas"]["InferenceRequest"]["properties"]["parameters"]["maxProperties"] == 64
     key = parts["parameters"]["IdempotencyKey"]["schema"]["pattern"]
     for good in ("k", "a b", '"k"', "k" * 255, '"a\\"b"'):

@@ -128,13 +128,6 @@ async def test_more_rows_than_a_batch_holds_are_refused(stand: Stand) -> None:
     assert (await stand.ask(asked(rows[1:]))).status == 200
 
 
-@on_stand(max_input_chars=4, control_chars="refuse")
-async def test_bounds_of_texts_do_not_apply_to_numbers(stand: Stand) -> None:
-    stand.gateway.served.learn(takes(FOUR))
-    for body in ({"input": [1, 2, 3, 4]}, {"inputs": [[1, 2, 3, 4]]}):
-        assert (await stand.ask(post(json.dumps(body)))).status == 200
-
-
 @on_stand(max_body_bytes=1 << 24)
 async def test_large_bodies_and_answers_are_whole(stand: Stand) -> None:
     stand.gateway.served.learn(takes(TensorSpec("x", "FP64", (-1,))))

@@ -10,7 +10,6 @@ import pytest
 
 from headway.config import Settings
 from headway.http import openapi
-from headway.http.inference.routes import codecs
 from headway.http.openapi import Kinds
 from headway.model import PerCall, ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Stand, get, on_stand, post, served
@@ -74,19 +73,6 @@ async def test_a_wrong_body_is_told_what_is_wrong_with_it(stand: Stand, body: st
     answer = await stand.ask(post(body))
     assert (answer.status, answer.error) == (400, "BAD_REQUEST")
     assert says in answer.json["message"]
-
-
-def test_checks_of_texts_hold_for_each_text_in_a_value() -> None:
-    strict = codecs(Settings(control_chars="refuse"))["/v1/inference"]
-    for bad in ('{"input": ["a", {"b": "\\u001b"}]}', '{"input": {"\\u001b": 1}}'):
-        with pytest.raises(Exception, match=r"control character U\+001B"):
-            strict.read_value(bad.encode())
-    strip = codecs(Settings(control_chars="strip"))["/v1/inference"]
-    assert strip.read_value(b'{"input": [1.5, {"b\\u0007": "\\u001ba\\n"}]}')[1] == b'[1.5,{"b":"a\\n"}]'
-    short = codecs(Settings(max_input_chars=5))["/v1/inference"]
-    assert short.read_value('{"input": ["é"]}'.encode())[1] == '["é"]'.encode()
-    with pytest.raises(Exception, match="has 6 characters; at most 5"):
-        short.read_value(b'{"input": ["ab"]}')
 
 
 @on_stand(whole=True)

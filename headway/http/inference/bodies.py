@@ -15,12 +15,11 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.core.excerpt import excerpt
-from headway.core.json_pages import PAGE, SHORT, STRING, Pages, Steps, TooDeep, members, split
+from headway.core.json_pages import PAGE, SHORT, Pages, Steps, TooDeep, members, split
 from headway.core.likeness import nearest
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.gateway.served_models import KnownModels
-from headway.model import Octets, Value, ValueKind
+from headway.model import Value
 
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -63,11 +62,6 @@ ABSENT = msgspec.Raw()
 
 _NO_INPUT = "Object missing required field `input`"
 _NUL = "the input contains U+0000, which not every model can hold; remove it"
-_CONTROL = re.compile("[\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-"""Control characters: C0 without tab, line feed and carriage return; DEL; C1. U+0000 is refused before."""
-
-Check = Callable[[str], str]
-"""Function that takes an input and returns what the model gets, or raises RequestError."""
 
 
 def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[str | None, str, bytes]]:
@@ -77,7 +71,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
         kind: msgspec Struct of a body, with `model`, `input` and `parameters`, the last as Raw.
         settings: bounds of inputs and parameters.
     """
-    decode, check, most_parameters = msgspec.json.Decoder(kind).decode, text_checker(settings), settings.max_parameters
+    decode, most_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> tuple[str | None, str, bytes]:
         try:
@@ -92,7 +86,7 @@ def body_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], tuple[
         text = asked.input
         if "\x00" in text:
             raise BadRequest(_NUL)
-        return asked.model, text if check is None else check(text), parameters
+        return asked.model, text, parameters
 
     return read
 
@@ -101,7 +95,7 @@ Asked = tuple[str | None, Value | list[Value], bytes, str]
 """Model or None, one input or a list of several, parameters, and the version that is asked for or empty."""
 
 
-def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
+def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Asked]:
     """Make the function that reads JSON bodies with an input that is any JSON value, or with several; see `Codec.read_value`.
 
     Arguments:
@@ -110,13 +104,9 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
         settings: bounds of inputs and parameters.
     """
     most = min(MOST_INPUTS, settings.max_queue)
-    decode, check, most_parameters = (
-        msgspec.json.Decoder(kind).decode,
-        value_checker(settings),
-        settings.max_parameters,
-    )
+    decode, most_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
-    def read(body: bytes, known: KnownModels | None = None) -> Asked:
+    def read(body: bytes) -> Asked:
         try:
             if not body.isascii():
                 body.decode()
@@ -125,10 +115,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
             if asked.inputs is not ABSENT:
                 if asked.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
-                inputs = _several(asked.inputs, most)
-                if check is not None and not _takes_tensors(asked.model, known):
-                    inputs = list(map(check, inputs))
-                return asked.model, inputs, parameters, _version(asked)
+                return asked.model, _several(asked.inputs, most), parameters, _version(asked)
             if asked.input is ABSENT:
                 raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
             value = values.read(bytes(asked.input))
@@ -137,19 +124,17 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[..., Asked]:
             raise BadRequest(f"the input {exc}") from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(why_not(exc, body)) from None
-        if check is not None and not _takes_tensors(asked.model, known):
-            value = check(value)
         return asked.model, value, parameters, version
 
     return read
 
 
-def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes, KnownModels], Steps[Asked]]:
+def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Steps[Asked]]:
     """Make the function that reads long bodies as `value_reader`'s does, in steps."""
     most, most_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
-    take, check = struct_reader(kind, ("input", "inputs", "parameters")), long_value_checker(settings)
+    take = struct_reader(kind, ("input", "inputs", "parameters"))
 
-    def read(body: bytes, known: KnownModels) -> Steps[Asked]:
+    def read(body: bytes) -> Steps[Asked]:
         asked = take((yield from members_in_steps(body)))
         parameters = b""
         if asked.parameters is not ABSENT:
@@ -159,13 +144,12 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes, K
             raise BadRequest("the body has both `input` and `inputs`; expected one of them")
         if asked.inputs is ABSENT and asked.input is ABSENT:
             raise BadRequest(_NO_INPUT + meant(_NO_INPUT, body))
-        checks = None if _takes_tensors(asked.model, known) else check
         if asked.inputs is ABSENT:
-            input = yield from _long_value(bytes(asked.input), "the input", checks)
+            input = yield from _long_value(bytes(asked.input), "the input")
             return asked.model, input, parameters, _version(asked)
         inputs: list[Value] = []
         for text in (yield from _several_in_steps(bytes(asked.inputs), most)):
-            inputs.append((yield from _long_value(text, f"`$.inputs[{len(inputs)}]`", checks)))
+            inputs.append((yield from _long_value(text, f"`$.inputs[{len(inputs)}]`")))
             if len(inputs) % _TOGETHER == 0:
                 yield 0
         return asked.model, inputs, parameters, _version(asked)
@@ -173,13 +157,12 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes, K
     return read
 
 
-def _long_value(text: bytes, name: str, check: Callable[[Value], Steps[Value]] | None) -> Steps[Value]:
+def _long_value(text: bytes, name: str) -> Steps[Value]:
     """Value of a member that may be long. `name`: what messages call it."""
     try:
-        value = yield from values.read_in_steps(text, known=True)
+        return (yield from values.read_in_steps(text, known=True))
     except values.NoValue as exc:
         raise BadRequest(f"{name} {exc}") from None
-    return value if check is None else (yield from check(value))
 
 
 def members_in_steps(body: bytes) -> Steps[dict[str, bytes]]:
@@ -264,11 +247,6 @@ def parameters_in_steps(text: bytes, most: int) -> Steps[dict[str, msgspec.Raw]]
     return {name: msgspec.Raw(value) for name, value in found.items()}
 
 
-def _takes_tensors(model: str | None, known: KnownModels | None) -> bool:
-    """Whether a model takes tensors, to which bounds of texts do not apply."""
-    return known is not None and known[model or known.default].takes is ValueKind.TENSORS
-
-
 def _version(asked: Any) -> str:
     """Version that a body asks for, by either name that it may have; empty: any."""
     version, named = asked.version, asked.model_version
@@ -315,120 +293,20 @@ def _several_in_steps(text: bytes, most: int) -> Steps[list[bytes]]:
 _decode_elements: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def text_reader(settings: Settings) -> Callable[[bytes], str]:
-    """Make the function that reads bodies that are the input itself."""
-    check = text_checker(settings)
-
-    def read(body: bytes) -> str:
-        try:
-            text = body.decode()
-        except UnicodeDecodeError as exc:
-            raise BadRequest(why_not(exc, body)) from None
-        if "\x00" in text:
-            raise BadRequest(_NUL)
-        return text if check is None else check(text)
-
-    return read
+def read_text(body: bytes) -> str:
+    """Read a body that is the input itself. Raises BadRequest."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as exc:
+        raise BadRequest(why_not(exc, body)) from None
+    return check_text(text)
 
 
-def input_checker(settings: Settings) -> Check:
-    """Make the check of inputs that may hold any character."""
-    check = text_checker(settings)
-
-    def checked(text: str) -> str:
-        if "\x00" in text:
-            raise BadRequest(_NUL)
-        return text if check is None else check(text)
-
-    return checked
-
-
-def text_checker(settings: Settings) -> Check | None:
-    """Make the check of inputs without U+0000 under these settings; None for nothing to check."""
-    most, policy = settings.max_input_chars, settings.control_chars
-    if not most and policy == "keep":
-        return None
-
-    def check(text: str) -> str:
-        if most and len(text) > most:
-            raise PayloadTooLarge(f"the input has {len(text)} characters; at most {most} are taken (max_input_chars)")
-        if policy == "keep" or text.isprintable():
-            return text
-        if policy == "strip":
-            return _CONTROL.sub("", text)
-        found = _CONTROL.search(text)
-        if found is not None:
-            where = f"U+{ord(found[0]):04X} at character {found.start()}"
-            raise BadRequest(f"the input contains the control character {where}; remove it (control_chars)")
-        return text
-
-    return check
-
-
-CheckValue = Callable[[Value], Value]
-"""Function that takes any input and returns what the model gets, or raises RequestError."""
-
-
-def value_checker(settings: Settings) -> CheckValue | None:
-    """Make the check of inputs that are any JSON value, as `text_checker` does: each text in it is checked as an input would be."""
-    check, most, keeps = text_checker(settings), settings.max_input_chars, settings.control_chars == "keep"
-    if check is None:
-        return None
-
-    def check_value(value: Value) -> Value:
-        if isinstance(value, str):
-            return check(value)
-        if isinstance(value, Octets):
-            return value
-        _check_length(value, most)
-        if keeps:
-            return value
-        try:
-            return msgspec.json.encode(_each_text(values.build(value), check))
-        except msgspec.MsgspecError as exc:
-            raise BadRequest(f"the input cannot be read: {exc}") from None
-
-    return check_value
-
-
-def _check_length(value: bytes, most: int) -> None:
-    if most and (length := len(value.decode())) > most:
-        raise PayloadTooLarge(f"the input has {length} characters; at most {most} are taken (max_input_chars)")
-
-
-def long_value_checker(settings: Settings) -> Callable[[Value], Steps[Value]] | None:
-    """Make the check of inputs that may be long, as `value_checker` does."""
-    check, check_value, keeps = text_checker(settings), value_checker(settings), settings.control_chars == "keep"
-    if check is None or check_value is None:
-        return None
-
-    def check_text(found: re.Match[bytes]) -> bytes:
-        return msgspec.json.encode(check(msgspec.json.decode(found[0], type=str)))
-
-    def in_steps(value: Value) -> Steps[Value]:
-        if not isinstance(value, bytes) or len(value) <= SHORT:
-            return check_value(value)
-        _check_length(value, settings.max_input_chars)
-        if keeps:
-            return value
-        found, pages = [], Pages(value, known=True)
-        for page in pages:
-            found.append(STRING.sub(check_text, page))
-            yield 0
-        return b",".join(found)
-
-    return in_steps
-
-
-def _each_text(tree: object, check: Check) -> object:
-    """A tree with each of its texts, names of members among them, as a check leaves it."""
-    if isinstance(tree, str):
-        return check(tree)
-    if isinstance(tree, list):
-        return [_each_text(one, check) for one in tree]
-    if isinstance(tree, dict):
-        return {check(name): _each_text(one, check) for name, one in tree.items()}
-    return tree
+def check_text(text: str) -> str:
+    """Return an input that may hold any character but U+0000. Raises BadRequest."""
+    if "\x00" in text:
+        raise BadRequest(_NUL)
+    return text
 
 
 def checked_parameters(raw: msgspec.Raw, most: int) -> bytes:

@@ -34,7 +34,7 @@ from headway.http.inference.bodies import (
     OtherInput,
     body_reader,
     long_value_reader,
-    text_reader,
+    read_text,
     value_reader,
 )
 from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
@@ -67,7 +67,6 @@ class Codec(msgspec.Struct, frozen=True):
             OtherInput where `read_value` may know better.
         write: writes the body of the answer to such a request.
         read_value: as `read`, of a body whose input may be any JSON value, or a list of several, with the version that it asks for.
-            Its second argument is the models, by which it checks the values; without them it takes no model's for tensors.
         write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
         read_long: as `read_value`, of a long body, in steps.
         encode_error: an error to its header fields and body; problem documents unless the API has its own form.
@@ -81,9 +80,9 @@ class Codec(msgspec.Struct, frozen=True):
     open: OpenHead | None = None
     read: Callable[[bytes], tuple[str | None, str, bytes]] = _never
     write: WriteText = _never
-    read_value: Callable[..., Asked] = _never
+    read_value: Callable[[bytes], Asked] = _never
     write_many: WriteText = _never
-    read_long: Callable[[bytes, KnownModels], Steps[Asked]] = _never
+    read_long: Callable[[bytes], Steps[Asked]] = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
     compressed: bool = False
@@ -96,14 +95,14 @@ class Codec(msgspec.Struct, frozen=True):
         try:
             return Exchange(*self.read(body), options, self.write_one)
         except OtherInput as exc:
-            named, input, parameters, version = self.read_value(body, known)
+            named, input, parameters, version = self.read_value(body)
             input = _fitting(known, named or known.default, input, exc)
         write = self.write_all if isinstance(input, list) else self.write_one
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def read_json_in_steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
         """Read a long body in JSON; see `read_json`."""
-        named, input, parameters, version = yield from self.read_long(body, known)
+        named, input, parameters, version = yield from self.read_long(body)
         model = named or known.default
         if known[model].takes is ValueKind.TENSORS:
             input = yield from fitting_in_steps(known, model, input)
@@ -272,9 +271,7 @@ def predict(settings: Settings) -> Codec:
         read_long=long_value_reader(_AnyPredict, settings),
         input="input_data",
     )
-    return replace(
-        texts, open=open_octets(text_reader(settings), texts.read_json, texts.read_json_in_steps, texts.write_one)
-    )
+    return replace(texts, open=open_octets(read_text, texts.read_json, texts.read_json_in_steps, texts.write_one))
 
 
 def _write_inference(

@@ -11,7 +11,6 @@ from headway.core.failures import error_of
 from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import long_value_checker, value_checker
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import CodecContext, Exchange, Reader, RequestTarget
 from headway.http.oip.answers import Answerer, encode_error
@@ -26,8 +25,8 @@ _LENGTH = re.compile(rb"[0-9]{1,19}")
 
 def infer(settings: Settings) -> Codec:
     """Make the codec of the inference routes."""
-    read_request, check = request_reader(settings), value_checker(settings)
-    read_long, check_long = long_request_reader(settings), long_value_checker(settings)
+    read_request = request_reader(settings)
+    read_long = long_request_reader(settings)
 
     def open_head(
         head: Head, target: RequestTarget, options: RequestOptions, context: CodecContext
@@ -47,7 +46,7 @@ def infer(settings: Settings) -> Codec:
                 # The gateway refuses it for its model, before it reads on.
                 return Exchange(model, "", b"", options, Answerer(model).write)
             answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted)
-            return asked.exchange(model, options, served.takes, check, answerer.write)
+            return asked.exchange(model, options, served.takes, answerer.write)
 
         def read_default(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             nonlocal model
@@ -65,8 +64,8 @@ def infer(settings: Settings) -> Codec:
                 return Exchange(name, "", b"", options, Answerer(name).write)
             write = Answerer(name, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted).write
             if isinstance(asked, TensorsRequest):
-                return asked.exchange(name, options, served.takes, check, write)
-            return (yield from asked.exchange_in_steps(name, options, served.takes, check_long, write))
+                return asked.exchange(name, options, served.takes, write)
+            return (yield from asked.exchange_in_steps(name, options, served.takes, write))
 
         named = bool(model)
         return with_version(options, version), Reader(read if model else read_default, read_in_steps)

@@ -16,7 +16,7 @@ from headway.core.json_pages import SHORT, Steps, split
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, CheckValue, members_in_steps, why_not
+from headway.http.inference.bodies import ABSENT, members_in_steps, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
@@ -32,7 +32,7 @@ from headway.http.oip.bodies import (
     wanted_outputs,
 )
 from headway.http.oip.tensor_requests import TensorsRequest, long_tensors_reader, tensors_reader
-from headway.model import RequestOptions, Value, ValueKind
+from headway.model import RequestOptions, ValueKind
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes
 from headway.oip.tensors import (
@@ -85,7 +85,6 @@ class InferRequest(msgspec.Struct, gc=False):
         model: str,
         options: RequestOptions,
         takes: ValueKind | None,
-        check: CheckValue | None,
         write: WriteAnswer,
     ) -> Exchange:
         """Exchange of the request.
@@ -94,15 +93,12 @@ class InferRequest(msgspec.Struct, gc=False):
             model: name of the model.
             options: options by its head.
             takes: kind of values that the model takes; None while it is not known.
-            check: checks each of them, and returns what the model gets; None for nothing to check.
             write: writes the answer.
 
         Raises:
             RequestError: an element is no such value, or is refused.
         """
         values, wishes = values_of(self.elements, takes), self.wishes
-        if check is not None:
-            values = list(map(check, values))
         if wishes is not NONE:
             options = wishes.applied_to(options)
         input = values[0] if len(values) == 1 else values
@@ -113,14 +109,10 @@ class InferRequest(msgspec.Struct, gc=False):
         model: str,
         options: RequestOptions,
         takes: ValueKind | None,
-        check: Callable[[Value], Steps[Value]] | None,
         write: WriteAnswer,
     ) -> Steps[Exchange]:
         """Exchange of a long request; see `exchange`."""
         values = yield from values_in_steps(self.elements, takes)
-        if check is not None:
-            for place, value in enumerate(values):
-                values[place] = yield from check(value)
         options = self.wishes.applied_to(options)
         input = values[0] if len(values) == 1 else values
         return Exchange(model, input, self.parameters, options, write, self.id or "", self.wishes.final)

@@ -19,7 +19,7 @@ from headway.core.json_pages import SHORT, Steps
 from headway.core.tensors import ALIGNED, BYTES, MOST_TENSORS, SIZES, NoTensors, TensorHead, count_of, opening, quoted
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, CheckValue, members_in_steps, why_not
+from headway.http.inference.bodies import ABSENT, members_in_steps, why_not
 from headway.http.inference.exchange import Exchange, WriteAnswer
 from headway.http.oip.bodies import (
     LENGTH_FIELD,
@@ -98,7 +98,6 @@ class TensorsRequest(msgspec.Struct, gc=False):
         model: str,
         options: RequestOptions,
         takes: ValueKind | None,
-        check: CheckValue | None,
         write: WriteAnswer,
     ) -> Exchange:
         """Exchange of the request, with one entry; see `InferRequest.exchange`."""

@@ -12,7 +12,7 @@ from headway.core.json_pages import Steps
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import input_checker
+from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange, Reader
 from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
@@ -86,7 +86,7 @@ def chat_reader(settings: Settings) -> Reader:
         SettingError: the template cannot be used.
     """
     most = min(MOST_INPUTS, settings.max_queue)
-    check, parameters = input_checker(settings), parameters_reader(settings)
+    parameters = parameters_reader(settings)
     render_for = templates(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
@@ -94,7 +94,7 @@ def chat_reader(settings: Settings) -> Reader:
         model = take_text(members, "model")
         name = model or known.default
         raw = members.get("messages")
-        text = check(render_for(name)(_messages(members)))
+        text = check_text(render_for(name)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
         count = choices(members, most)
@@ -113,7 +113,7 @@ def chat_reader(settings: Settings) -> Reader:
 
 def _converse(settings: Settings) -> Converse:
     """Make what makes the text of a long conversation."""
-    check, render_for = input_checker(settings), long_templates(settings)
+    render_for = long_templates(settings)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
         raw = members.get("messages", msgspec.Raw(b"null"))
@@ -129,7 +129,7 @@ def _converse(settings: Settings) -> Converse:
                 yield 0
         text = yield from render_for(model)(found)
         yield 0
-        return check(text), raw
+        return check_text(text), raw
 
     return converse
 

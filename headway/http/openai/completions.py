@@ -7,7 +7,7 @@ import msgspec
 from headway.config import Settings
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import input_checker
+from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import Exchange, Reader
 from headway.http.openai.answers import ChoicesWriter
@@ -56,14 +56,14 @@ def completions(settings: Settings) -> Codec:
 def completions_reader(settings: Settings) -> Reader:
     """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
-    check, parameters = input_checker(settings), parameters_reader(settings)
+    parameters = parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model") or known.default
         if members.keys().isdisjoint(_FORM):
             return make_plain(members, model, options)
-        prompts = take_inputs(members, "prompt", most, check)
+        prompts = take_inputs(members, "prompt", most, check_text)
         count = choices(members, most // len(prompts))
         _drop_best_of(members, count)
         write = writer(members, model, False, count)
@@ -77,7 +77,7 @@ def completions_reader(settings: Settings) -> Reader:
 
     def make_plain(members: Members, model: str, options: RequestOptions) -> Exchange:
         """Exchange of a request for one choice of each prompt, as one JSON object."""
-        prompts = take_inputs(members, "prompt", most, check)
+        prompts = take_inputs(members, "prompt", most, check_text)
         write = ChoicesWriter(model, False, False, False)
         asked = parameters(members) if members else b""
         return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)

@@ -15,7 +15,7 @@ from headway.core.values import octets
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import released
-from headway.http.inference.bodies import input_checker
+from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.http.inference.tensor_bodies import one_embedding
@@ -66,13 +66,13 @@ def embeddings(settings: Settings) -> Codec:
 def embeddings_reader(settings: Settings) -> Reader:
     """Make the reader of bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
-    check, parameters = input_checker(settings), parameters_reader(settings)
+    parameters = parameters_reader(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
         model = take_text(members, "model")
         name = model or known.default
-        inputs = take_inputs(members, "input", most, check)
+        inputs = take_inputs(members, "input", most, check_text)
         encoding = take_text(members, "encoding_format") or FLOAT
         if encoding not in (FLOAT, BASE64):
             raise BadRequest(f"expected `{FLOAT}` or `{BASE64}` - at `$.encoding_format`")

@@ -18,7 +18,7 @@ from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
-from headway.http.inference.bodies import input_checker
+from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
@@ -120,7 +120,7 @@ def responses(settings: Settings) -> Codec:
     Raises:
         SettingError: a template of chats cannot be used.
     """
-    check, parameters = input_checker(settings), parameters_reader(settings)
+    parameters = parameters_reader(settings)
     render_for = templates(settings)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
@@ -129,7 +129,7 @@ def responses(settings: Settings) -> Codec:
         served = known[model]
         echoed = {name: members[name] for name in _UNSET if bytes(members.get(name, b"null")) != b"null"}
         messages = _messages(members)
-        text = check(render_for(model)(messages))
+        text = check_text(render_for(model)(messages))
         stream, metadata = bool(take_flag(members, "stream")), _take_metadata(members, "metadata")
         if "text" in members:
             echoed["text"] = _text_options(members, served)
@@ -146,7 +146,7 @@ def responses(settings: Settings) -> Codec:
 
 def _converse(settings: Settings) -> Converse:
     """Make what makes the text of a long conversation."""
-    check, render_for = input_checker(settings), long_templates(settings)
+    render_for = long_templates(settings)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
         yield from check_messages(bytes(members.get("input", b"")), "input")
@@ -156,7 +156,7 @@ def _converse(settings: Settings) -> Converse:
         yield 0
         text = yield from render_for(model)(messages)
         yield 0
-        text = check(text)
+        text = check_text(text)
         yield 0
         return text, msgspec.Raw(_encode(messages))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headway.app.scaling import scale_limits
 from headway.config import Settings, load
 from headway.config.models import ModelSettings
 from headway.errors import SettingError
@@ -32,3 +33,12 @@ def test_a_longer_deadline_in_all_lengthens_what_must_not_end_before() -> None:
 
 def test_a_lease_outlives_a_slow_call_to_the_broker_by_2_s() -> None:
     assert [Settings(broker_timeout_ms=wait).lease_s for wait in (500.0, 1000.0, 5000.0)] == [2.5, 3, 7]
+
+
+def test_what_is_derived_goes_with_what_it_is_derived_from() -> None:
+    assert scale_limits(Settings(start_timeout_ms=1000.0)).start_within == 2
+    usual = Settings(memory_mb=64)
+    assert (usual.kept_bytes, usual.bodies_bytes, usual.ledger_backlog) == (16 << 20, 16 << 20, 100_000)
+    assert (usual.bulk_max_files, usual.bulk_max_lines, usual.bulk_max_jobs) == (10_240, 10_485_760, 102)
+    with pytest.raises(SettingError, match=r"^--memory-mb = 8: has no room for a request of --max-body-bytes"):
+        load({"memory_mb": 8}, {})

@@ -39,7 +39,7 @@ BOUNDS = {"p95": 1.05, "p99": 1.05, "longest": 1.25}
 REQUESTS, WARM_UP_REQUESTS = 4_000, 1_500
 CYCLES, WARM_UP_CYCLES = 40, 40
 """Least batch times that count, and those before them, in which the model is found to pad."""
-MORE_SEEDS = 5
+MORE_SEEDS = 20
 PATIENCE = 60.0
 """Seconds of all deadlines, so that latencies tell all."""
 LONGEST = 2_048

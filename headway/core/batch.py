@@ -13,7 +13,7 @@ class Departure(msgspec.Struct):
     """A batch that has departed.
 
     `late` are entries that were dropped from it because they could no longer be answered in time. `size` is its size as
-    `QueueLimits.size` has it. The last `bulk` members are bulk entries. `failures`, `alone` and `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
+    `QueueLimits.size` has it. The last `bulk` members are bulk entries. `parted`: see `core.packing.Packed`. `failures`, `alone` and `rest` are those of the group that it was, as in `core.suspects`. `attempts` counts this run, too.
     """
 
     worker: str
@@ -28,6 +28,7 @@ class Departure(msgspec.Struct):
     quarantine: CallerKey | None = None
     size: float = 0.0
     bulk: int = 0
+    parted: bool = False
 
     @property
     def whole(self) -> bool:

@@ -18,6 +18,7 @@ from operator import attrgetter
 
 import msgspec
 
+from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
 _WEIGHT = attrgetter("weight")
@@ -29,11 +30,15 @@ class Nearness(msgspec.Struct, frozen=True, gc=False):
     """Terms on which entries of like weight ride together, as all are filled up to the longest.
 
     Attributes:
+        full: entries of a full batch. While no more wait they ride in the order of their turns, unless it saves time to part light and heavy ones.
+        fixed: weight that takes as long as the fixed part of a batch.
         most: most entries of a tier, in the order of their turns, among which the nearest are looked for.
         cost: rounds that a place costs which is filled up to a weight.
         by_age: the first entry is of the tier whose oldest has waited longest, where first come would give that tier a place.
     """
 
+    full: int
+    fixed: float
     most: int
     cost: Cost
     by_age: bool = False
@@ -66,11 +71,15 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Packed(msgspec.Struct):
-    """Entries that ride, entries that are dropped because they would be late, and the weight that lower tiers are owed."""
+    """Entries that ride, entries that are dropped because they would be late, and the weight that lower tiers are owed.
+
+    `parted`: light or heavy entries alone ride, though all fit.
+    """
 
     members: list[QueuedEntry]
     late: list[QueuedEntry]
     owed: float = 0.0
+    parted: bool = False
 
 
 class BatchRoom(msgspec.Struct, gc=False):
@@ -155,21 +164,36 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
 
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
-    """Fill a batch with the entry whose turn it is and those nearest to it in weight; with all, as `pack` does, where all fit.
+    """Fill a batch with the entry whose turn it is and those nearest to it in weight; with the next ones, as `pack` does, where all fit.
 
     Tiers go in order and lower ones have their share, but lighter entries of any tier ride before heavier ones, which would have all
     others filled up. So that heavy entries of a lower tier get their turn, the first entry is one of them at times.
+
+    Where all fit and heavy entries would make the batch much longer, light ones and heavy ones ride apart, and whoever has waited longest now.
     """
     late = list[QueuedEntry]()
-    while sum([tier_queue.depth for tier_queue in tier_queues]) > terms.limit:
-        first = _first(tier_queues, terms, near.by_age)
-        if first.due >= terms.hopeless:
-            return _pack_around(first, late, tier_queues, terms, near)
+    while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
+        bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
+        if bound is None:
+            break
+        first = _first(tier_queues, terms, near.by_age or bound < math.inf)
+        if depth <= terms.limit or first.due >= terms.hopeless:
+            return _pack_around(first, late, tier_queues, terms, near, bound)
         first.state, first.attempts = GONE, 0
         late.append(first)
     packed = pack(tier_queues, terms)
     packed.late[:0] = late
     return packed
+
+
+def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
+    """Weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; None where it saves little."""
+    weights = sorted(
+        [queued.weight for tier_queue in tier_queues if tier_queue.depth for queued in tier_queue.in_turn()]
+    )
+    count, longest = len(weights), weights[-1]
+    spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
+    return bound if spared - near.fixed >= LEAST_SAVED * (near.fixed + count * longest) else None
 
 
 def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> QueuedEntry:
@@ -184,10 +208,15 @@ def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> Queu
 
 
 def _pack_around(
-    first: QueuedEntry, late: list[QueuedEntry], tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness
+    first: QueuedEntry,
+    late: list[QueuedEntry],
+    tier_queues: Sequence[TierQueue],
+    terms: Terms,
+    near: Nearness,
+    bound: float,
 ) -> Packed:
-    """Fill the batch of a first entry with those nearest to it in weight. `late` were dropped before it."""
-    batch, candidates = _NearestBatch(terms, first, late), _Candidates(first, near)
+    """Fill the batch of a first entry with those nearest to it in weight, on its side of a bound. `late` were dropped before it."""
+    batch, candidates = _NearestBatch(terms, first, late, parted=bound < math.inf), _Candidates(first, near, bound)
     for heavier in (False, True):
         allowed, ended = tier_queues, False
         while not ended and batch.count > 0 and batch.weight > 0.0:
@@ -210,12 +239,12 @@ def _pack_around(
 class _NearestBatch:
     """Batch that fills with entries of like weight, and the room that is left in it."""
 
-    def __init__(self, terms: Terms, first: QueuedEntry, late: list[QueuedEntry]) -> None:
-        self.packed = Packed([], late)
+    def __init__(self, terms: Terms, first: QueuedEntry, late: list[QueuedEntry], *, parted: bool) -> None:
+        self.packed = Packed([], late, parted=parted)
         self.count, self.weight, self.pages = terms.limit, terms.weight, math.inf
         self._pages = terms.pages
         self._hopeless = terms.hopeless
-        self.add(first, contended=True)
+        self.add(first, contended=False)
 
     def add(self, queued: QueuedEntry, contended: bool) -> None:
         """Add an entry, or drop it if it would be answered too late and others wait for the room."""
@@ -235,7 +264,8 @@ class _NearestBatch:
 class _Candidates:
     """Entries of each tier that may ride with the first of a batch: lighter ones and heavier ones, the nearest in weight first, of these by turn."""
 
-    def __init__(self, first: QueuedEntry, near: Nearness) -> None:
+    def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
+        self._bound, self._light = bound, first.weight <= bound
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
         self._free: set[QueuedEntry] = set()
@@ -258,6 +288,8 @@ class _Candidates:
         for queued in entries:
             if queued.entry.shape != self._shape:
                 passed = True
+                continue
+            if (queued.weight <= self._bound) != self._light:
                 continue
             (heavier if queued.weight > self._weight else lighter).append(queued)
             if passed:

@@ -481,7 +481,7 @@ class ModelQueue:
         """Give the empty seats of a batch to bulk entries, as far as its members can afford them."""
         members, limits = departure.members, self.limits
         bulk.earn(len(members))
-        if not members or members[0].entry.shape or not bulk.depth:
+        if not members or members[0].entry.shape or not bulk.depth or departure.parted:
             return
         size, waited = self._size(members), now - min(map(_ARRIVED, members))
         weights = list(map(_WEIGHT, members))
@@ -616,7 +616,10 @@ class ModelQueue:
             departure.bulk and departure.whole and departure.members[0].entry.shape
         ):  # What rides apart is unlike all others.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
-            self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
+            if departure.parted:  # It was light or heavy, which tells nothing of its slot.
+                self.service.observe(departure.size, seconds / self.factors.of(departure.worker))
+            else:
+                self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
         self._judge_anew()
         if departure.rest is not None and (rest := self._suspects.let_go(departure.rest)):
             self._suspects.halve(rest, Group([], now, QUARANTINE, departure.failures, departure.attempts - 1))
@@ -799,11 +802,9 @@ class ModelQueue:
 
     def _nearness(self, limit: int) -> Nearness:
         """Terms on which entries of like weight ride together; the next lower tier has its turn with the first of each second batch."""
-        return Nearness(
-            NEAR_BATCHES * limit,
-            self.limits.padded_cost,
-            self._departures % 2 == 1 and self.limits.reserved_share > 0.0,
-        )
+        limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
+        fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
+        return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
 
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch.
@@ -822,6 +823,7 @@ class ModelQueue:
         else:
             packed = pack_nearest(self._tier_queues, terms, self._nearness(limit))
         departure.members, departure.late, self._owed = packed.members, packed.late, packed.owed
+        departure.parted = packed.parted
         self._fresh -= len(packed.members) + len(packed.late)
         if self._waiting is not None:
             self._discount([*packed.members, *packed.late], self._waiting)

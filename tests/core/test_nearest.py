@@ -66,6 +66,37 @@ def test_all_ride_where_all_fit() -> None:
     assert weights_of(departs(queue, 4)) == [900, 10, 90]
 
 
+@pytest.mark.parametrize(("first", "batches"), [(10, [[10] * 40, [900] * 4]), (900, [[900] * 4, [10] * 40])])
+def test_light_and_heavy_ones_ride_apart_where_all_fit_and_that_saves_time(
+    first: int, batches: list[list[int]]
+) -> None:
+    queue = queue_of(900.0, tiers=2, limit=64)
+    queue.offer(entry(first, tier=1), 0.0)
+    for weight in sorted([10] * 40 + [900] * 4, key=first.__eq__)[:-1]:
+        queue.offer(entry(weight), 1.0)
+    assert [weights_of(departs(queue, 64, 2.0 + number)) for number in range(2)] == batches
+    assert queue.depth == 0
+
+
+@pytest.mark.parametrize("weights", [[90, 100] * 4, [10, 10, 900]])
+def test_all_ride_where_parting_them_saves_little(weights: list[int]) -> None:
+    queue = queue_of(100.0)
+    for weight in weights:
+        queue.offer(entry(weight), 0.0)
+    assert weights_of(departs(queue)) == weights
+
+
+def test_a_light_batch_tells_nothing_of_its_slot() -> None:
+    queue = queue_of(900.0, limit=64)
+    queue.set_slots(GPUS, ("w",))
+    for weight in (*[10] * 40, *[900] * 4):
+        queue.offer(entry(weight), 0.0)
+    departure = departs(queue, 64)
+    queue.finish(departure, 2.0)
+    assert (set(weights_of(departure)), queue.factors.standing("w", 1)) == ({10}, (1.0, 1))
+    assert queue.service.alpha > 0.0
+
+
 @pytest.mark.parametrize("count", [3, 12])
 def test_only_entries_of_one_shape_ride_where_these_count(count: int) -> None:
     limits = queue_of(100.0, limit=4).limits.counting_rows()

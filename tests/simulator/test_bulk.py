@@ -81,8 +81,10 @@ def test_lines_beside_a_model_that_pads_keep_within_the_promise_or_cost_nothing(
     without, beside = both(rate=rate, promise=promise, **given)
     assert beside.total.answered == pytest.approx(without.total.answered, rel=0.01)
     assert beside.bulk is not None
-    if promise < 0.01:
-        assert beside.total.latency_ms.p95 <= 1.05 * without.total.latency_ms.p95
+    if promise < 0.01:  # Chance alone decides between 0.9 and 1.1 in one run.
+        runs = [(without, beside), *(both(rate=rate, promise=promise, seed=seed, **given) for seed in (1, 2, 3))]
+        ratios = [beside.total.latency_ms.p95 / without.total.latency_ms.p95 for without, beside in runs]
+        assert statistics.fmean(ratios) <= 1.05
     else:
         assert beside.total.in_time == beside.total.requests
         assert beside.bulk >= 0.7 * (800.0 - rate)

@@ -17,6 +17,7 @@ from headway.brokers.redis import entry_wire, figures, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
+    batch_cost,
     budget,
     bulk,
     culprits,
@@ -66,6 +67,7 @@ STANDBY_SECONDS = 0.1
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
+    batch_cost: "LEAST_SAVED",
     budget: "GREED",
     bulk: "STRETCH WITHIN QUIET FIRST_CREDIT SETTLED SPACING LOOK BATCHES_WAITING MOST_PAGES APART_AHEAD",
     culprits: "APART_SECONDS MOST_APART LONE_ROOM KNOWN_SECONDS ALL_GENERATIONS GENERATION_STEP SAME_INSTANT ERROR_BYTES PRIOR MEMORY",

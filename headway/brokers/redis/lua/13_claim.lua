@@ -47,7 +47,7 @@ local function depart(s, slot, token, entries, reason, group, of_bulk)
   local lease = {
     slot = slot, members = members, size = size_of_batch(s, entries), reason = reason, left_at = now, ends = now + s.lease_seconds,
     failures = group and group.failures or 0, attempts = (group and group.attempts or 0) + 1,
-    alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '', bulk = of_bulk,
+    alone = group and group.alone or 0, rest = group and group.rest or 0, caller = group and group.caller or '', bulk = of_bulk, parted = s.parted,
   }
   local fence = exact(q.fence)
   redis.call('HSET', s.prefix .. 'x', fence, cmsgpack.pack(lease))
@@ -124,7 +124,7 @@ local function pack_batch(s, limit)
   local blocked = false
   local pages = s.now - q.mixed_at < MIXED_SECONDS and BATCH_PAGES or INF
   s.pages, s.most = pages, INF
-  if nearest.chooses(s, limit) then
+  if s.longest > 0 then
     local chosen = nearest.pack(s, limit, hopeless, gone, late)
     if chosen then
       q.owed, s.touched[DEPARTED] = 0, true

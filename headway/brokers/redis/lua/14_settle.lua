@@ -128,7 +128,7 @@ step('complete', function(s, args)
       suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size))
     end
   elseif lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]') then  -- What rides apart is unlike all others.
-    observe_run(s, lease.slot, lease.size, now - lease.left_at)
+    observe_run(s, lease.slot, lease.size, now - lease.left_at, lease.parted)
   end
   q.gate_at = -INF
   local rest = suspects.let_go(s, lease.rest)

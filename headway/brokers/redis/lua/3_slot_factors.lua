@@ -97,12 +97,12 @@ local function position_of(raw)
   return math.min(math.max(math.floor(math.log(raw) / FACTOR_STEP + 0.5) + USUAL_PACE, 1), MOST_PACE)
 end
 
--- Learn from a run how fast its slot is, and how long batches take.
-function observe_run(s, slot, size, seconds)
+-- Learn from a run how fast its slot is, unless its batch was light or heavy, and how long batches take.
+function observe_run(s, slot, size, seconds, parted)
   local q, worker = s.q, worker_of(slot)
   local raw, batches, before, ran_at = known_of(s, worker)
   local factor, foretold = FACTORS[before] * scale_of(q), batch_seconds(q, size)
-  if raw and foretold > 0 and seconds > 0 then
+  if raw and foretold > 0 and seconds > 0 and not parted then
     local ratio = math.min(math.max(seconds / foretold, raw / FACTOR_STRAY), raw * FACTOR_STRAY)
     local deviation = (s.longest > 0 and PADDED_DOUBT or 1) * q.deviation / foretold
     local weight = weight_of(deviation, batches)

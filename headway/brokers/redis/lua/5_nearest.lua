@@ -14,15 +14,36 @@ function nearest.sort(lighter, heavier)
   end)
 end
 
--- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones, the
--- nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
-local function candidates_of(s, tier, weight, shape, most)
+-- Weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; nil where it saves little: as
+-- `core.packing._bound_of_light`.
+local function bound_of_light(s)
+  local weights, spared, bound = {}, 0, nil
+  for tier = 1, s.tiers do
+    for _, member in ipairs(s.q.depth[tier] > 0 and redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1) or {}) do
+      weights[#weights + 1] = weight_of(s, member)
+    end
+  end
+  table.sort(weights)
+  local count, longest, fixed = #weights, weights[#weights], s.fixed * s.max_batch
+  for number, weight in ipairs(weights) do
+    if number * (longest - weight) >= spared then
+      spared, bound = number * (longest - weight), weight
+    end
+  end
+  return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
+end
+
+-- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones on its side
+-- of the bound, the nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
+local function candidates_of(s, tier, weight, shape, most, bound)
   local lighter, heavier, passed = {}, {}, false
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
     if shape_of(member) == shape then
       local own = weight_of(s, member)
-      local into = own > weight and heavier or lighter
-      into[#into + 1] = {member = member, weight = own, turn = turn, free = passed}
+      if (own <= bound) == (weight <= bound) then
+        local into = own > weight and heavier or lighter
+        into[#into + 1] = {member = member, weight = own, turn = turn, free = passed}
+      end
     else
       passed = true
     end
@@ -57,11 +78,10 @@ end
 
 -- The first of a batch by its turn, from the highest tier that waits, or from the one whose oldest has waited longest of those that
 -- first come would give a place.
-local function pop_first(s, limit, gone)
+local function pop_first(s, limit, by_age, gone)
   local q, chosen, ahead, longest = s.q, nil, 0, INF
   for tier = 1, s.tiers do
     if q.depth[tier] > 0 and ahead < limit then
-      local by_age = q.departures % 2 == 1 and s.share > 0
       local arrived = by_age and head_of(s, tier, gone) or 0
       if not chosen or (by_age and arrived < longest) then
         chosen, longest = tier, arrived
@@ -117,11 +137,6 @@ end
 -- Rounds that a place costs which is filled up to this weight, as `QueueLimits.padded_cost`.
 function nearest.cost(s, weight)
   return (s.fixed + weight) / (s.fixed + s.longest)
-end
-
--- Whether a batch of so many places has to leave some out, and who rides is so chosen.
-function nearest.chooses(s, limit)
-  return s.longest > 0 and s.q.fresh > limit
 end
 
 -- Take candidates for at most `room.count` places: tiers in order, with the last places kept for those below the highest. `allowed` has
@@ -188,10 +203,10 @@ local function take_seats(s, room, allowed, line_of, heavier, gone)
   return taken, members, nil
 end
 
--- Fill a batch, of which more waits than fits. Returns its entries; nil where so many would be answered too late that all others fit. Those
--- are added to `late`.
+-- Fill a batch of which more waits than fits, or some of which is better left to the next. Returns its entries; nil where all ride in turn.
+-- Those that would be answered too late are added to `late`.
 function nearest.pack(s, limit, hopeless, gone, late)
-  local q, entries, left, lines, weight, shape = s.q, {}, s.most_weight, {}, nil, nil
+  local q, entries, left, lines, weight, shape, bound = s.q, {}, s.most_weight, {}, nil, nil, INF
   local function add(members, contended)
     for _, entry in ipairs(wanted(s, members)) do
       if contended and entry.due < hopeless then
@@ -203,20 +218,22 @@ function nearest.pack(s, limit, hopeless, gone, late)
     end
   end
   local function line_of(tier)
-    lines[tier] = lines[tier] or candidates_of(s, tier, weight, shape, NEAR_BATCHES * limit)
+    lines[tier] = lines[tier] or candidates_of(s, tier, weight, shape, NEAR_BATCHES * limit, bound)
     return lines[tier]
   end
   while #entries == 0 do
-    if not nearest.chooses(s, limit) then
+    local depth = q.fresh
+    bound = depth > q.limit and INF or bound_of_light(s)
+    if not bound then
       return nil
     end
-    local member = pop_first(s, limit, gone)
+    local member = pop_first(s, limit, bound < INF or (q.departures % 2 == 1 and s.share > 0), gone)
     if not member then
       recount(s)
       return nil
     end
-    weight, shape = weight_of(s, member), shape_of(member)
-    add({member}, true)
+    weight, shape, s.parted = weight_of(s, member), shape_of(member), bound < INF or nil
+    add({member}, depth > limit)
     if #entries > 0 then
       use_pages(s, member)
     end

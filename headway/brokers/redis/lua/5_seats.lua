@@ -215,7 +215,7 @@ end
 function bulk.fill(s, entries, limit, size, waited)
   local q, before = s.q, #entries
   q.bulk_credit, s.touched[BULK] = math.min(q.bulk_credit + s.delayed * before, s.max_batch), true
-  if before == 0 or entries[1].shape > 0 or q.bulk == 0 then
+  if before == 0 or entries[1].shape > 0 or q.bulk == 0 or s.parted then
     return 0
   end
   local weight, heaviest = 0, 0

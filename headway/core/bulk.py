@@ -113,6 +113,7 @@ class BulkClass:
 
     def hand_back(self, members: Sequence[QueuedEntry]) -> None:
         """Have entries that never ran wait anew, ahead of all others."""
+        self._seats.sweep()  # Those that left out of turn still have their places there.
         for queued in members:
             queued.state, queued.attempts = QUEUED, 0
         self._apart[:0] = [queued for queued in members if _rides_apart(queued)]

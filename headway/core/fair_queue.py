@@ -385,7 +385,7 @@ class TierQueue:
         if self.depth == 0:
             self._start_afresh()
         elif self._dropped > 2 * self.depth + STALE:
-            self._sweep()
+            self.sweep()
 
     def oldest(self) -> QueuedEntry | None:
         """Entry that has waited longest, whichever entry's turn it is."""
@@ -393,7 +393,7 @@ class TierQueue:
         _skip(arrivals)
         return arrivals[0] if arrivals else None
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Let go of all dropped entries."""
         self._dropped = 0
         self._gaps.clear()

@@ -8,6 +8,7 @@ import pytest
 
 from headway.core.bulk import LOOK, QUIET, SETTLED, STRETCH, WITHIN, BulkClass, Forecast, seats
 from headway.core.fair_queue import queued_at
+from headway.core.packing import Nearness
 from headway.core.service_model import ServiceModel
 from headway.model import Entry
 
@@ -139,6 +140,13 @@ def test_tenants_take_turns() -> None:
     for _ in range(2):
         bulk.push(queued_at(line(tenant="other"), 0.0))
     assert [queued.entry.tenant for queued in bulk.fill(4, math.inf)] == ["t", "other"] * 2
+
+
+def test_those_handed_back_that_left_out_of_turn_ride_once() -> None:
+    bulk, near = waiting(6), Nearness(4, 0.0, 32, lambda weight: 1.0)
+    bulk.hand_back(bulk.fill_near(4, 10.0, 1, 1, near))
+    taken = bulk.fill_near(10, 10.0, 1, 1, near)
+    assert len(set(map(id, taken))) == len(taken) == 6
 
 
 def test_large_ones_ride_apart_and_few_together() -> None:

@@ -5,7 +5,7 @@
     python bench/cost/payload.py --only holds --in-hand 8                more of them at a time
 
 Two GPUs made of 100 ms of sleep get 5 MB and answer with its length, or get a number and answer with 5 MB, over
-`POST /v1/predict` as octets: in one process with the arena, in one process with frames, and in a fleet over Redis. Where
+`POST /v1/predict` as octets: in one process with the arena, and in a fleet over Redis. Where
 `make triton` was run, Triton gets the same octets by its own protocol, in its binary form.
 
 Copies are those of one request, with one GPU: the most memory that each process takes while one large request after the
@@ -276,9 +276,9 @@ def asked(direction: str) -> tuple[str, bytes, bytes]:
 
 
 @contextlib.contextmanager
-def _serve(flags: tuple[str, ...], direction: str, workers: int) -> Iterator[Way]:
+def _serve(direction: str, workers: int) -> Iterator[Way]:
     target, large, small = asked(direction)
-    with stand.headway(target, "--workers", str(workers), *FLAGS, *DEADLINES, *flags, name="payload") as server:
+    with stand.headway(target, "--workers", str(workers), *FLAGS, *DEADLINES, name="payload") as server:
         yield Way(server.url, large, small, _pids(server), server.usage)
 
 
@@ -338,8 +338,7 @@ def _p95(found: list[float]) -> float:
 
 
 WAYS: dict[str, Start] = {
-    "arena": partial(_serve, ()),
-    "frames": partial(_serve, ("--arena-mb", "0")),
+    "arena": _serve,
     "redis": _redis,
     **({"triton": _triton} if triton_server.is_installed() else {}),
 }

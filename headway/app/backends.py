@@ -118,7 +118,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         log=log,
         guard=plan.guard,
         weights=plan.weights,
-        arena_bytes=settings.arena_mb << 20,
+        arena_bytes=settings.arena_bytes,
         count=plan.count_large,
         cuts=plan.cuts,
         tiers=len(settings.tier_names),

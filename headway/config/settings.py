@@ -83,6 +83,8 @@ class Settings:
     """Bytes above which an input or output is stored apart from the queue in the broker, which keeps its steps short."""
     keys_retention_s: ClassVar[float] = 30 * 86_400.0
     """Seconds after its end at which a key is removed from the ledger's database."""
+    arena_bytes: ClassVar[int] = 64 << 20
+    """Most bytes that a worker process shares with its host for large inputs and outputs; only what was needed once is taken."""
     least_drain_s: ClassVar[float] = 30.0
     """Seconds that a process waits for requests in flight when shutting down; longer where a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
@@ -234,15 +236,6 @@ class Settings:
         within=(0, 1 << 24),
         parts=RolePart.BATCHERS,
         own=Own.VERSION,
-    )
-    arena_mb: int = setting(
-        64,
-        _WORKERS,
-        "Most memory that a worker process shares with its host for large inputs and outputs, which else go through a pipe; "
-        "only what was needed once is taken; 0: none.",
-        "MiB",
-        within=(0, 1 << 14),
-        parts=RolePart.BATCHERS,
     )
     recycle_after_s: float = setting(
         0.0,

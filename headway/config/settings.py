@@ -569,14 +569,10 @@ class Settings:
         within=(1, 1 << 22),
     )
     max_connections: int = setting(
-        10_000, _LIMITS, "Most open client connections.", within=(1, 1_000_000), parts=RolePart.GATEWAY
-    )
-    max_caller_connections: int = setting(
-        0,
+        10_000,
         _LIMITS,
-        "Most open connections of one tenant or, without keys, of one address; 0: nine times as many as are free, without keys "
-        "no bound.",
-        within=(0, 1_000_000),
+        "Most open client connections; with keys or tokens, a tenant has at most nine times as many as are free.",
+        within=(1, 1_000_000),
         parts=RolePart.GATEWAY,
     )
     cors_origins: str = setting(

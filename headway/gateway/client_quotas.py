@@ -130,7 +130,6 @@ class Quotas:
 
     def __init__(self, settings: Settings) -> None:
         self._named = bool(settings.keys or settings.jwt)
-        self._most = settings.max_caller_connections
         self._total = settings.max_connections
         self._connections = Budget(settings.max_connections, GREED if self._named else 0)
         self.bytes = HeldBytes(settings.bodies_bytes)
@@ -160,7 +159,7 @@ class Quotas:
         Without an owner it must not linger after that, as too many do.
         """
         if not self._named:
-            if not self._connections.take(address, 1, self._most):
+            if not self._connections.take(address, 1):
                 self._let_linger(counted)
                 return False
             counted.owner = address
@@ -193,7 +192,7 @@ class Quotas:
         if not self._named or owner is None or owner == tenant:
             return
         self.leave(counted)
-        if not self._connections.take(tenant, 1, self._most):
+        if not self._connections.take(tenant, 1):
             if not self._let_linger(counted):
                 counted.shutdown()
             raise too_many(f"{self._connections.used(tenant)} connections of this tenant are")
@@ -268,5 +267,5 @@ def no_room(used: int) -> RequestError:
 
 def too_many(whose: str) -> RequestError:
     """Error of a connection beyond its owner's; `whose` begins its message."""
-    message = f"{whose} open already; use fewer (max_connections, max_caller_connections)"
+    message = f"{whose} open already; use fewer (max_connections)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

@@ -298,18 +298,7 @@ async def test_silent_strangers_make_room_for_those_who_come(stand: Stand) -> No
     await gone(stand)
 
 
-@on_stand(keys=TENANTS, max_caller_connections=2)
-async def test_a_fixed_number_of_connections(stand: Stand) -> None:
-    first, second, third = [await stand.connect() for _ in range(3)]
-    for client in (first, second):
-        await client.send(by(ADA))
-        assert (await client.answer()).status == 200
-    await third.send(by(ADA))
-    assert (await third.answer()).error == "RATE_LIMITED"
-    assert (await stand.ask(by(BOB))).status == 200
-
-
-def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> None:
+def test_without_keys_an_address_has_all_connections() -> None:
     async def use_all(stand: Stand) -> None:
         clients = [await stand.connect() for _ in range(stand.settings.max_connections)]
         for client in clients:
@@ -317,16 +306,7 @@ def test_without_keys_an_address_has_all_connections_unless_it_is_bounded() -> N
             assert (await client.answer()).status == 200
         await gone(stand)
 
-    async def use_two(stand: Stand) -> None:
-        clients = [await stand.connect() for _ in range(3)]
-        for client in clients[:2]:
-            await client.send(post(BODY))
-            assert (await client.answer()).status == 200
-        assert (await clients[2].answer()).error == "RATE_LIMITED"
-        await gone(stand)
-
     served(use_all, max_connections=5)
-    served(use_two, max_connections=5, max_caller_connections=2)
 
 
 @on_stand(keys=SLOW_KEY)

@@ -302,8 +302,8 @@ def test_workers_share_the_guard_of_what_they_start() -> None:
 
 
 def test_workers_are_recycled_as_is_set() -> None:
-    one, _ = backends_of(TARGET, recycle_after_s=7.0, recycle_rss_mb=3)
-    assert (one._recycle_after, one._recycle_rss) == (7.0, 3 << 20)
+    one, _ = backends_of(TARGET, recycle_rss_mb=3)
+    assert one._recycle_rss == 3 << 20
 
 
 def test_calls_to_one_remote_api_share_the_rest_that_it_asks_for() -> None:

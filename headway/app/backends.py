@@ -114,7 +114,6 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         max_batch=settings.max_batch_size if plan.warms_up and not settings.max_batch_weight else 0,
         max_rows=settings.max_batch_size,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
-        recycle_after=settings.recycle_after_s,
         log=log,
         guard=plan.guard,
         weights=plan.weights,

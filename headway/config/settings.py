@@ -237,15 +237,6 @@ class Settings:
         parts=RolePart.BATCHERS,
         own=Own.VERSION,
     )
-    recycle_after_s: float = setting(
-        0.0,
-        _WORKERS,
-        "Replace a worker after this age; 0: never.",
-        "s",
-        within=(0, 31_536_000),
-        parts=RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
 
     max_batch_size: int = setting(
         32,

@@ -242,9 +242,9 @@ async def test_too_much_memory_is_a_wish_to_go_between_batches() -> None:
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
 
 
-async def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.backends.process.backend._CHECK_EVERY", 0.01)
-    async with started(FAULTS, recycle_after=0.02) as (backend, log):
+    async with started(FAULTS, recycle_rss_bytes=1_000_000) as (backend, log):
         gone = asyncio.ensure_future(backend.gone())
         while not gone.done():
             assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
@@ -252,7 +252,7 @@ async def test_age_is_a_wish_to_go_even_without_a_pause_between_batches(monkeypa
 
 
 async def test_within_its_limits_a_process_stays() -> None:
-    async with started(FAULTS, recycle_after=3600.0, recycle_rss_bytes=1 << 40) as (backend, _):
+    async with started(FAULTS, recycle_rss_bytes=1 << 40) as (backend, _):
         gone = asyncio.ensure_future(backend.gone())
         assert await backend.run(batch("a"), LONG) == [ItemResult("A")]
         assert not gone.done()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,11 +93,8 @@ class ProcessBackend:
         max_batch: size of the largest batch, up to which warm-up batches are tried; 0: only one of one input is.
         max_rows: most rows of one call of a target that takes arrays; 0 for no bound.
         recycle_rss_bytes: bytes of the child's memory beyond which it is to be replaced; 0: never.
-        recycle_after: seconds after which the child is to be replaced (±10 %, so that workers started together do not
-            leave together); 0: never.
         log: logger of the child's output and of its end.
         guard: ends what the child has started if this process is killed; None: no guard.
-        rng: uniform in [0, 1), for that spread.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         spawn: starts the child.
         arena_bytes: size of the memory that the child and this process share for large values; 0: none.
@@ -116,10 +112,8 @@ class ProcessBackend:
         max_batch: int = 0,
         max_rows: int = 0,
         recycle_rss_bytes: int = 0,
-        recycle_after: float = 0.0,
         log: Log,
         guard: GroupGuard | None = None,
-        rng: Callable[[], float] = random.random,
         weights: WeightEstimate | None = None,
         spawn: Spawn = ChildProcess,
         arena_bytes: int = 0,
@@ -132,15 +126,14 @@ class ProcessBackend:
         self._start_timeout = start_timeout
         self._max_batch, self._warm_up_runs = max_batch, list[WarmUpRun]()
         self._max_rows, self._cuts, self._tiers = max_rows, cuts, tiers
-        self._recycle_rss, self._recycle_after = recycle_rss_bytes, recycle_after
-        self._log, self._guard, self._rng = log, guard, rng
+        self._recycle_rss = recycle_rss_bytes
+        self._log, self._guard = log, guard
         self._weights = weights
         self._child: Child | None = None
         self._source = ""
         self._signature = Signature()
         self._number = 0
         self._busy = False
-        self._old_at = math.inf
         self._check_at = 0.0
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -460,11 +453,9 @@ class ProcessBackend:
         return environment
 
     def _watch_limits(self) -> None:
-        """Start to watch the child's age and memory, if they are limited."""
-        now = asyncio.get_running_loop().time()
-        self._old_at = now + self._recycle_after * (0.9 + 0.2 * self._rng()) if self._recycle_after else math.inf
-        self._check_at = now
-        if self._recycle_rss or self._recycle_after:
+        """Start to watch the child's memory, if it is limited."""
+        if self._recycle_rss:
+            self._check_at = asyncio.get_running_loop().time()
             self._tick()
 
     def _tick(self) -> None:
@@ -472,16 +463,13 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask for a replacement when a limit is exceeded.
-
-        The limits are checked at most once a second, and not during a batch.
-        """
+        """Ask for a replacement when the child takes too much memory: looked at once a second at most, and not during a batch."""
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():
             return
         self._check_at = now + _CHECK_EVERY * 0.9
-        resident = child.resident_bytes() if self._recycle_rss else 0
-        if now >= self._old_at or resident > self._recycle_rss > 0:
+        resident = child.resident_bytes()
+        if resident > self._recycle_rss:
             self._log.info("worker wants to be replaced", worker=self._worker, pid=child.pid, rss_bytes=resident)
             child.gone.set()
 

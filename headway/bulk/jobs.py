@@ -155,9 +155,9 @@ class BulkJobs:
         if self.wall() >= self._strays_at:
             await self._sweep_strays()
             self._strays_at = self.wall() + STRAYS_EVERY
-        if not self.settings.bulk_keep_days:
+        if not self.settings.keep_days:
             return
-        before = self.wall() - self.settings.bulk_keep_days * DAY
+        before = self.wall() - self.settings.keep_days * DAY
         while files := await self.store.old_files(before, BITE):
             for file in files:
                 if await self.store.remove_file(file.tenant, file.id):

@@ -454,8 +454,12 @@ class Settings:
         show=shown_url,
         common=True,
     )
-    ledger_retention_days: float = setting(
-        30.0, _LEDGER, "Age at which records are removed; 0: never.", "days", within=(0, 36_500), needs="ledger"
+    keep_days: float = setting(
+        30.0,
+        _LEDGER,
+        "Age at which records of requests, and files and ended jobs of bulk jobs, are removed; 0: never.",
+        "days",
+        within=(0, 36_500),
     )
     ledger_rows: str = setting(
         "ended",
@@ -481,15 +485,6 @@ class Settings:
         "Most bytes of files that a tenant may store; with them go a file for each MiB, a line of a job for each KiB, and a job that has "
         "not ended for each 100 MiB, and 10 files and one job at least.",
         within=(1, 1 << 50),
-        parts=RolePart.GATEWAY,
-        needs="bulk_dir",
-    )
-    bulk_keep_days: float = setting(
-        30.0,
-        _BULK,
-        "Age at which files, and jobs that have ended, are removed; 0: never.",
-        "days",
-        within=(0, 36_500),
         parts=RolePart.GATEWAY,
         needs="bulk_dir",
     )

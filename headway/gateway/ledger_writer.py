@@ -87,7 +87,7 @@ class LedgerWriter:
         self._ledger = ledger
         self._tiers = settings.tier_names
         self._bound = settings.ledger_backlog
-        self._retention = settings.ledger_retention_days * _DAY
+        self._retention = settings.keep_days * _DAY
         self._content = settings.ledger_content
         self._counters = counters
         self._clock = clock

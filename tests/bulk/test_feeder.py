@@ -145,7 +145,7 @@ async def test_what_nobody_knows_goes_after_a_while(stand: Stand) -> None:
             os.utime(path, (0.0, 0.0))
 
     files, logs = stand.path / "files", stand.path / "jobs"
-    jobs = BulkJobs(stand.store, stand.folder, stand.feeder, Settings(bulk_keep_days=0), stand.clock, stand.wall)
+    jobs = BulkJobs(stand.store, stand.folder, stand.feeder, Settings(keep_days=0), stand.clock, stand.wall)
     stand.runner.why = "no workers"
     job = await stand.submit(["a"])
     await asyncio.sleep(1.0)

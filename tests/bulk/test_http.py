@@ -205,7 +205,7 @@ def test_ids_of_others_are_unknown_and_quotas_are_each_tenants(make: Make, tmp_p
         (b"x" * 100_000, f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
         (form(b"a")[:-10], f"multipart/form-data; boundary={BOUNDARY}", "malformed"),
         (form(b"a", 'batch\r\n--xYzZY\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600'),
-            f"multipart/form-data; boundary={BOUNDARY}", "bulk_keep_days"),
+            f"multipart/form-data; boundary={BOUNDARY}", "keep_days"),
         (form(b"a", "fine-tune"), f"multipart/form-data; boundary={BOUNDARY}", "purpose"),
         (form(b""), f"multipart/form-data; boundary={BOUNDARY}", "file"),
         (form(b"a", "batch" * 1000), f"multipart/form-data; boundary={BOUNDARY}", "more than"),

@@ -330,7 +330,7 @@ async def test_waiting_content_is_bounded_too(monkeypatch: pytest.MonkeyPatch, c
 
 
 async def test_what_is_too_old_is_removed_now_and_then_in_bites(clock: Clock) -> None:
-    async with keeping(clock, ledger_retention_days=2.0) as it:
+    async with keeping(clock, keep_days=2.0) as it:
         it.ledger.old = 2 * PRUNE_BITE + 1
         await asyncio.sleep(PRUNE_EVERY)
         assert it.ledger.old == 0
@@ -408,6 +408,6 @@ async def test_callers_without_number_are_refused_in_bounded_memory(
 
 
 async def test_nothing_is_removed_where_records_are_kept_for_ever(clock: Clock) -> None:
-    async with keeping(clock, ledger_retention_days=0.0) as it:
+    async with keeping(clock, keep_days=0.0) as it:
         await asyncio.sleep(10 * PRUNE_EVERY)
         assert it.ledger.pruned == []

@@ -84,9 +84,7 @@ def page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, int
 
 def not_kept(member: str) -> BadRequest:
     """Refusal of a time after which files are to be removed."""
-    return BadRequest(
-        f"files are kept for as long as the service says (bulk_keep_days); leave it out - at `$.{member}`"
-    )
+    return BadRequest(f"files are kept for as long as the service says (keep_days); leave it out - at `$.{member}`")
 
 
 def listed(found: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:

@@ -180,7 +180,11 @@ def test_a_gateway_says_where_it_is_asked() -> None:
 @pytest.mark.parametrize(
     ("role", "target", "words"),
     [
-        (Role.WORKER, LOCAL, ("Headway worker host runs somewhere:function as model", "policy paced", "lasts 3000 ms")),
+        (
+            Role.WORKER,
+            LOCAL,
+            ("Headway worker host runs somewhere:function as model", "policy paced", "a lease lasts 3 s"),
+        ),
         (Role.CONTROLLER, None, ("Headway controller host looks after", "the others leave of 100% of the capacity")),
     ],
 )

@@ -825,7 +825,7 @@ class Settings:
     @property
     def ledger_backlog(self) -> int:
         """Most records that wait for a database that is slow or away: five for each entry that may wait."""
-        return 5 * self.max_queue
+        return max(100, 5 * self.max_queue)
 
     @property
     def bulk_max_files(self) -> int:

@@ -25,7 +25,7 @@ from tests.servers.redis import lacking
 
 MODEL = FILE.with_name("Containerfile.model")
 USER = 10001
-LAYER_MB = 90
+LAYER_MB = 96
 """Largest layer that is ours, in MB unpacked: as docs/deploy.md says."""
 
 

@@ -7,6 +7,7 @@ All processes over one Redis must, or their functions there differ.
 from __future__ import annotations
 
 from headway.brokers.redis import function_library
+from headway.core import departure_board
 
 LIVES = {
     "LIFE_SECONDS": 12,
@@ -16,11 +17,11 @@ LIVES = {
     "SWEEP_SECONDS": 1.0,
     "GATEWAY_SECONDS": 6.0,
     "WORKER_SECONDS": 2.0,
-    "HISTORY_SECONDS": 8,
 }
 """Seconds instead of those of `function_library`."""
 
 function_library._NUMBERS.update(LIVES)
+departure_board.HISTORY_SECONDS = 8
 function_library._BODY = function_library._body()
 function_library.VERSION = f"{function_library.LAYOUT}_hurried"
 

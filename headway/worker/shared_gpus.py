@@ -127,7 +127,7 @@ class SharedGpus:
         self._told = set[tuple[str, str]]()
         """GPUs and models that the fleet has been told to be cold, or failed."""
         self._reports = {name: model.report for name, model in models.items()}
-        """What was last known of each model's code while it was loaded, or when its files had changed."""
+        """Report on each model, from when it was last loaded or its files last changed."""
         self._faults: dict[str, str] = {}
         """Texts of the errors with which models did not load last."""
         self._others_begun: dict[str, float] = {}

@@ -183,7 +183,7 @@ def test_the_help_of_a_role_is_short_and_says_how_to_see_all_of_it(role: str) ->
     assert {flag(name) for name, one in FIELDS.items() if one.common} & flags <= {
         one for one in flags if f" {one} " in short
     }
-    assert "--ledger-retention" not in short
+    assert "--keep-days" not in short
 
 
 def test_all_help_of_a_short_command_is_its_help() -> None:

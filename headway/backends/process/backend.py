@@ -510,7 +510,7 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """What to do about an exception of a target in a warm-up batch of this size; empty where it says enough."""
+    """Return a hint on an exception of a target in a warm-up batch of this size; empty where the exception says enough."""
     if size > 1:
         return " If it takes fewer at once, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):

@@ -167,7 +167,7 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """What the SDK's exporters say in a thread, which they would else log anew for each try of each message.
+    """Filter that keeps what the SDK's exporters log in a thread; they would log it anew for each try of each message.
 
     Arguments:
         thread: the thread.

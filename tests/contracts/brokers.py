@@ -427,8 +427,7 @@ async def read_mailbox(
     harness: Harness, broker: Broker, gateway: str = "g", after: int = 0
 ) -> tuple[Sequence[Reply], int]:
     """All replies that a broker has for a gateway after a cursor, as they came, and the new cursor."""
-    if harness.reads_apart:
-        await harness.settle()  # What is still being read comes, too.
+    await harness.settle()  # An earlier reading goes on: what it still waits for comes, too.
     reader = asyncio.ensure_future(broker.replies(gateway, after))
     await harness.settle()
     if not reader.done():

@@ -60,7 +60,7 @@ KEPT = 5
 MOST_CONNECTIONS = 2000
 WHERE = ("one", "two")
 SHOWN = (
-    "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "cpu calm %", "cpu %", "its requests/s", "of them", "kept, lost",
+    "load", "where", "errors", "p95 calm", "p95", "% of calm", "at most", "cpu calm %", "cpu %", "cpu of all %", "its requests/s", "of them", "kept, lost",
     "new client, max ms", "memory +MB",
 )  # fmt: skip
 """Columns of the table; the file has all."""
@@ -122,7 +122,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
         expect = ("--key", calm_key, "--expect", "upper", *worst.calm)
         open_loop(server, worst.rate, WARM_UP, *expect)
         kept = _Kept(server, calm_key)
-        used = [_busy(server)]
+        used, used_by_all = [_busy(server)], []
         calm = open_loop(server, worst.rate, seconds, *expect)
         used.append(_busy(server))
         before, held = _sizes(server, Path(folder)), server.descriptors()
@@ -135,7 +135,9 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
             newcomers = attacks.enter_context(_Newcomers(server, calm_key)) if worst.newcomers else None
             time.sleep(HEAD_START)
             used.append(_busy(server))
+            used_by_all.append(_busy(made))
             hostile = open_loop(server, worst.rate, seconds, *expect)
+            used_by_all.append(_busy(made))
             used.append(_busy(server))
             after, most = _sizes(server, Path(folder)), server.descriptors()
         done = Counter[str]()
@@ -147,7 +149,7 @@ def _measure(findings: Findings, name: str, where: str, seconds: float) -> dict[
     calm_p95, p95 = (one.report.total.latency_ms.p95 for one in (calm, hostile))
     return {
         "load": name, "where": where, "errors": hostile.failures, "p95 calm": calm_p95, "p95": p95, "% of calm": 100 * p95 / calm_p95,
-        "at most": worst.bound, "cpu calm %": 100 * (used[1] - used[0]) / seconds, "cpu %": 100 * (used[3] - used[2]) / seconds, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
+        "at most": worst.bound, "cpu calm %": 100 * (used[1] - used[0]) / seconds, "cpu %": 100 * (used[3] - used[2]) / seconds, "cpu of all %": 100 * (used_by_all[1] - used_by_all[0]) / seconds, "the other": worst.what, "its requests/s": sum(done.values()) / (seconds + HEAD_START),
         "of them": ", ".join(f"{times} × {what}" for what, times in done.most_common(3)), "kept, lost": lost,
         "new client, max ms": None if newcomers is None else 1000 * newcomers.longest, "descriptors": most - held, "and left": left,
         **{f"{what} +MB": (after[what] - before[what]) / MEGABYTE for what in before}, "and kept MB": kept_memory / MEGABYTE,
@@ -317,9 +319,9 @@ def _answers(server: Server, key: str) -> bool:
     return "output" in _call(server, key, "POST", "/v1/inference", b'{"input":"first"}')
 
 
-def _busy(server: Server) -> float:
-    """Seconds of the processor that a process has used without those that run functions."""
-    return sum(seconds for role, seconds in server.usage().items() if role != "gpu")
+def _busy(used: Server | Fleet) -> float:
+    """Seconds of the processor that a process, or all of a fleet on the core of servers, has used without those that run functions."""
+    return sum(seconds for role, seconds in used.usage().items() if role != "gpu")
 
 
 def _memory(server: Server) -> int:

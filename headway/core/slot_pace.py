@@ -75,14 +75,15 @@ class SlotPace:
 
     Attributes:
         estimated: whether too few nearly full batches were seen to be sure of the pace.
+        line: run time by size, through all batches it ran.
     """
 
-    __slots__ = ("_full", "_line", "_max", "_ratio", "_run", "_shift", "_warm", "estimated")
+    __slots__ = ("_full", "_max", "_ratio", "_run", "_shift", "_warm", "estimated", "line")
 
     def __init__(self, max_batch: int) -> None:
         self.estimated = True
         self._max = max_batch
-        self._line = ServiceModel()
+        self.line = ServiceModel()
         self._warm: ServiceModel | None = None
         """Line through the batches of the start, if the largest was among them."""
         self._ratio = Average(DECAY)
@@ -101,11 +102,11 @@ class SlotPace:
 
     def observe(self, size: float, seconds: float) -> None:
         """Learn from one batch of `size` that held the slot for `seconds`."""
-        self._line.observe(size, seconds)
+        self.line.observe(size, seconds)
         if self._warm is not None and (foretold := self._warm.seconds(size)) > 0.0:
             self._ratio.add(seconds / foretold)
         if size >= NEAR * self._max:
-            shift = self._line.beta * (self._max - size)
+            shift = self.line.beta * (self._max - size)
             self._shift.add(shift)
             self._add(seconds + shift)
             self.estimated = not self._is_sure()
@@ -150,5 +151,5 @@ class SlotPace:
             return self._full.mean
         if self._warm is not None:
             return self._warm.seconds(self._max) * (self._ratio.mean if self._ratio.weight else 1.0)
-        line = self._line
+        line = self.line
         return line.alpha + line.beta * min(self._max, line.largest * REACH)

@@ -72,7 +72,7 @@ from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
 from headway.worker.lease_keeper import LeaseKeeper
 from headway.worker.slot_figures import RunCounts, SlotFigures
-from headway.worker.starting import Limits, StartState, probe_entry, start
+from headway.worker.starting import Limits, StartState, probe_entry, start, warn_of_full
 
 log = get_logger(__name__)
 
@@ -163,7 +163,7 @@ class Batcher:
         self._kept_out_since: float | None = None
         self._pauses = RestartPauses()
         self._up_since = 0.0
-        self._asked = self._winding_down = self._interrupted = self._rests_held = False
+        self._asked = self._winding_down = self._interrupted = self._rests_held = self._warned_of_full = False
         self._restarts = -1
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
@@ -494,7 +494,7 @@ class Batcher:
         try:
             if self._read_report is not None:
                 report = await self._read_report()
-            await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
+            self._warned_of_full |= await start(backend, self.slot, self._limits, self._clock, fresh=fresh)
         except BaseException as exc:
             await backend.stop()
             if isinstance(exc, TargetError):
@@ -565,6 +565,7 @@ class Batcher:
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         self.figures.read()
         self._note_loss()
+        self._look_at_full_batches()
         status, reason = self._standing()
         running, loading = self._running_since is not None, self.starting.seconds(self._clock())
         told = self._fresh is not None and self.figures.runs == self._report
@@ -585,6 +586,14 @@ class Batcher:
         except BrokerUnavailable:  # The next one will tell.
             return False
         return True
+
+    def _look_at_full_batches(self) -> None:
+        """Warn once where the batches that ran tell that a full one exceeds the GPU deadline."""
+        pace = self.figures.pace.items_per_second
+        full = self.slot.max_batch / pace if pace and not self._warned_of_full else 0.0
+        if full > self._limits.gpu_timeout:
+            self._warned_of_full = True
+            warn_of_full(self.slot, full, self.figures.pace.line, self._limits)
 
     def _note_loss(self) -> None:
         """Take the slot out when its GPU is lost."""

@@ -16,6 +16,7 @@ import msgspec
 
 from headway.core import deadlines
 from headway.core.excerpt import excerpt
+from headway.core.service_model import ServiceModel
 from headway.errors import BackendError, BatchTimeout, TargetError
 from headway.model import WARM_UP, Entry, Slot, Value
 from headway.ports import Backend
@@ -115,8 +116,8 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> None:
-    """Start a backend.
+async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
+    """Start a backend. Returns True if it has warned that full batches take too long.
 
     Arguments:
         backend: backend that is not started yet; it is for the caller to stop, also when this fails.
@@ -147,15 +148,11 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
             takes=backend.signature.takes.value,
             hint=_EXAMPLE if backend.pid else _SIZES,
         )
-    if full is not None and full > limits.gpu_timeout:
-        log.warning(
-            "full batches take longer than the GPU deadline; raise gpu_timeout_ms or lower max_batch_size",
-            worker=slot.worker,
-            size=slot.max_batch,
-            full_batch_ms=round(full * 1000, 1),
-            gpu_timeout_ms=round(limits.gpu_timeout * 1000, 1),
-            hint=_mend(full, limits),
-        )
+    line = ServiceModel()
+    line.warm_up(further.items())
+    full = full or line.alpha + line.beta * slot.max_batch
+    if too_long := fresh and full > limits.gpu_timeout:
+        warn_of_full(slot, full, line, limits)
     elif (slowest := again or warm_up) > limits.queue_timeout and fresh:
         log.warning(
             "a batch takes longer than the queue deadline; who waits for one to end gets 504",
@@ -164,6 +161,21 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
             queue_timeout_ms=round(limits.queue_timeout * 1000, 1),
             hint=_mend(slowest, limits),
         )
+    return too_long
+
+
+def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) -> None:
+    """Warn that a full batch, which takes `full` seconds, exceeds the GPU deadline. `line`: run times of smaller ones."""
+    fits = int((limits.gpu_timeout - line.alpha) / line.beta) if line.beta > 0.0 else 0
+    smaller = f"Start with --max-batch-size {fits}. Or: " if 0 < fits < slot.max_batch else ""
+    log.warning(
+        "full batches take longer than the GPU deadline, and will be killed; raise gpu_timeout_ms or lower max_batch_size",
+        worker=slot.worker,
+        size=slot.max_batch,
+        full_batch_ms=round(full * 1000, 1),
+        gpu_timeout_ms=round(limits.gpu_timeout * 1000, 1),
+        hint=f"{smaller}{_mend(full, limits)}",
+    )
 
 
 async def _again(

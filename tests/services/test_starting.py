@@ -13,6 +13,7 @@ from headway.errors import BatchRaised, BatchTimeout, TargetError
 from headway.model import Entry, ItemResult, Slot
 from headway.worker.starting import Limits, StartState, start
 from tests.services.fake_backend import FakeBackend
+from tests.services.stand import Stand
 from tests.virtual_time import Clock, run
 
 SLOT = Slot("gpu-0", "m", 8)
@@ -116,6 +117,40 @@ def test_a_model_slower_than_the_queue_deadline_is_told_of() -> None:
         "Start with --gpu-timeout-ms 5000 --queue-timeout-ms 5000 --request-timeout-ms 10000,"
     )
     assert len(started(Slow(2.5, 0.5), Limits(3.0, 4.0, 2.0))) == 2, "a second batch decides"
+
+
+@pytest.mark.parametrize(
+    ("ran", "full_ms", "smaller"),
+    [
+        ([(1, 0.4), (8, 3.2)], 3200.0, "Start with --max-batch-size 7. Or: "),
+        ([(1, 0.6), (6, 3.1)], 4100.0, "Start with --max-batch-size 5. Or: "),
+        ([(8, 3.2)], 3200.0, ""),
+    ],
+)
+def test_full_batches_that_exceed_the_gpu_deadline_are_told_of_even_if_none_was_run(
+    ran: list[tuple[int, float]], full_ms: float, smaller: str
+) -> None:
+    backend = FakeBackend(0.4)
+    backend.warm_up = ran
+    [_, _, warning] = started(backend, Limits(3.0, 4.0, 3.0))
+    assert "full batches take longer than the GPU deadline" in warning["event"]
+    assert (warning["size"], warning["full_batch_ms"], warning["gpu_timeout_ms"]) == (8, full_ms, 3000.0)
+    assert warning["hint"].startswith(f"{smaller}Start with --gpu-timeout-ms")
+    assert len(started(backend, Limits(3.0, 4.0, 3.0), fresh=False)) == 2, "that a worker is replaced is no news of it"
+    backend.warm_up = [(1, 0.4), (2, 0.7)]
+    assert len(started(backend, Limits(3.0, 4.0, 3.0))) == 2, "eight take 2.5 s"
+
+
+async def test_full_batches_that_turn_out_too_slow_in_service_are_told_of_once(clock: Clock) -> None:
+    backend = FakeBackend(script=lambda entries: setattr(backend, "seconds", 0.6 * len(entries)))
+    with capture_logs() as logs:
+        async with Stand(clock, backend, policy="window", max_wait_ms=0) as stand:
+            for count in (1, 4, 4):
+                await asyncio.gather(*(stand.ask("x") for _ in range(count)))
+                await asyncio.sleep(5.0)
+    [warning] = [line for line in logs if "longer than the GPU deadline" in line["event"]]
+    assert warning["full_batch_ms"] == pytest.approx(4800.0)
+    assert warning["hint"].startswith("Start with --max-batch-size ")
 
 
 def test_a_slot_that_is_not_up_tells_the_error_of_its_last_batch() -> None:

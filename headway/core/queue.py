@@ -403,14 +403,13 @@ class ModelQueue:
 
     def _entry_size(self, rate: float, now: float, past: Past | None) -> float:
         """Mean size of the entries that arrive, so many per second. What has come of late is told it, too."""
-        each = sum(self._size_rates(now)) / rate
+        each = sum(self._sizes([found.at(now) for found in self._rates])) / rate
         if past is not None:
             past.each = max(each, 1.0)
         return each
 
-    def _size_rates(self, now: float) -> list[float]:
-        """Size that arrives per second in each tier."""
-        rates = [rate.at(now) for rate in self._rates]
+    def _sizes(self, rates: list[float]) -> list[float]:
+        """Size that arrives per second in each tier, given the entries that do."""
         if not self._weighs:
             return rates
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
@@ -794,7 +793,7 @@ class ModelQueue:
                 self.whole_slots,
                 service.seconds(limits.max_batch),
                 service.deviation,
-                self._size_rates(now),
+                self._sizes([rate.after_rest(now) for rate in self._rates]),
                 limits.reserved_share,
             )
             self._gate_at = now

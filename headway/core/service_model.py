@@ -163,6 +163,10 @@ class ArrivalRate:
         seen = 1.0 - exp(min(began - now, 0.0) / self._tau)
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
+    def after_rest(self, now: float) -> float:
+        """The rate at instant `now` if nothing came for long before the first arrival, so that a first burst is no lasting flood."""
+        return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
+
     def _move_base(self, now: float) -> None:
         if self._began is None:
             self._began = now

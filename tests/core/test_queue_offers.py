@@ -42,6 +42,19 @@ class TestDepths:
         assert refused.wait == pytest.approx(3 / 10)
 
 
+class TestTheFirstBurst:
+    @pytest.mark.parametrize("span", [0.02, 0.1, 0.3])
+    def test_is_let_in_whole_where_it_can_be_served_in_time(self, span: float) -> None:
+        """How often higher tiers ask is not known after a moment: their share of a burst is no lasting load."""
+        queue = ModelQueue(QueueLimits(3, 32))
+        queue.set_slots(1)
+        queue.service.warm_up([(1, 0.1), (32, 0.1)])
+        for number in range(300):
+            now = span * number / 300
+            offered = queue.offer(entry(str(number), tier=number % 10 // 3 % 3, timeout=4.0, queue_timeout=2.0), now)
+            assert isinstance(offered, QueuedEntry), f"number {number} of 300, where 600 are served within 2 s"
+
+
 class _Text(str):
     """A text that can be watched."""
 

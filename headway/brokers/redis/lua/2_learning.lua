@@ -39,6 +39,11 @@ local function rate_of(s, tier)
   return q.rate_sum[tier] * factor / math.max(1 - q.rate_unseen[tier] * factor, LEAST_SEEN)
 end
 
+-- As `ArrivalRate.after_rest`.
+local function rate_after_rest(s, tier)
+  return s.q.rate_sum[tier] * decay_of(s.q, tier, s.now)
+end
+
 local function batch_seconds(q, size)
   return q.alpha + q.beta * math.min(size, q.largest * REACH)
 end

@@ -8,7 +8,7 @@ local function gate(s)
     local above = 0
     for tier = 1, s.tiers do
       q.drain[tier] = math.max(drain - above, drain * s.share)
-      above = above + rate_of(s, tier) * size_of(s, 1, q.mean[tier])
+      above = above + rate_after_rest(s, tier) * size_of(s, 1, q.mean[tier])
     end
     q.batch_seconds = full + q.deviation
     q.spread = full > 0 and (WAIT_DEVIATIONS * q.deviation) ^ 2 / (full * q.known_slots) or 0

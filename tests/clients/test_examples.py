@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.stand.stand import free_port
 from tests.clients.environments import HERE, client_command
 from tests.docs.answers import missing
 from tests.docs.pages import ROOT, Block, blocks, commands
 from tests.e2e.client import PATIENCE
 from tests.e2e.server import launched
+from tests.servers.ports import Port
 from tests.servers.redis import lacking
 
 ENVIRONMENTS = {"tritonclient": "triton", "from kserve import": "kserve", "from openai import": "openai"}
@@ -58,12 +59,12 @@ def test_a_model_answers_its_clients_as_the_page_shows(target: str, tmp_path: Pa
     mend, packages = MODELS[target]
     if absent := [name for name in packages if find_spec(name) is None]:
         pytest.skip(f"{' and '.join(absent)} is not installed: run `{mend}`")
-    port = free_port()
     flags = " ".join(command.text for block in SECTIONS[target] for command in commands(block) if START in command.text)
-    more = ("--grpc-port", str(port)) if "--grpc-port" in flags else ()
-    with launched(tmp_path, *more, target=str(ROOT / target), fresh=True) as server:
+    with contextlib.closing(Port()) as port, contextlib.ExitStack() as stack:
+        more = ("--grpc-port", str(port.number)) if "--grpc-port" in flags else ()
+        server = stack.enter_context(launched(tmp_path, *more, target=str(ROOT / target), fresh=True))
         server.ready()
-        ports = {":8000": f":{server.port}", ":8081": f":{port}"}
+        ports = {":8000": f":{server.port}", ":8081": f":{port.number}"}
         asked = [_ask(block, ports, tmp_path) for block in SECTIONS[target]]
         assert any(asked)
         server.signal()

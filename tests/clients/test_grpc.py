@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -9,19 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from bench.stand.stand import free_port
 from tests.clients.environments import client_command, run_client
 from tests.e2e.client import PATIENCE
 from tests.e2e.server import ROOT, Server, launched
 from tests.identity.writing import entry, key_of
+from tests.servers.ports import Port
 
 TARGET = "tests.clients.targets:answer"
 NEVER = "-1"
 
 
 @pytest.fixture
-def port() -> int:
-    return free_port()
+def port() -> Iterator[int]:
+    with contextlib.closing(Port()) as port:
+        yield port.number
 
 
 @pytest.fixture

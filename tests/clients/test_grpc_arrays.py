@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.stand.stand import free_port
 from tests.clients.environments import run_client
 from tests.clients.test_oip_arrays import NAMES, SCORES, SUMS, TARGETS
 from tests.e2e.server import serving
+from tests.servers.ports import Port
 
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
     models = [f"{name}=tests.clients.array_targets:{target}" for name, target in TARGETS.items()]
-    port = free_port()
-    with serving(tmp_path, *models[1:], "--grpc-port", str(port), lawful=False, target=models[0]):
-        yield f"127.0.0.1:{port}"
+    with (
+        contextlib.closing(Port()) as port,
+        serving(tmp_path, *models[1:], "--grpc-port", str(port.number), lawful=False, target=models[0]),
+    ):
+        yield f"127.0.0.1:{port.number}"
 
 
 def test_triton_s_client_sends_and_reads_arrays_of_every_datatype(address: str) -> None:

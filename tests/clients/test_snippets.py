@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.stand.stand import free_port
 from tests.clients.environments import HERE, client_command
 from tests.docs.pages import ROOT, Block, blocks
 from tests.e2e.client import PATIENCE
 from tests.e2e.server import launched
+from tests.servers.ports import Port
 
 ENVIRONMENTS = {
     "from openai import": "openai",
@@ -45,11 +46,13 @@ def snippets() -> list[tuple[Block, str]]:
 @pytest.fixture(scope="module")
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Ports of the service by those of the documents."""
-    port = free_port()
     folder = tmp_path_factory.mktemp("snippets")
-    with launched(folder, "--grpc-port", str(port), target="tests.clients.targets:shown") as server:
+    with (
+        contextlib.closing(Port()) as port,
+        launched(folder, "--grpc-port", str(port.number), target="tests.clients.targets:shown") as server,
+    ):
         server.ready()
-        yield {":8000": f":{server.port}", ":8081": f":{port}"}
+        yield {":8000": f":{server.port}", ":8081": f":{port.number}"}
 
 
 @pytest.fixture(scope="module")

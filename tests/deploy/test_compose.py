@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bench.stand.stand import free_port
 from headway.config import Settings
 from tests.clients.environments import run_tool
 from tests.deploy.containerfile import ROOT, stages
 from tests.docs.parsing import parse_headway
 from tests.e2e.client import PATIENCE, wait_until
 from tests.e2e.server import launched
+from tests.servers.ports import Port
 from tests.servers.reaper import the_reaper
 from tests.servers.redis import lacking
 
@@ -88,7 +88,8 @@ def test_its_redis_will_do_and_is_healthy_as_the_file_asks(services: dict[str, A
 
     if shutil.which("redis-server") is None:
         lacking("redis-server is not on the path")
-    port = free_port()
+    held = Port()
+    port = held.number
     redis = services["redis"]
     command = [word.replace("$$", "$") for word in redis["command"]]
     environ = {**redis["environment"], "PATH": "/usr/bin:/bin"}
@@ -110,3 +111,4 @@ def test_its_redis_will_do_and_is_healthy_as_the_file_asks(services: dict[str, A
         process.terminate()
         process.wait(PATIENCE)
         the_reaper().forget(process.pid)
+        held.close()

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench.stand.stand import free_port
 from tests.clients import environments
 from tests.clients.environments import run_tool
 from tests.deploy.base import BASE
 from tests.deploy.containerfile import FILE, ROOT, Engine, stages
 from tests.dist import UPPER
 from tests.e2e.client import PATIENCE, Connection, request, wait_until
+from tests.servers.ports import Port
 from tests.servers.reaper import the_reaper
 from tests.servers.redis import lacking
 
@@ -96,7 +96,8 @@ def _answers(root: Path, config: dict[str, Any], target: Path | None = None, *ar
     assert config["User"] == f"{USER}:{USER}"
     if target is not None:  # An engine makes the file onto which it mounts.
         (root / "srv" / "headway" / target.name).touch()
-    port, admin = free_port(), free_port()
+    held = Port(), Port()
+    port, admin = (one.number for one in held)
     own = {"HEADWAY_PORT": str(port), "HEADWAY_ADMIN_PORT": str(admin), "HEADWAY_LAME_DUCK_MS": "0"}
     environ = [*config["Env"], *(f"{name}={value}" for name, value in own.items())]
     command = _contained(root, config["WorkingDir"], target, environ)
@@ -123,6 +124,8 @@ def _answers(root: Path, config: dict[str, Any], target: Path | None = None, *ar
         process.kill()
         process.wait()
         the_reaper().forget(process.pid)
+        for one in held:
+            one.close()
 
 
 def _contained(root: Path, folder: str, target: Path | None, environ: list[str]) -> list[str]:

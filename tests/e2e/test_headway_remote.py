@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.stand.stand import free_port
 from headway.client import BadRequest, Client
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server, serving
+from tests.servers.ports import Port
 from tests.targets.passed import Passed
 from tests.targets.vectors import vectors
 
@@ -24,11 +25,13 @@ TEXTS = ["a", "ÀÉ 漢字 😀", '"\\', "two\nlines", "x" * 5000, *(f"text {num
 @pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int]]:
     """The service that is asked by others, and its gRPC port."""
-    port = free_port()
-    flags = ("--grpc-port", str(port), "--max-body-bytes", str(MOST))
-    with serving(tmp_path_factory.mktemp("behind"), *flags, lawful=False) as server:
+    flags = ("--max-body-bytes", str(MOST))
+    with (
+        contextlib.closing(Port()) as port,
+        serving(tmp_path_factory.mktemp("behind"), "--grpc-port", str(port.number), *flags, lawful=False) as server,
+    ):
         server.expected = {"batch failed"}
-        yield server, port
+        yield server, port.number
 
 
 DIALECTS = {
@@ -67,9 +70,12 @@ def test_embeddings_come_back_exactly(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def passing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, int]]:
     """A service that gives arrays of every datatype back, and its gRPC port."""
-    port, folder = free_port(), tmp_path_factory.mktemp("passing")
-    with serving(folder, "--grpc-port", str(port), target="tests.targets.passed:Passed", lawful=False) as server:
-        yield server, port
+    folder, target = tmp_path_factory.mktemp("passing"), "tests.targets.passed:Passed"
+    with (
+        contextlib.closing(Port()) as port,
+        serving(folder, "--grpc-port", str(port.number), target=target, lawful=False) as server,
+    ):
+        yield server, port.number
 
 
 @pytest.mark.parametrize("dialect", ["oip", "oip-grpc"])
@@ -111,9 +117,12 @@ def random_arrays(rng: np.random.Generator, rows: int, width: int) -> dict[str, 
 
 @pytest.mark.parametrize("dialect", ["oip", "oip-grpc"])
 def test_texts_become_arrays_behind(tmp_path: Path, dialect: str) -> None:
-    port = free_port()
-    with serving(tmp_path, "--grpc-port", str(port), target="tests.targets.passed:lengths", lawful=False) as behind:
-        target = DIALECTS[dialect][0].format(port=behind.port, grpc_port=port)
+    lengths = "tests.targets.passed:lengths"
+    with (
+        contextlib.closing(Port()) as port,
+        serving(tmp_path, "--grpc-port", str(port.number), target=lengths, lawful=False) as behind,
+    ):
+        target = DIALECTS[dialect][0].format(port=behind.port, grpc_port=port.number)
         with (
             serving(tmp_path, target=target, lawful=False) as front,
             Client(f"http://127.0.0.1:{front.port}") as client,

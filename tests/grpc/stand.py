@@ -178,7 +178,9 @@ async def _serve(
     asyncio.get_running_loop().set_exception_handler(
         lambda loop, context: None if _of_a_former_loop(context) else unseen.append(context)
     )
-    settings = Settings(**{"keys": "keys.toml" if keys else "", "request_timeout_ms": PATIENCE * 1000, **changes})
+    longest = changes.get("request_timeout_ms", PATIENCE * 1000)
+    patient = {"request_timeout_ms": longest, "queue_timeout_ms": longest}
+    settings = Settings(**{"keys": "keys.toml" if keys else "", **patient, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, monotonic, lambda: 0.5, KEPT_LIMITS)

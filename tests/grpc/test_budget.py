@@ -57,7 +57,7 @@ async def batch(port: Port, wire: Wire, numbers: range, kind: str) -> None:
 @pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
-    """All messages are taken in at once, as turns of the loop are timed, and tracing takes time."""
+    """All messages are taken in at once and their answers are waited for, as turns and reads are timed, and tracing takes time."""
 
     async def main(port: Port) -> None:
         if kind == "grpc tensor":
@@ -81,4 +81,4 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_turns, "SHARE", math.inf)
-        served(main, whole=True, user_rate=0.0, request_timeout_ms=60_000.0)
+        served(main, whole=True, user_rate=0.0, read_timeout_ms=60_000.0)

@@ -630,10 +630,22 @@ class ModelQueue:
         """Let members of a batch that has come back run again, apart: their outputs, of so many bytes, were left out."""
         for member, size in members:
             caller = caller_of(member.entry)
+            if not self.culprits.rides_apart(caller, now):
+                self._move_apart(caller, now)
             self.culprits.left_out(caller, size, now)
             like = Group([], now, QUARANTINE, departure.failures, departure.attempts)
             self._suspects.join(caller, [member], like, self._group_size(caller))
         self._judge_anew()
+
+    def _move_apart(self, caller: CallerKey, now: float) -> None:
+        """Let what waits of a caller wait in its quarantine from now on, as if it had come now."""
+        self._take_in()
+        like = Group([], now, QUARANTINE)
+        for tier_queue in self._tier_queues:
+            waiting = list(tier_queue.in_turn()) if tier_queue.depth else []
+            for queued in [one for one in waiting if caller_of(one.entry) == caller]:
+                self.remove(queued)
+                self._suspects.join(caller, [queued], like, self.limits.max_batch)
 
     def hand_back(self, departure: Departure, now: float) -> None:
         """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""

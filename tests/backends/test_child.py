@@ -41,6 +41,22 @@ def test_large_outputs_have_less_room_and_small_ones_are_never_left_out_for_them
     assert (word.outputs, word.crowded) == ([None, "xxxx", "x" * 5, "xxxx", "x" * 6, "xxxx"], {0: 7})
 
 
+def test_large_outputs_have_less_room_beside_small_ones_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "LONG_HAND_OVER", 5)
+    monkeypatch.setattr(frames, "MAX_LARGE_OUTPUTS", 20)
+    monkeypatch.setattr(frames, "LARGE_BESIDE", 6)
+    outputs = ["x" * 7, "x" * 6, "x" * 5]
+
+    def left_out(*others: object, mixed: bool) -> list[int]:
+        word = child.bounded(child.judge(1, len(outputs) + len(others), [*outputs, *others]), 0, mixed=mixed)
+        assert isinstance(word, Outputs)
+        return sorted(word.crowded)
+
+    assert left_out("x", mixed=True) == [0, 1]
+    assert left_out("x", mixed=False) == []
+    assert left_out(ValueError("no"), mixed=True) == [], "nobody waits for them"
+
+
 def test_the_outputs_of_bulk_lines_have_a_bound_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MAX_OUTPUTS", 10)
     monkeypatch.setattr(frames, "MAX_LINES_OUTPUTS", 8)

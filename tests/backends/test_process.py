@@ -58,6 +58,8 @@ async def test_outputs_of_bulk_lines_that_are_too_large_together_are_left_out_al
         items = await backend.run(batch("a", *["large"] * 8), LONG)
         assert [len(item.output or "") for item in items] == [1, *[9 << 20] * 7, 0]
         assert [item.left_out for item in items] == [0] * 8 + [9 << 20]
+        mixed = [replace(entry, tenant=entry.input) for entry in batch("a", "large")]
+        assert [item.left_out for item in await backend.run(mixed, LONG)] == [0, 9 << 20]
 
 
 async def test_the_error_of_one_input_is_its_own() -> None:

@@ -69,6 +69,22 @@ async def test_whose_outputs_were_left_out_rides_apart_for_a_while_as_many_as_ha
 
 
 @story
+async def test_what_waits_of_that_caller_rides_apart_too(harness: Harness) -> None:
+    await harness.broker.enqueue([large(), ask()])
+    lease = await harness.claim()
+    waiting = [large(), ask(), large(), ask()]
+    await harness.broker.enqueue(waiting)
+    await left_out(harness, lease)
+    await harness.advance(0.6)
+    batches = [await harness.claim("gpu-0"), await harness.claim("gpu-1")]
+    assert {tuple(sorted({entry.tenant for entry in lease.entries})) for lease in batches} == {("evil",), ("t",)}
+    for lease in batches:
+        await harness.answer(lease)
+    assert set(await drained(harness)) >= {entry.id for entry in waiting}
+    assert isinstance(await harness.broker.claim(slot(), AT_ONCE), NoWork)
+
+
+@story
 async def test_who_is_alone_has_larger_batches(harness: Harness) -> None:
     await harness.broker.enqueue([large()])
     await left_out(harness, await harness.claim())

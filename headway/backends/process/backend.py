@@ -16,6 +16,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -71,6 +72,7 @@ TURN = 1 << 20
 """Bytes of large values that are copied or read in one turn of the event loop; a value is not divided."""
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
 """Bound on the hand-over of outputs beyond the deadline of their batch: seconds, and bytes for each of which there are more of them."""
+_CALLER = attrgetter("tenant", "caller")
 _CHECK_EVERY = 1.0
 """Seconds between looks at memory and age."""
 _MOST_SHOWN = 200
@@ -210,7 +212,8 @@ class ProcessBackend:
         self._busy = True
         try:
             lines = sum(entry.tier >= self._tiers for entry in entries) if entries[-1].tier >= self._tiers else 0
-            batch, content = await self._pack(arena, [entry.input for entry in entries], parameters, lines)
+            mixed = len(set(map(_CALLER, entries))) > 1
+            batch, content = await self._pack(arena, [entry.input for entry in entries], parameters, lines, mixed=mixed)
             if child.doomed:  # It came to that meanwhile.
                 raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
@@ -422,11 +425,17 @@ class ProcessBackend:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
 
     async def _pack(
-        self, arena: Arena | None, inputs: list[Value], parameters: list[bytes] | None, lines: int = 0
+        self,
+        arena: Arena | None,
+        inputs: list[Value],
+        parameters: list[bytes] | None,
+        lines: int = 0,
+        *,
+        mixed: bool = False,
     ) -> tuple[Run, bytes]:
         """Batch, the last `lines` inputs of which are bulk lines, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
-        batch = Run(self._number, [*inputs], parameters, lines=lines)
+        batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
         try:
             if arena is not None and max(map(len, inputs)) >= LARGE:

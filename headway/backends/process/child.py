@@ -303,17 +303,22 @@ def judge(
     return _answer(number, outputs, errors, gives, tokens)
 
 
-def bounded(word: Outputs | Failed, lines: int) -> Outputs | Failed:
-    """The answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first."""
+def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
+    """The answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first.
+
+    `mixed`: the batch has several callers. Large outputs of some are then not to keep small ones of others waiting.
+    """
     if isinstance(word, Failed):
         return word
     sizes = [len(output) if output else 0 for output in word.outputs]
     requests = len(sizes) - lines
     small, large, of_lines = frames.MAX_OUTPUTS, frames.MAX_LARGE_OUTPUTS, frames.MAX_LINES_OUTPUTS
-    if sum(sizes[:requests]) > min(small, large):
+    if sum(sizes[:requests]) > min(small, frames.LARGE_BESIDE if mixed else large):
         by_size = sorted(range(requests), key=sizes.__getitem__)
         first_large = bisect_left(by_size, frames.LONG_HAND_OVER, key=sizes.__getitem__)
         _leave_out(word, sizes, by_size[:first_large], small)
+        if mixed and first_large > sizes[:requests].count(0):
+            large = frames.LARGE_BESIDE
         _leave_out(word, sizes, by_size[first_large:], large)
     if lines:
         _leave_out(word, sizes, range(requests, len(sizes)), of_lines)
@@ -433,7 +438,7 @@ def serve(
         batch, arena = _decode_run(content), pipe.arena
         take_inputs(arena, batch, target.takes_views)
         begun = monotonic()
-        word = bounded(run(target, batch, weighing, most_rows, calls), batch.lines)
+        word = bounded(run(target, batch, weighing, most_rows, calls), batch.lines, mixed=batch.mixed)
         word.begun, word.ended = begun, monotonic()
         if not isinstance(word, Failed):
             word.cost = calls.news()

@@ -28,6 +28,8 @@ MAX_OUTPUTS = 192 << 20
 """Largest outputs of the requests of one batch together, in characters, or bytes of JSON. What is beyond runs again, apart."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
 """Largest outputs of LONG_HAND_OVER and more of those requests together: all that ride in the batch wait for their way."""
+LARGE_BESIDE = MOST_OUTPUT // 2
+"""Largest such outputs together in a batch that has smaller ones, too, and several callers."""
 LONG_HAND_OVER = 1 << 20
 """Bytes of the outputs of a batch from which the child says that it has them before it hands them over."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
@@ -64,7 +66,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 
     Octets are a list of their bytes alone, tensors one of their bytes and true. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
     Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
-    The last `lines` inputs are bulk lines.
+    The last `lines` inputs are bulk lines. `mixed`: the inputs are of several callers.
     """
 
     number: int
@@ -74,6 +76,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     used: int = 0
     which: list[int] = []
     lines: int = 0
+    mixed: bool = False
 
     def share_parameters(self) -> None:
         """Let the same parameters travel once, if all are long together."""

@@ -147,6 +147,25 @@ step('complete', function(s, args)
   return {answered, #lease.members - answered, load_of(s)}
 end)
 
+-- Let what waits of a caller wait in its quarantine from now on: as `ModelQueue._move_apart`.
+local function move_apart(s, caller)
+  local tenant = string.match(caller, '^%Z*')
+  for tier = 1, s.tiers do
+    local members = {}
+    for _, member in ipairs(s.q.depth[tier] > 0 and redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1) or {}) do
+      members[#members + 1] = tenant_of(key_of(member)) == tenant and member or nil
+    end
+    local entries = wanted(s, members)
+    local callers = culprits.callers_of(s, entries)
+    for i, entry in ipairs(entries) do
+      if callers[i] == caller and drop_from_lane(s, entry) then
+        suspects.join(s, caller, {entry}, {ready_at = s.now, failures = 0, attempts = 0})
+      end
+    end
+  end
+  look_again(s)
+end
+
 -- leave_out: a batch came back, and all of its entries were answered but those whose outputs were left out. They run again, apart: as
 -- `ModelQueue.leave_out`. Arguments after the head: fence, and the packed position and size of each. Returns how many there are, load; or nothing.
 step('leave_out', function(s, args)
@@ -167,6 +186,9 @@ step('leave_out', function(s, args)
   for i, entry in ipairs(entries) do
     if sizes[entry.position] then
       again = again + 1
+      if not culprits.ride_apart(s, callers[i]) then
+        move_apart(s, callers[i])
+      end
       culprits.left_out(s, callers[i], sizes[entry.position])
       suspects.join(s, callers[i], {entry}, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts})
     end

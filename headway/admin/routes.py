@@ -54,7 +54,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     router = Router(
         [
-            *readiness.routes(CachedReadiness(ready), for_clients=False),
+            *readiness.routes(CachedReadiness(ready), for_clients=False, troubles=process.troubles),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),

@@ -53,6 +53,8 @@ CONTENT_CHARS = 64 << 20
 """Most characters of inputs and outputs that wait, where they are recorded."""
 FLUSH_WITHIN = 5.0
 """Seconds for which the end of a process waits for its last records to be written."""
+ASK_EVERY = 5.0
+"""Seconds without records after which the ledger is asked whether it still answers."""
 PRUNE_EVERY = 60.0
 """Seconds between two looks for records that are too old."""
 PRUNE_BITE = 1000
@@ -277,7 +279,12 @@ class LedgerWriter:
 
     async def _write_on(self) -> None:
         while True:
-            await self._there_are_records.wait()
+            try:
+                async with asyncio.timeout(ASK_EVERY):
+                    await self._there_are_records.wait()
+            except TimeoutError:
+                await self._note_open(None)
+                continue
             while self._records:
                 await self._write()
             if self._accepted is not None and self._accepted.due:
@@ -289,9 +296,12 @@ class LedgerWriter:
             await self._ledger.open()
             self._opened = True
 
-    async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left."""
-        records, ended = accepted.take()
+    async def _note_open(self, accepted: AcceptedRequests | None) -> None:
+        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left.
+
+        With None there is nothing to note, and the ledger is only asked whether it answers.
+        """
+        records, ended = accepted.take() if accepted is not None else ((), ())
         began = self._clock()
         try:
             await self._reach()
@@ -305,7 +315,8 @@ class LedgerWriter:
             log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
         self._availability.over()
         self._failures = 0
-        accepted.done(ended)
+        if accepted is not None:
+            accepted.done(ended)
 
     async def _write(self) -> None:
         """Write one bulk. If the ledger does not take it now, pause, and halve the next bulk."""

@@ -246,10 +246,13 @@ class CachedReadiness:
         return word in SERVING
 
 
-def routes(glance: CachedReadiness, *, for_clients: bool) -> list[Route]:
+def routes(
+    glance: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
+) -> list[Route]:
     """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
 
-    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, and why models did not load.
+    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, why models did not load, and
+    by `troubles` which stores do not answer.
     """
 
     async def live(request: Request) -> RouteAnswer:
@@ -257,8 +260,7 @@ def routes(glance: CachedReadiness, *, for_clients: bool) -> list[Route]:
 
     async def ready(request: Request) -> RouteAnswer:
         status, checks = await glance.take()
-        if for_clients:
-            checks = _for_clients(status, checks)
+        checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]

@@ -312,6 +312,9 @@ async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_
     shown = (await asked.get("/internal/health")).json
     assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, as their store does not answer")
     assert not {"ledger", "bulk_folder"} & shown.keys()
+    ready = await asked.get("/readyz?verbose")
+    assert (ready.status, ready.json["status"]) == (200, "ok"), "requests are answered"
+    assert ready.json["checks"]["keys"] == shown["keys"]
 
 
 @on_admin()

@@ -87,6 +87,24 @@ async def test_without_a_replica_nothing_is_begun(tmp_path: Path, kind: str) -> 
 
 
 @real
+@pytest.mark.parametrize(("lacks", "at"), [("client|pause", 0), ("replicaof", 0), ("replicaof", 1)])
+async def test_a_user_without_the_rights_is_refused_before_writes_are_paused(
+    pair: tuple[RedisServer, RedisServer], lacks: str, at: int
+) -> None:
+    for server in pair:
+        rights = f"-{lacks}" if server is pair[at] else "+ping"
+        server.command("ACL", "SETUSER", "small", "on", ">pw", "~*", "&*", "+@all", rights)
+    said: list[str] = []
+    with pytest.raises(FailoverAborted) as aborted:
+        await failover.fail_over(nodes(pair[0].url.replace("redis://", "redis://small:pw@"), 2.0), 5.0, said.append)
+    assert f"may not do this at {'the replica ' if at else ''}{LOOPBACK}:{pair[at].port}" in str(aborted.value)
+    assert "; nothing was begun; give the URL of an administrator" in str(aborted.value)
+    assert "writes are paused" not in said
+    assert writes(pair[0])
+    assert pair[1].command("ROLE")[0] == b"slave"
+
+
+@real
 async def test_a_replica_is_no_primary_and_another_one_cannot_be_chosen(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     why, _ = await refused(replica.url)
@@ -131,20 +149,19 @@ async def test_a_replica_that_stands_still_from_the_start_is_named_as_the_replic
 async def test_one_server_goes_on_where_its_replica_stands_still(pair: tuple[RedisServer, RedisServer]) -> None:
     primary, replica = pair
     servers = nodes(primary.url, 2.0)
-    before = failover._in_sync
+    before = failover._hand_over
 
-    async def stands_still(*asked: object) -> object:
-        found = await before(*asked)  # type: ignore[arg-type]
+    async def stands_still(*asked: object) -> None:
         replica.pause()
         primary.command("SET", "unread", "1")
-        return found
+        await before(*asked)  # type: ignore[arg-type]
 
-    failover._in_sync = stands_still  # type: ignore[assignment]
+    failover._hand_over = stands_still  # type: ignore[assignment]
     try:
         with pytest.raises(FailoverAborted, match=rf"{LOOPBACK}:{replica.port} does not answer.*the pause is lifted"):
             await failover.fail_over(servers, 0.5, lambda text: None)
     finally:
-        failover._in_sync = before
+        failover._hand_over = before
         replica.resume()
     assert primary.command("ROLE")[0] == b"master"
     assert writes(primary)

@@ -14,6 +14,7 @@ from headway.core.ledger_records import MINUTE, NAME_LENGTH
 from headway.errors import SettingError
 from headway.gateway import ledger_writer
 from headway.gateway.ledger_writer import (
+    ASK_EVERY,
     BULK,
     FIRST_BULK,
     FLUSH_WITHIN,
@@ -203,6 +204,19 @@ async def test_a_ledger_that_is_away_is_asked_again_ever_more_seldom_but_at_leas
         it.ledger.away = False
         await asyncio.sleep(1.0)
         assert it.ids == [0]
+
+
+async def test_an_idle_process_learns_within_seconds_that_the_ledger_is_away_and_that_it_is_back(clock: Clock) -> None:
+    async with keeping(clock) as stand:
+        await asyncio.sleep(60)
+        assert stand.journal.trouble() == ""
+        stand.ledger.away = True
+        await asyncio.sleep(ASK_EVERY + 0.1)
+        assert stand.journal.trouble().endswith("0 records wait, of 100000 at most")
+        stand.ledger.away = False
+        await asyncio.sleep(ASK_EVERY + 1.1)
+        assert stand.journal.trouble() == ""
+        assert stand.ledger.calls == 0, "nothing was written"
 
 
 async def test_a_process_starts_without_its_ledger_and_finds_it_later(clock: Clock) -> None:

@@ -56,6 +56,9 @@ _LOGIN = "give the URL of an administrator of the servers in HEADWAY_BROKER, or 
 _REPLICA = "look at the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
+_OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
+"""What the primary has to permit, with arguments that make no sense; see `_may`."""
+
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
     """Have replicas take over.
@@ -203,10 +206,14 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
     chosen = _chosen(replicas, to)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
 
+    await _may(servers, chosen, "REPLICAOF", "?", "?")
+
     async def take_over(begun: float) -> Address:
         await servers.ask(chosen, "REPLICAOF", "NO", "ONE")
         return chosen
 
+    for command in _OF_PRIMARY:
+        await _may(servers, primary, *command)
     await _hand_over(servers, primary, {chosen: replicas[chosen]}, within, say, take_over)
     say(f"have the name or address that --broker gives lead to {_shown(chosen)} now")
 
@@ -218,9 +225,22 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
+    await _may(servers, sentinel, "SENTINEL", "FAILOVER", f"{servers.nodes.service}?", sentinel=True)
+    for command in _OF_PRIMARY:
+        await _may(servers, primary, *command)
     await _until_seen(servers, sentinel, say)
     take_over = partial(_taken_over, servers, sentinel, primary, within)
     await _hand_over(servers, primary, replicas, within, say, take_over)
+
+
+async def _may(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
+    """Raise NoPermissionError if the user may not give this command, whose arguments make no sense, so that it does nothing."""
+    try:
+        await servers.ask(address, *command, sentinel=sentinel)
+    except NoPermissionError:
+        raise
+    except ResponseError:  # Rights are looked at before arguments.
+        pass
 
 
 async def _until_seen(servers: _Servers, sentinel: Address, say: Callable[[str], None]) -> None:
@@ -318,6 +338,8 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
     if not primaries:
         raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
+    for _, replica in plan:
+        await _may(servers, replica, "CLUSTER", "FAILOVER", "?")
     for number, (primary, replica) in enumerate(plan):
         servers.heed()
         begun, servers.so_far = monotonic(), ASKED

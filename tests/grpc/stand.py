@@ -197,7 +197,7 @@ async def _serve(
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
     begun = monotonic()
-    real.limiter._clock = lambda: begun  # What limits give back while a busy machine stands still is in no test.
+    real.limiter._clock = lambda: begun  # What limits give back while a busy machine stands still is left out.
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     refused = RefusalTraces(recorded.recorder, counters) if traces else None
     entrance = Entrance(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)

@@ -74,7 +74,7 @@ from headway.runtime.supervisor import Supervisor
 from tests.scenes import Scene, scene
 from tests.services.tracing import Recorded
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds after which a test that hangs is given up."""
 INSTANT = 1000.0
 KEPT_LIMITS = KeptLimits.of(400_000, 100_000)

@@ -135,6 +135,11 @@ def test_a_worker_is_drained_and_given_work_again(service: Running, capsys: pyte
     assert code_of(["undrain", "gpu-0", "--json"]) == 0
     [worker] = json.loads(capsys.readouterr().out)
     assert worker["status"] == "healthy"
+    assert code_of(["drain", "gpu-0", "--force"]) == 0
+    capsys.readouterr()
+    assert code_of(["undrain", "here"]) == 0
+    told = capsys.readouterr().out
+    assert told == "gpu-0 is healthy\nDrains that were asked for apart have ended, too: gpu-0\n"
 
 
 def test_an_order_that_is_not_waited_for_is_not_told_as_done(

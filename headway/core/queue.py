@@ -600,8 +600,8 @@ class ModelQueue:
                 self._discount([queued], self._waiting)
         queued.state = GONE
 
-    def finish(self, departure: Departure, now: float) -> list[QueuedEntry]:
-        """End a batch that came back with outputs, and learn from it. Returns the members that are still wanted."""
+    def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
+        """End a batch that came back with outputs, and learn from its time, if that says something. Returns the members that are still wanted."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -611,7 +611,7 @@ class ModelQueue:
         if departure.quarantine is not None and self.culprits.sends_large(departure.quarantine):
             if self._fresh:
                 self._suspects.overrun(seconds - self.service.seconds(departure.size))
-        elif not (
+        elif learns and not (
             departure.bulk and departure.whole and departure.members[0].entry.shape
         ):  # What rides apart is unlike all others.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0

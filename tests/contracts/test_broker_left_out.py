@@ -101,9 +101,12 @@ async def test_their_time_is_nobody_elses_pace(harness: Harness) -> None:
     lease = await harness.claim()
     await harness.advance(0.1)
     await harness.answer(lease)
-    await harness.broker.enqueue([large(), ask()])
-    await left_out(harness, await harness.claim())
     before = [load.alpha for load in (await harness.broker.loads()).values()]
+    await harness.broker.enqueue([large(), ask()])
+    lease = await harness.claim()
+    await harness.advance(1.0)
+    await left_out(harness, lease)
+    assert [load.alpha for load in (await harness.broker.loads()).values()] == before
     lease = await harness.claim()
     await harness.advance(1.0)
     await harness.answer(lease)

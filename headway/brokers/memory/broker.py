@@ -58,6 +58,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
+_LEFT_OUT = attrgetter("left_out")
 _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
 _MODEL = attrgetter("model")
 
@@ -308,7 +309,7 @@ class MemoryBroker(Broker, NearQueue):
             return Completion(0, 0, fenced=True)
         departure = running.departure
         ran = run_of(lease, departure, lease.slot.worker, now)
-        wanted = self._queues[lease.slot.queue].finish(departure, now)
+        wanted = self._queues[lease.slot.queue].finish(departure, now, learns=not any(map(_LEFT_OUT, items)))
         if not departure.bulk and self._settle(departure, wanted, items, ran):
             return Completion(len(wanted), 0)
         members, given = self._unsettled(departure, wanted, items, ran)

@@ -179,7 +179,7 @@ async def _serve(
         lambda loop, context: None if _of_a_former_loop(context) else unseen.append(context)
     )
     longest = changes.get("request_timeout_ms", PATIENCE * 1000)
-    patient = {"request_timeout_ms": longest, "queue_timeout_ms": longest}
+    patient = {"request_timeout_ms": longest, "queue_timeout_ms": longest / 2}  # A usual call has the shorter one, too.
     settings = Settings(**{"keys": "keys.toml" if keys else "", **patient, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)

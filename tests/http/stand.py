@@ -419,7 +419,7 @@ async def _serve(
 ) -> None:
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
-    ample = {"request_timeout_ms": 30_000.0, "queue_timeout_ms": 30_000.0} if whole else {}
+    ample = {"request_timeout_ms": 30_000.0} if whole else {}
     settings = Settings(**{"port": 0, "keys": "keys.toml" if keys else "", **ample, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)

@@ -171,7 +171,8 @@ async def test_a_client_that_expects_100_continue_gets_it_before_its_body(stand:
     await client.send(post(BODY, "/v1/inference", "Expect: 100-continue"))
     assert (await client.answer()).status == 200, "the body came along: no 100 is needed"
     await client.send(post("", "/nowhere", "Expect: 100-continue", length=5))
-    assert (await client.answer()).status == 404
+    answer = await client.answer()
+    assert (answer.status, answer.header["connection"]) == (404, "close")
     assert await client.ended(), "whether the body still comes is not known"
 
 
@@ -188,11 +189,20 @@ async def test_a_body_nobody_waits_for_is_read_past_when_it_is_short(stand: Stan
     client = await stand.connect()
     for path, status in (("/nowhere", 404), ("/livez", 405)):
         await client.send(post("", path, length=100))
-        assert (await client.answer()).status == status
+        answer = await client.answer()
+        assert (answer.status, "connection" in answer.header) == (status, False)
         await client.send(b"x" * 100 + post(BODY))
         assert (await client.answer()).json["output"] == "ABC"
-    await client.send(post("", "/nowhere", length=MOST_BUFFERED + 1))
-    assert (await client.answer()).status == 404
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/livez"])
+@pytest.mark.parametrize("framing", [f"Content-Length: {MOST_BUFFERED + 1}", "Transfer-Encoding: chunked"])
+@on_stand()
+async def test_an_answer_before_a_long_body_says_that_it_is_the_last(stand: Stand, path: str, framing: str) -> None:
+    client = await stand.connect()
+    await client.send(f"GET {path} HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode())
+    answer = await client.answer()
+    assert (answer.status, answer.header["connection"]) == (404 if path == "/nowhere" else 200, "close")
     assert await client.ended()
 
 

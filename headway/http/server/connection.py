@@ -282,6 +282,8 @@ class Connection(asyncio.Protocol):
 
     async def _send_answer(self, request: Request, response: RouteAnswer, begun: float) -> None:
         """Send the answer of an ordinary route, to a request that came at the monotonic instant `begun`."""
+        if self.open and (self.expects or self.missing > MOST_BUFFERED or self.chunks is not None):
+            self.last = True  # The rest of the body may be long, or never come.
         try:
             self.context.trace_answer(request, response.status, begun)
             if isinstance(response, StreamedAnswer):
@@ -348,7 +350,7 @@ class Connection(asyncio.Protocol):
             self.buffer, self.ahead = b"", None
         elif not self.open:
             self.finish()
-        elif self.expects or self.missing > MOST_BUFFERED or self.chunks is not None:
+        elif self.last:
             self.linger()
         else:
             self._drop_body()

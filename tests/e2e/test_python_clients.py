@@ -122,7 +122,7 @@ def check_a_late_answer(kind: str, url: str, folder: Path) -> None:
     """A deadline of the service is told as such; the next call under the key finds the outcome of the run that went on."""
     gate = Gate(folder)
     with asking(kind, url, retries=0) as client, ThreadPoolExecutor(1) as thread:
-        late = thread.submit(client.infer, gate.text(), timeout=1.0, idempotency_key=kind)
+        late = thread.submit(client.infer, gate.text(), timeout=5.0, idempotency_key=kind)
         gate.reached()
         with pytest.raises(DeadlineExceeded) as raised:
             late.result(PATIENCE)

@@ -76,7 +76,8 @@ def share_of(budget: Mapping[str, float], counts: Counts, requests: int) -> floa
 
 def enough(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int, least: int = ROUNDS) -> bool:
     """Whether no more rounds are needed: a busy machine has timers in most of them, and it takes longer to see a cheap one."""
-    return len(rounds) >= least and (len(rounds) >= MOST_ROUNDS or share_of(budget, rounds[-1], requests) <= 1)
+    cheap = any(share_of(budget, counts, requests) <= 1 for counts in rounds)
+    return len(rounds) >= least and (cheap or len(rounds) >= MOST_ROUNDS)
 
 
 def within(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int) -> None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from operator import attrgetter
 
 import msgspec
 
 from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
-_WEIGHT = attrgetter("weight")
+ALIKE = 0.1
+"""Share of the time of a full batch by which heavier entries may lengthen it and still ride as if they were as light as its first."""
 Cost = Callable[[float], float]
 """Rounds that a place costs which is filled up to a weight."""
 
@@ -262,11 +262,12 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may ride with the first of a batch: lighter ones and heavier ones, the nearest in weight first, of these by turn."""
+    """Entries of each tier that may ride with the first of a batch: alike and lighter ones, and heavier ones, the nearest in weight first, of these by turn."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
         self._weight, self._shape, self._near = first.weight, first.entry.shape, near
+        self._step = ALIKE * (near.fixed / near.full + first.weight)
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
         self._free: set[QueuedEntry] = set()
         """Those whose turn is behind that of one of another shape. They have seats that would have been empty, so their tenants pay nothing."""
@@ -291,10 +292,14 @@ class _Candidates:
                 continue
             if (queued.weight <= self._bound) != self._light:
                 continue
-            (heavier if queued.weight > self._weight else lighter).append(queued)
+            (heavier if queued.weight > self._weight and self._distance(queued) else lighter).append(queued)
             if passed:
                 self._free.add(queued)
-        return iter(sorted(lighter, key=_WEIGHT, reverse=True)), iter(sorted(heavier, key=_WEIGHT))
+        return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
+
+    def _distance(self, queued: QueuedEntry) -> int:
+        """Steps in weight from the first of the batch; none to those that are alike. Those of one distance ride by turn."""
+        return int(abs(queued.weight - self._weight) / self._step)
 
 
 def _oldest(tier_queue: TierQueue) -> float:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from headway.core.departure import APART, BULK, RETRY
+from headway.core.packing import ALIKE
 from headway.core.queue_limits import QueueLimits
 from headway.model import (
     Cause,
@@ -52,7 +53,7 @@ LEAST_SHARE = 0.3
 class NearestLaws(BulkLaws):
     """Both models take parameters that a call has once, and pad at times.
 
-    Where batches of a model that pads are bounded by number alone, the first of each has its turn, no heavier one rides
+    Where batches of a model that pads are bounded by number alone, the first of each has its turn, no heavier one that is not alike rides
     while a lighter one is left, and of each tier the nearest ride. An entry that was let in has its turn before all that its tenant sends after it, unless one of
     these in between has left without a run, or has ridden for nothing past another key: the tenant has its turn for something else then.
     """
@@ -164,7 +165,7 @@ class NearestLaws(BulkLaws):
             alike = {one: known for one, known in left.items() if known.entry.shape == first.entry.shape}
             tiers = Counter(known.entry.tier for known in (*riders, *left.values()))
             if max(tiers.values()) <= WINDOW * limit:
-                self.rides_with_its_nearest(riders, alike)
+                self.rides_with_its_nearest(riders, alike, self.bounds[model.partition("@")[0]], limit)
         mixed = any(
             known.entry.shape != first.entry.shape
             for one, known in self.let_in.items()
@@ -204,21 +205,55 @@ class NearestLaws(BulkLaws):
             oldest = min(known.since for known in (*riders, *left.values()) if known.entry.tier == tier)
             assert all(oldest <= left[one].since + 1e-3 for one in above), "a lower tier goes first"
 
-    def rides_with_its_nearest(self, riders: Sequence[Waiting], alike: Mapping[Submission, Waiting]) -> None:
-        """Lighter ones ride before heavier ones, and of each tier those that are nearest to the first."""
-        weight = riders[0].entry.weight
+    def rides_with_its_nearest(
+        self, riders: Sequence[Waiting], alike: Mapping[Submission, Waiting], bounds: QueueLimits, limit: int
+    ) -> None:
+        """Alike and lighter ones ride before heavier ones, and of each tier those that are nearest to the first."""
+        weight, padding = riders[0].entry.weight, bounds.padding
+        assert padding is not None
+        step = ALIKE * (padding.fixed * bounds.max_batch / min(limit, bounds.max_batch) + weight)
+
+        def far(known: Waiting) -> tuple[bool, int]:
+            distance = int(abs(known.entry.weight - weight) / step)
+            return known.entry.weight > weight and distance > 0, distance
+
         for rider in riders[1:]:
+            heavier, distance = far(rider)
             nearer = [
                 one
                 for one, known in alike.items()
-                if (rider.entry.weight > weight >= known.entry.weight)
-                or (
-                    known.entry.tier == rider.entry.tier
-                    and (known.entry.weight > weight) == (rider.entry.weight > weight)
-                    and abs(known.entry.weight - weight) < abs(rider.entry.weight - weight)
-                )
+                if (heavier and not far(known)[0])
+                or (known.entry.tier == rider.entry.tier and far(known)[0] == heavier and far(known)[1] < distance)
             ]
             assert not any(map(self.waits, nearer)), "a nearer one is left"
+
+    @rule()
+    def take_turns_between_tiers(self) -> None:
+        """Of two batches one begins with the highest tier, and one with the tier that has waited longest."""
+        self.pad(LINES[0])
+        if not self.empty("m"):
+            return
+        firsts = []
+        for tier, count in ((2, 4 * MAX_BATCH), (0, 1), (0, 1)):
+            how: dict[str, Any] = {
+                "tenant": TENANTS[0],
+                "caller": f"calm {next(self.numbers)}",
+                "tier": tier,
+                "shape": 0,
+            }
+            entries = [self.ask(id=f"id-{next(self.numbers)}", gateway=GATEWAYS[0], **how) for _ in range(count)]
+            verdicts = self.do(self.broker.enqueue(entries))
+            for entry, verdict in zip(entries, verdicts, strict=True):
+                self.note(entry, verdict)
+            if any(verdicts):
+                return
+            if tier == 2:
+                self.do(self.harness.advance(0.002))
+            elif (lease := self.run_next()) is None or not lease.entries[0].caller.startswith("calm"):
+                return
+            else:
+                firsts.append(lease.entries[0].tier)
+        assert sorted(firsts) == [0, 2]
 
     @rule(
         weights=st.permutations([1, 5, 20]),

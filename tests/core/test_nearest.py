@@ -46,17 +46,25 @@ def weights_of(departure: Departure) -> list[int]:
 
 
 def test_the_first_rides_with_its_nearest_lighter_ones_first() -> None:
-    queue = queue_of(100.0, limit=4)
-    for weight in (100, 900, 10, 90, 110, 95, 80):
+    queue = queue_of(10_000.0, limit=4)
+    for weight in (10_000, 90_000, 1_000, 7_500, 13_000, 8_700, 6_000):
         queue.offer(entry(weight, f"tenant {weight}"), 0.0)
-    assert weights_of(departs(queue, 4)) == [100, 95, 90, 80]
+    assert weights_of(departs(queue, 4)) == [10_000, 8_700, 7_500, 6_000]
 
 
 def test_heavier_ones_fill_seats_that_would_stay_empty() -> None:
-    queue = queue_of(100.0, limit=4)
-    for weight in (100, 900, 500, 90, 110):
+    queue = queue_of(10_000.0, limit=4)
+    for weight in (10_000, 90_000, 50_000, 9_000, 13_000):
         queue.offer(entry(weight, f"tenant {weight}"), 0.0)
-    assert weights_of(departs(queue, 4)) == [100, 90, 110, 500]
+    assert weights_of(departs(queue, 4)) == [10_000, 9_000, 13_000, 50_000]
+
+
+def test_those_that_are_alike_ride_by_turn() -> None:
+    """All of them lengthen the batch by less than a tenth, so none is passed for its length."""
+    queue = queue_of(1_000.0, limit=4)
+    for weight in (1_000, 10, 900, 1_090, 1_000, 1_050, 990):
+        queue.offer(entry(weight, f"tenant {weight}"), 0.0)
+    assert weights_of(departs(queue, 4)) == [1_000, 900, 1_090, 1_050]
 
 
 def test_all_ride_where_all_fit() -> None:
@@ -129,7 +137,7 @@ def test_a_heavier_entry_of_a_higher_tier_waits_for_its_turn_only() -> None:
     queue = queue_of(100.0, tiers=2, limit=4)
     for weight, tier in ((50, 0), (800, 0), (40, 1), (45, 1), (30, 1), (35, 1)):
         queue.offer(entry(weight, f"tenant {weight}", tier), 0.0)
-    assert weights_of(departs(queue, 4)) == [50, 45, 40, 35]
+    assert weights_of(departs(queue, 4)) == [50, 40, 45, 30]
 
 
 def test_a_batch_keeps_within_its_weight() -> None:

@@ -27,6 +27,7 @@ from headway.core import (
     fair_queue,
     health,
     memory_room,
+    packing,
     queue,
     retention,
     retry,
@@ -76,6 +77,7 @@ _SHARED: Mapping[ModuleType, str] = {
     fair_queue: "FORGET_ABOVE PAGE BATCH_PAGES LOOKED_AT LOOK_AHEAD MEAN_WEIGHT",
     health: "DEGRADED_AFTER OFFLINE_AFTER DEPARTED_SECONDS MOST_DEPARTED",
     memory_room: "ROOM_WAIT",
+    packing: "ALIKE",
     queue: (
         "NEAR_BATCHES MIXED_SECONDS WAIT_WEIGHT MIN_AVOIDANCE GATE_AGE UNKNOWN_WAIT QUARANTINE_BATCHES QUARANTINE_ALONE SEARCH_LOAD"
     ),

@@ -4,13 +4,10 @@ local nearest = {}
 
 do
 
--- Sort those that are lighter and heavier than the first of a batch: the nearest in weight first, of these by turn.
-function nearest.sort(lighter, heavier)
-  table.sort(lighter, function(one, other)
-    return one.weight > other.weight or (one.weight == other.weight and one.turn < other.turn)
-  end)
-  table.sort(heavier, function(one, other)
-    return one.weight < other.weight or (one.weight == other.weight and one.turn < other.turn)
+-- Sort entries: those first that are nearest in weight to the first of the batch, of these by turn.
+function nearest.sort(entries)
+  table.sort(entries, function(one, other)
+    return one.distance < other.distance or (one.distance == other.distance and one.turn < other.turn)
   end)
 end
 
@@ -33,22 +30,24 @@ local function bound_of_light(s)
   return bound and spared - fixed >= LEAST_SAVED * (fixed + count * longest) and bound or nil
 end
 
--- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: lighter and heavier ones on its side
--- of the bound, the nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
+-- The entries of a tier queue that may ride with the first of a batch, as `core.packing._Candidates`: alike and lighter ones, and heavier
+-- ones, on its side of the bound, the nearest in weight first, of these by turn. Those whose turn is behind that of one of another shape ride for free.
 local function candidates_of(s, tier, weight, shape, most, bound)
-  local lighter, heavier, passed = {}, {}, false
+  local lighter, heavier, passed, step = {}, {}, false, ALIKE * (s.fixed * s.max_batch / s.q.limit + weight)
   for turn, member in ipairs(redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, most - 1)) do
     if shape_of(member) == shape then
       local own = weight_of(s, member)
       if (own <= bound) == (weight <= bound) then
-        local into = own > weight and heavier or lighter
-        into[#into + 1] = {member = member, weight = own, turn = turn, free = passed}
+        local distance = math.floor(math.abs(own - weight) / step)
+        local into = own > weight and distance > 0 and heavier or lighter
+        into[#into + 1] = {member = member, weight = own, distance = distance, turn = turn, free = passed}
       end
     else
       passed = true
     end
   end
-  nearest.sort(lighter, heavier)
+  nearest.sort(lighter)
+  nearest.sort(heavier)
   return {[false] = lighter, [true] = heavier, at = {[false] = 1, [true] = 1}}
 end
 

@@ -118,9 +118,10 @@ local function by_nearness(s, weight, limit)
   for i = 1, #found, 2 do
     local own = weight_of(s, found[i])
     local into = own > weight and heavier or lighter
-    into[#into + 1] = {member = found[i], weight = own, turn = i, again = tonumber(found[i + 1]) <= 0}
+    into[#into + 1] = {member = found[i], weight = own, distance = math.abs(own - weight), turn = i, again = tonumber(found[i + 1]) <= 0}
   end
-  nearest.sort(lighter, heavier)
+  nearest.sort(lighter)
+  nearest.sort(heavier)
   for _, line in ipairs(heavier) do
     lighter[#lighter + 1] = line
   end

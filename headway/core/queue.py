@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
-from itertools import compress
+from collections.abc import Collection, Sequence, Set
+from itertools import compress, islice
 from operator import attrgetter, ne
 
 from headway.core import admission
@@ -59,7 +59,7 @@ QUARANTINE_BATCHES = 8
 QUARANTINE_ALONE = 2048
 """Most entries that wait in one while nobody else waits, if these are more; a step over Redis reads all of them."""
 NEAR_BATCHES = 8
-"""Batches of waiting entries of which those ride that are nearest to the first."""
+"""Batches of waiting entries that are looked at: for those that are nearest to the first, or of callers that ride apart from now on."""
 SEARCH_LOAD = 2
 """Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
 MOST_KINDS = 64
@@ -628,24 +628,25 @@ class ModelQueue:
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
         """Let members of a batch that has come back run again, apart: their outputs, of so many bytes, were left out."""
+        callers = {caller_of(member.entry) for member, _ in members}
+        if anew := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
+            self._move_apart(anew, now)
         for member, size in members:
             caller = caller_of(member.entry)
-            if not self.culprits.rides_apart(caller, now):
-                self._move_apart(caller, now)
             self.culprits.left_out(caller, size, now)
             like = Group([], now, QUARANTINE, departure.failures, departure.attempts)
             self._suspects.join(caller, [member], like, self._group_size(caller))
         self._judge_anew()
 
-    def _move_apart(self, caller: CallerKey, now: float) -> None:
-        """Let what waits of a caller wait in its quarantine from now on, as if it had come now."""
+    def _move_apart(self, callers: Set[CallerKey], now: float) -> None:
+        """Let what waits of callers, next in line, wait in their quarantines from now on, as if it had come now."""
         self._take_in()
         like = Group([], now, QUARANTINE)
         for tier_queue in self._tier_queues:
-            waiting = list(tier_queue.in_turn()) if tier_queue.depth else []
-            for queued in [one for one in waiting if caller_of(one.entry) == caller]:
+            waiting = islice(tier_queue.in_turn(), NEAR_BATCHES * self.limits.max_batch) if tier_queue.depth else ()
+            for queued in [queued for queued in waiting if caller_of(queued.entry) in callers]:
                 self.remove(queued)
-                self._suspects.join(caller, [queued], like, self.limits.max_batch)
+                self._suspects.join(caller_of(queued.entry), [queued], like, self.limits.max_batch)
 
     def hand_back(self, departure: Departure, now: float) -> None:
         """Take back a batch that never ran: its entries wait again, uncharged, ahead of all others."""

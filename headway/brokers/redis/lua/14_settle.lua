@@ -147,19 +147,22 @@ step('complete', function(s, args)
   return {answered, #lease.members - answered, load_of(s)}
 end)
 
--- Let what waits of a caller wait in its quarantine from now on: as `ModelQueue._move_apart`.
-local function move_apart(s, caller)
-  local tenant = string.match(caller, '^%Z*')
+-- Let what waits of callers, next in line, wait in their quarantines from now on: as `ModelQueue._move_apart`.
+local function move_apart(s, anew)
+  local tenants = {}
+  for caller in pairs(anew) do
+    tenants[string.match(caller, '^%Z*')] = true
+  end
   for tier = 1, s.tiers do
     local members = {}
-    for _, member in ipairs(s.q.depth[tier] > 0 and redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, -1) or {}) do
-      members[#members + 1] = tenant_of(key_of(member)) == tenant and member or nil
+    for _, member in ipairs(s.q.depth[tier] > 0 and redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, NEAR_BATCHES * s.max_batch - 1) or {}) do
+      members[#members + 1] = tenants[tenant_of(key_of(member))] and member or nil
     end
     local entries = wanted(s, members)
     local callers = culprits.callers_of(s, entries)
     for i, entry in ipairs(entries) do
-      if callers[i] == caller and drop_from_lane(s, entry) then
-        suspects.join(s, caller, {entry}, {ready_at = s.now, failures = 0, attempts = 0})
+      if anew[callers[i]] and drop_from_lane(s, entry) then
+        suspects.join(s, callers[i], {entry}, {ready_at = s.now, failures = 0, attempts = 0})
       end
     end
   end
@@ -183,12 +186,16 @@ step('leave_out', function(s, args)
   end
   local entries = wanted(s, lease.members)
   local callers = culprits.callers_of(s, entries)
+  local anew = {}
+  for i, entry in ipairs(entries) do
+    anew[callers[i]] = sizes[entry.position] and not culprits.ride_apart(s, callers[i]) or anew[callers[i]]
+  end
+  if next(anew) then
+    move_apart(s, anew)
+  end
   for i, entry in ipairs(entries) do
     if sizes[entry.position] then
       again = again + 1
-      if not culprits.ride_apart(s, callers[i]) then
-        move_apart(s, callers[i])
-      end
       culprits.left_out(s, callers[i], sizes[entry.position])
       suspects.join(s, callers[i], {entry}, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts})
     end

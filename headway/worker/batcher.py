@@ -86,6 +86,8 @@ PROBE_GRACE = 15.0
 """Seconds beyond the longest run after which a probe that was never heard of again is given up."""
 BY_OPERATOR = "by an operator"
 """Reason for which a slot is drained."""
+TELLING = 3
+"""Batches from which on their times tell something of full ones; a few may have been held up."""
 LEAST_TIME_LEFT = 1.0
 """Least seconds for which the outcome of a batch is offered again to a broker out of reach.
 
@@ -589,6 +591,8 @@ class Batcher:
 
     def _look_at_full_batches(self) -> None:
         """Warn once where the batches that ran tell that a full one exceeds the GPU deadline."""
+        if self.figures.batches < TELLING:
+            return
         pace = self.figures.pace.items_per_second
         full = self.slot.max_batch / pace if pace and not self._warned_of_full else 0.0
         if full > self._limits.gpu_timeout:

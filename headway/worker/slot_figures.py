@@ -55,6 +55,7 @@ class SlotFigures:
 
     Attributes:
         pace: pace of the slot in full batches.
+        batches: batches that came back with outputs.
         utilisation: share of the last seconds in which it ran batches, 0 to 1.
         memory: share of the memory in use when that was last read, 0 to 1.
         gpu_figures: figures of the GPU then; None where there are none.
@@ -64,6 +65,7 @@ class SlotFigures:
 
     def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
         self.pace = SlotPace(slot.max_batch)
+        self.batches = 0
         self.utilisation = 0.0
         self.memory = 0.0
         self.gpu_figures: GpuFigures | None = None
@@ -85,6 +87,7 @@ class SlotFigures:
     def succeeded(self, lease: Lease, seconds: float) -> None:
         """Note a batch that held the slot for `seconds`, outages of the broker left out, and came back with outputs."""
         self.pace.observe(lease.size, seconds)
+        self.batches += 1
         self._entries = self._entries * DECAY + len(lease.entries)
         self._sizes = self._sizes * DECAY + lease.size
 

@@ -58,6 +58,7 @@ def test_what_an_image_is_built_from_is_all_that_goes_to_the_engine() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(560)  # It builds images, installs into them, and runs them.
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root builds images and mounts them")
 def test_images_are_built_small_and_serve_as_their_user_where_nothing_can_be_written(tmp_path: Path) -> None:
     environments.need("container")

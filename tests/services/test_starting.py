@@ -145,8 +145,12 @@ async def test_full_batches_that_turn_out_too_slow_in_service_are_told_of_once(c
     backend = FakeBackend(script=lambda entries: setattr(backend, "seconds", 0.6 * len(entries)))
     with capture_logs() as logs:
         async with Stand(clock, backend, policy="window", max_wait_ms=0) as stand:
-            for count in (1, 4, 4):
+            for count in (1, 4):
                 await asyncio.gather(*(stand.ask("x") for _ in range(count)))
+                await asyncio.sleep(5.0)
+            assert not any("GPU deadline" in line["event"] for line in logs), "two batches may have been held up"
+            for _ in range(2):
+                await asyncio.gather(*(stand.ask("x") for _ in range(4)))
                 await asyncio.sleep(5.0)
     [warning] = [line for line in logs if "longer than the GPU deadline" in line["event"]]
     assert warning["full_batch_ms"] == pytest.approx(4800.0)

@@ -282,13 +282,12 @@ class Connection(asyncio.Protocol):
 
     async def _send_answer(self, request: Request, response: RouteAnswer, begun: float) -> None:
         """Send the answer of an ordinary route, to a request that came at the monotonic instant `begun`."""
-        if self.open and (self.expects or self.missing > MOST_BUFFERED or self.chunks is not None):
-            self.last = True  # The rest of the body may be long, or never come.
         try:
             self.context.trace_answer(request, response.status, begun)
             if isinstance(response, StreamedAnswer):
                 await self._stream(request, response)
             else:
+                self.last |= self._leaves_body()
                 self._write(request, response)
         except asyncio.CancelledError:
             return
@@ -342,6 +341,10 @@ class Connection(asyncio.Protocol):
             lines.append("connection: close")
         return "\r\n".join((*lines, "", "")).encode("latin-1")
 
+    def _leaves_body(self) -> bool:
+        """Whether the rest of the body may be long, or never come, so that the connection has to end behind the answer."""
+        return self.open and bool(self.expects or self.missing > MOST_BUFFERED or self.chunks is not None)
+
     def _answered(self) -> None:
         """Go on after the answer of an ordinary route."""
         self._release()
@@ -350,7 +353,7 @@ class Connection(asyncio.Protocol):
             self.buffer, self.ahead = b"", None
         elif not self.open:
             self.finish()
-        elif self.last:
+        elif self._leaves_body():
             self.linger()
         else:
             self._drop_body()

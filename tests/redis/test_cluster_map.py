@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from redis.exceptions import MovedError
 
 from headway.brokers.redis import cluster
 from headway.brokers.redis.cluster import Cluster
@@ -22,11 +23,13 @@ class Nodes:
     Attributes:
         told: rows of CLUSTER SLOTS.
         asked: addresses and commands, in order.
+        moved: node to which the others send the calls on; None: each answers them itself.
     """
 
     def __init__(self, *owners: tuple[str | None, int]) -> None:
         self.told: list[list[Any]] = []
         self.asked: list[tuple[Address, str]] = []
+        self.moved: Address | None = None
         self.own(*owners)
 
     def own(self, *owners: tuple[str | None, int]) -> None:
@@ -53,6 +56,9 @@ class Node:
 
     async def call(self, *command: Any, large: bool = False) -> Any:
         self._nodes.asked.append((self._address, command[0]))
+        moved = self._nodes.moved
+        if moved is not None and moved != self._address and command[0] != "CLUSTER SLOTS":
+            raise MovedError(f"1 {moved[0]}:{moved[1]}")
         return self._nodes.told if command[0] == "CLUSTER SLOTS" else b"OK"
 
     ask = call
@@ -95,3 +101,13 @@ async def test_after_a_node_is_left_the_map_is_learnt_anew(left: Sequence[Addres
     await client.call("key", "GET")
     await asyncio.sleep(0)
     assert len(nodes.those("CLUSTER SLOTS")) == len(left)
+
+
+async def test_a_node_that_sends_a_call_on_is_known_to_have_been_left_just_now(clock: object) -> None:
+    nodes = Nodes(("a", 1))
+    client = nodes.client(("a", 1))
+    await client.call("key", "GET")
+    assert client.left_at < 0.0
+    nodes.moved = ("b", 2)
+    await client.call("key", "GET")
+    assert client.left_at == asyncio.get_running_loop().time()

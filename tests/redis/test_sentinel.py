@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,22 @@ async def test_a_call_that_reaches_a_replica_is_refused_and_the_next_one_finds_t
         assert "read only replica" in str(error)
         setup.fail_over()
         assert await until(lambda: broker.enqueue([ask(id="b")])) == [None]
+
+
+@real
+async def test_while_sentinels_have_a_replica_take_over_a_read_without_an_answer_does_not_tell_that_all_are_gone(
+    setup: SentinelSetup,
+) -> None:
+    async with brokers(setup.url) as [broker]:
+        assert await broker.enqueue([ask(id="a")]) == [None]
+        wait_until(setup.in_step)
+        setup.hand_over()
+        await until(lambda: broker.enqueue([ask(id="b")]))
+        with ExitStack() as paused:
+            for server in setup.servers:
+                server.pause()
+                paused.callback(server.resume)
+            assert await broker.takes_reads_only()
 
 
 @real

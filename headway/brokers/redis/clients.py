@@ -43,6 +43,10 @@ class Single(Client):
         self._server = server
         self._sentinels = sentinels
 
+    @property
+    def left_at(self) -> float:
+        return self._server.left_at
+
     def watch(self) -> None:
         if self._sentinels is not None:
             self._sentinels.watch()

@@ -51,8 +51,12 @@ class Cluster(Client):
         self._moved: dict[int, Address] = {}
         self._silent: set[Address] = set()
         self._doubtful = True
-        self._looked_at = -math.inf
+        self._looked_at = self._left_at = -math.inf
         self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def left_at(self) -> float:
+        return self._left_at
 
     def watch(self) -> None:
         """See Client: nobody tells that; nodes are asked when one is in doubt."""
@@ -67,7 +71,7 @@ class Cluster(Client):
                 return await self._server(address).call(*command, large=large)
             except MovedError as exc:
                 self._moved[slot] = (exc.host or address[0], exc.port)
-                self._doubtful = True
+                self._doubt()
             except AskError as exc:
                 # What belongs together is on two nodes, and a function must see all of it.
                 raise BrokerUnavailable(f"the keys of {key} are being moved to {exc.host}:{exc.port}") from exc
@@ -90,7 +94,7 @@ class Cluster(Client):
         return f"{host}:{port}"
 
     async def leave(self, address: Address) -> None:
-        self._doubtful = True
+        self._doubt()
         if address in self._servers:
             await self._servers[address].leave(address)
 
@@ -101,6 +105,10 @@ class Cluster(Client):
     async def close(self) -> None:
         await end(self._looking)
         await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def _doubt(self) -> None:
+        """Note that a node has said that it is not the one to ask."""
+        self._doubtful, self._left_at = True, asyncio.get_running_loop().time()
 
     def _server(self, address: Address) -> Server:
         server = self._servers.get(address)

@@ -351,7 +351,9 @@ class RedisConnection:
         """Return whether every server answers a read, while writes get no answer or are turned away for want of a primary.
 
         That is how servers look while their writes are paused and a replica takes over. One that is gone, or stands still,
-        answers no read, and one that refuses writes for another reason says so.
+        answers no read, and one that refuses writes for another reason says so. For as long as two calls may take after a
+        server was found not to be the primary, reads may fail, too: connections are closed by several hands then, and
+        the new primary may be slow at first.
         """
         for pause in (READ_AGAIN, 0.0):  # Connections to a server that another one replaces are closed.
             if self._refused:
@@ -361,10 +363,10 @@ class RedisConnection:
                     await self._ask(lambda: self._calls.everywhere("TIME"))
                 return True
             except TimeoutError:
-                return False
+                break
             except BrokerUnavailable:
                 await asyncio.sleep(pause)
-        return False
+        return asyncio.get_running_loop().time() - self._calls.left_at < 2 * self._timeout
 
     async def _look_at_memory(self) -> None:
         with contextlib.suppress(BrokerUnavailable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, Protocol
 
 import hiredis
@@ -26,6 +27,10 @@ class Client(Protocol):
     """
 
     mode: str
+
+    @property
+    def left_at(self) -> float:
+        """Instant of the event loop at which a server was last found not to be the one to ask; minus infinity: never."""
 
     def watch(self) -> None:
         """Start listening for a change of the primary, where Sentinels announce it."""
@@ -69,6 +74,9 @@ class Server:
         redis: client of redis-py, whose kind of connections is used.
         most: most connections for calls; None: as many as there are calls at once, as for those that block, of which a few
             are kept.
+
+    Attributes:
+        left_at: see Client.
     """
 
     def __init__(self, redis: Redis, most: int | None = None) -> None:
@@ -80,6 +88,7 @@ class Server:
         self._outdated: set[Link] = set()
         """Busy links that are to be dropped once they are free."""
         self._closed = False
+        self.left_at = -math.inf
 
     async def ask(self, *command: Any) -> Any:
         """Answer to a command, as redis-py reads it."""
@@ -141,6 +150,7 @@ class Server:
 
     async def leave(self, address: Address) -> None:
         """Close all connections to an address. Calls that wait there end as if the server had closed them."""
+        self.left_at = asyncio.get_running_loop().time()
         for link in self._idle:
             if link.address == address:
                 await link.connection.disconnect(nowait=True)

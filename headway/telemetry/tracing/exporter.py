@@ -62,6 +62,8 @@ class SpanExporter:
         self._complaints = Complaints(self._thread)
         self._sdk: export.SpanExporter | None = None
         self._away = False
+        self._sending = 0
+        """Spans of the message that is being sent."""
 
     async def open(self) -> None:
         """Start the thread."""
@@ -83,7 +85,8 @@ class SpanExporter:
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN)
         if self._sdk is not None and not trouble:
             self._sdk.shutdown()
-        if left := len(self.buffer):
+        sending, self._sending = self._sending, 0
+        if left := len(self.buffer) + sending:
             self._dropped["export"] += left
             log.warning("spans were not sent in time, as the process ends", spans=left)
 
@@ -124,6 +127,7 @@ class SpanExporter:
         readable = ReadableSpans(spans, self._resource, self._environment.most_links, self._ending.is_set)
         said = self._complaints.said
         said.clear()
+        self._sending = len(spans)
         try:
             sent = sdk.export(readable) is export.SpanExportResult.SUCCESS
         except Exception as exc:
@@ -135,9 +139,9 @@ class SpanExporter:
             if self._away:
                 log.info("the trace collector takes spans again", collector=shown)
         else:
-            self._dropped["export"] += len(spans)
+            self._dropped["export"] += self._sending  # None once the process has given them up.
             if not self._away:
                 hint = "requests go on without their traces; dropped spans are counted in headway_trace_spans_dropped_total"
                 error = " ".join(dict.fromkeys((*said[:1], *said[-1:])))[:500]
                 log.warning("the trace collector takes no spans", collector=shown, error=error, hint=hint)
-        self._away = not sent
+        self._away, self._sending = not sent, 0

@@ -145,10 +145,10 @@ def served(
     certificates: Certificates | None = None,
     **settings: Any,
 ) -> None:
-    """Run `main` against an open port. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
+    """Run `main` against an open port. `whole`: the real gateway is behind it, and one worker, in place of the echo. `now`: the clock of all."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         patch.setattr("headway.grpc.listener.monotonic", now)
-        runner.run(_serve(main, keys, whole, certificates, settings))
+        runner.run(_serve(main, keys, whole, now, certificates, settings))
 
 
 def on_port(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., None]]:
@@ -171,6 +171,7 @@ async def _serve(
     main: Callable[[Port], Coroutine[Any, Any, None]],
     keys: Keys | None,
     whole: bool,
+    now: Callable[[], float],
     certificates: Certificates | None,
     changes: Mapping[str, Any],
 ) -> None:
@@ -183,12 +184,12 @@ async def _serve(
     settings = Settings(**{"keys": "keys.toml" if keys else "", **patient, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, monotonic, lambda: 0.5, KEPT_LIMITS)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, now, lambda: 0.5, KEPT_LIMITS)
     make: Callable[..., Gateway] = Gateway
     if settings.input_policy:
         make = partial(ScreenedGateway, gate=PolicyResource(settings, [settings.model], counters).gate)
     recorded, traces = recording(settings, counters)
-    real = make(settings, [settings.model], broker, counters, monotonic, observers=traces)
+    real = make(settings, [settings.model], broker, counters, now, observers=traces)
     for one in traces:
         real.served.trace(one)
     worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
@@ -196,7 +197,7 @@ async def _serve(
     gateway = EchoGateway(broker, settings, counters)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
-    begun = monotonic()
+    begun = now()
     real.limiter._clock = lambda: begun  # What limits give back while a busy machine stands still is left out.
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
     refused = RefusalTraces(recorded.recorder, counters) if traces else None

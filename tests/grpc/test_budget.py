@@ -13,8 +13,8 @@ from headway.grpc import message_turns, messages
 from headway.model import WorkerInfo, WorkerStatus
 from tests.grpc.stand import INFER, PREDICT, Port, predict, served
 from tests.grpc.wire import Wire, connect
-from tests.http.stand import settled
-from tests.http.test_budget import BATCH, BUDGET, FOUR, ROUNDS, TEXT, Counts, enough, within
+from tests.http.stand import INSTANT, settled
+from tests.http.test_budget import BATCH, BUDGET, FOUR, TEXT, Counts, enough, within
 
 
 def infer() -> bytes:
@@ -71,7 +71,7 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
         size = 1 + BATCH
         await batch(port, wire, range(size), kind)
         rounds = list[Counts]()
-        while not enough(BUDGET[kind], rounds, size, 4 * ROUNDS):
+        while not enough(BUDGET[kind], rounds, size):
             number = 1 + len(rounds)
             with Counts() as counts:
                 await batch(port, wire, range(number * size, (number + 1) * size), kind)
@@ -81,4 +81,4 @@ def test_a_usual_call_costs_no_more_than_its_budget(kind: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_turns, "SHARE", math.inf)
-        served(main, whole=True, user_rate=0.0, read_timeout_ms=60_000.0)
+        served(main, whole=True, now=lambda: INSTANT, user_rate=0.0)

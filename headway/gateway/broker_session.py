@@ -27,7 +27,6 @@ from headway import errors
 from headway.core.dedup import is_task, task_followed
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
-from headway.core.tenant_turns import TenantTurns
 from headway.errors import BrokerUnavailable
 from headway.gateway.outbox import LargeEntries, Outbox
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
@@ -69,16 +68,11 @@ T = TypeVar("T")
 
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
-    """Replies of each turn: first all small ones, then the large ones, one at a time. Where there are too many small ones, tenants take turns."""
+    """Replies of each turn: first all small ones, as far as they are not too many, then the large ones, one at a time."""
     if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # Mostly.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
     small = [reply for reply in replies if reply.output is None or len(reply.output) < LARGE] if large else replies
-    if len(small) > MOST_REPLIES:
-        line = TenantTurns[Reply]()
-        for reply in small:
-            line.add(reply.tenant, reply)
-        small = [line.take() for _ in small]
     turns = [small[at : at + MOST_REPLIES] for at in range(0, len(small), MOST_REPLIES)]
     return [*turns, *([reply] for reply in large)]
 
@@ -351,28 +345,14 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw submissions whose clients have left, cancel tasks, and offer what gathered.
-
-        What gathered waits for the rest only if it may have to do with it. Else the clients of one tenant that leave, again and again,
-        would have each entry of another's wait for a second call.
-        """
+        """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered, so that none of them is offered."""
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
-        if self._departed and self._outbox and not (probe or self._doubtful or self._has_departed_ids()):
-            calls = asyncio.gather(self._let_go(), self._hand_over(False), return_exceptions=True)
-            for failed in filter(None, await calls):
-                raise failed
-        else:
-            if probe or self._departed:
-                self._probe_due = False
-                await self._let_go()
-            if self._outbox:
-                await self._hand_over(probe)
+        if probe or self._departed:
+            self._probe_due = False
+            await self._let_go()
+        if self._outbox:
+            await self._hand_over(probe)
         self.waits = bool(self._outbox or self._departed or self._cancelled)
-
-    def _has_departed_ids(self) -> bool:
-        """Whether an entry of the outbox has the id of a submission that is to be withdrawn: the one has to make way for the other."""
-        departed = {submission[:2] for submission in self._departed}
-        return any((entry.tenant, entry.id) in departed for entry in self._outbox)
 
     async def _hand_over(self, probe: bool) -> None:
         """Offer what gathered, as far as one call takes it."""
@@ -399,12 +379,10 @@ class BrokerSession:
         """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither."""
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
-        left = len(self._departed)  # What departs meanwhile may be on its way.
-        while left:
-            departed = self._departed[: min(left, CHUNK)]
+        while self._departed:
+            departed = self._departed[:CHUNK]
             await self._ask(self.broker.withdraw(departed, self._gateway))
             del self._departed[: len(departed)]
-            left -= len(departed)
         while self._cancelled:
             await self._ask(self.broker.cancel_task(*self._cancelled[0]))
             del self._cancelled[0]

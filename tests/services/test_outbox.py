@@ -112,32 +112,6 @@ async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: C
         assert len(fleet.server.named("withdraw")) == withdrawn
 
 
-@pytest.mark.parametrize("again", [False, True])
-async def test_an_entry_waits_for_a_withdrawal_only_under_the_same_id(clock: Clock, again: bool) -> None:
-    async with Fleet(clock, FakeBackend(0.5)) as fleet:
-        gone = fleet.ask("gone", id="chosen")
-        await asyncio.sleep(0.1)
-        fleet.server.script = once("withdraw", "stall")
-        fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
-        there = fleet.ask("there", id="chosen" if again else "")
-        await asyncio.sleep(0.1)
-        assert [entry.input for entry in offered(fleet)] == (["gone"] if again else ["gone", "there"])
-        assert len(fleet.server.named("withdraw")) == 1
-        await fleet.server.become("fine")
-        assert await fleet.answered(there) == ["ok"]
-
-
-async def test_a_withdrawal_that_fails_beside_an_offer_is_made_again(clock: Clock) -> None:
-    async with Fleet(clock, FakeBackend(0.5)) as fleet:
-        gone = fleet.ask("gone")
-        await asyncio.sleep(0.1)
-        fleet.server.script = once("withdraw", "refuse")
-        fleet.gateway.abandon(gone, ANYBODY.tenant, gone.id)
-        assert await fleet.answered(fleet.ask("there")) == ["ok"]
-        first, *others = [submissions for _, _, submissions in fleet.server.named("withdraw")]
-        assert first in others
-
-
 async def test_they_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:
     calls = asyncio.Queue[list[str]]()
     go = asyncio.Semaphore(0)
@@ -248,10 +222,3 @@ def test_hundreds_of_small_replies_are_passed_on_in_several_turns() -> None:
     assert [len(turn) for turn in in_turns(replies)] == [MOST_REPLIES, MOST_REPLIES, 3]
     assert [reply for turn in in_turns(replies) for reply in turn] == replies
     assert list(map(len, in_turns([*replies, Reply("large", "t", "x" * LARGE)])))[-2:] == [3, 1]
-
-
-def test_a_reply_is_not_passed_on_behind_hundreds_of_another_tenants() -> None:
-    replies = [Reply(f"{number}", "greedy", "x") for number in range(3 * MOST_REPLIES)]
-    first, *later = in_turns([*replies, Reply("modest", "modest", "x")])
-    assert [reply.tenant for reply in first].count("modest") == 1
-    assert [reply for turn in (first, *later) for reply in turn if reply.tenant == "greedy"] == replies

@@ -62,7 +62,7 @@ def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
     answer = port.post(f"/internal/drains/end?{urlencode({'name': name})}")
     over = _waited(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
     late = {one["worker_id"] for one in over if one["status"] == DRAINED}
-    apart = [one["name"] for one in answer["drains"] if one["name"] not in (name, one["process"])]
+    apart = [drain["name"] for drain in answer["drains"] if drain["name"] not in (name, drain["process"])]
     _show(over, late, json, f"Drains that were asked for apart have ended, too: {', '.join(apart)}" if apart else "")
     if late:
         raise click.exceptions.Exit(1)

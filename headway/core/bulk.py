@@ -168,8 +168,7 @@ class BulkClass:
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
         """Of the entries whose turns come next those up to a weight, the heaviest first, then the others, the lightest first; of these by turn."""
-        in_turn = self._seats.in_turn() if self._seats.depth else ()
-        ahead = list(islice(chain(self._again, in_turn), most))
+        ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
 

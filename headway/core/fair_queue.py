@@ -303,6 +303,8 @@ class TierQueue:
     def in_turn(self) -> Iterator[QueuedEntry]:
         """Entries still queued, in the order of their turns."""
         left = self.depth
+        if not left:  # The numbers of rounds never end.
+            return
         coming = itertools.chain.from_iterable(self._rounds.get(number, ()) for number in itertools.count(self._next))
         for queued in itertools.chain(reversed(self._round), coming):
             if queued.state == QUEUED:

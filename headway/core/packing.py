@@ -188,9 +188,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
     """Weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; None where it saves little."""
-    weights = sorted(
-        [queued.weight for tier_queue in tier_queues if tier_queue.depth for queued in tier_queue.in_turn()]
-    )
+    weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
     return bound if spared - near.fixed >= LEAST_SAVED * (near.fixed + count * longest) else None

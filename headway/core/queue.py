@@ -403,7 +403,7 @@ class ModelQueue:
 
     def _entry_size(self, rate: float, now: float, past: Past | None) -> float:
         """Mean size of the entries that arrive, so many per second. What has come of late is told it, too."""
-        each = sum(self._sizes([found.at(now) for found in self._rates])) / rate
+        each = sum(self._sizes([arrivals.at(now) for arrivals in self._rates])) / rate
         if past is not None:
             past.each = max(each, 1.0)
         return each
@@ -643,7 +643,7 @@ class ModelQueue:
         self._take_in()
         like = Group([], now, QUARANTINE)
         for tier_queue in self._tier_queues:
-            waiting = islice(tier_queue.in_turn(), NEAR_BATCHES * self.limits.max_batch) if tier_queue.depth else ()
+            waiting = islice(tier_queue.in_turn(), NEAR_BATCHES * self.limits.max_batch)
             for queued in [queued for queued in waiting if caller_of(queued.entry) in callers]:
                 self.remove(queued)
                 self._suspects.join(caller_of(queued.entry), [queued], like, self.limits.max_batch)
@@ -806,7 +806,7 @@ class ModelQueue:
                 self.whole_slots,
                 service.seconds(limits.max_batch),
                 service.deviation,
-                self._sizes([rate.after_rest(now) for rate in self._rates]),
+                self._sizes([arrivals.after_rest(now) for arrivals in self._rates]),
                 limits.reserved_share,
             )
             self._gate_at = now

@@ -283,7 +283,7 @@ class LedgerWriter:
                 async with asyncio.timeout(ASK_EVERY):
                     await self._there_are_records.wait()
             except TimeoutError:
-                await self._note_open(None)
+                await self._tell_ledger()  # Nothing, only to see whether it answers.
                 continue
             while self._records:
                 await self._write()
@@ -296,12 +296,14 @@ class LedgerWriter:
             await self._ledger.open()
             self._opened = True
 
-    async def _note_open(self, accepted: AcceptedRequests | None) -> None:
-        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left.
+    async def _note_open(self, accepted: AcceptedRequests) -> None:
+        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left."""
+        records, ended = accepted.take()
+        if await self._tell_ledger(records, ended):
+            accepted.done(ended)
 
-        With None there is nothing to note, and the ledger is only asked whether it answers.
-        """
-        records, ended = accepted.take() if accepted is not None else ((), ())
+    async def _tell_ledger(self, records: Sequence[LedgerRecord] = (), ended: Sequence[tuple[str, str]] = ()) -> bool:
+        """Have the ledger note and remove these requests. Returns False if it is out of reach."""
         began = self._clock()
         try:
             await self._reach()
@@ -310,13 +312,12 @@ class LedgerWriter:
             self._availability.failed(began, exc)
             self._failures += 1
             await asyncio.sleep(backoff(self._failures, self._rng()))
-            return
+            return False
         except Exception as exc:  # They get rows when they have ended.
             log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
         self._availability.over()
         self._failures = 0
-        if accepted is not None:
-            accepted.done(ended)
+        return True
 
     async def _write(self) -> None:
         """Write one bulk. If the ledger does not take it now, pause, and halve the next bulk."""

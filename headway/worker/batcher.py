@@ -591,13 +591,13 @@ class Batcher:
 
     def _look_at_full_batches(self) -> None:
         """Warn once where the batches that ran tell that a full one exceeds the GPU deadline."""
-        if self.figures.batches < TELLING:
+        pace = self.figures.pace
+        if self._warned_of_full or self.figures.batches < TELLING or not pace.items_per_second:
             return
-        pace = self.figures.pace.items_per_second
-        full = self.slot.max_batch / pace if pace and not self._warned_of_full else 0.0
-        if full > self._limits.gpu_timeout:
+        seconds = self.slot.max_batch / pace.items_per_second
+        if seconds > self._limits.gpu_timeout:
             self._warned_of_full = True
-            warn_of_full(self.slot, full, self.figures.pace.line, self._limits)
+            warn_of_full(self.slot, seconds, pace.line, self._limits)
 
     def _note_loss(self) -> None:
         """Take the slot out when its GPU is lost."""

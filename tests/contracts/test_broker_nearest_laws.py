@@ -42,7 +42,8 @@ TOLD_SECONDS = 0.5
 CONTENDED = 20
 """Batches of a contention."""
 EXPLORE_FEW = settings(EXPLORE_ALIKE, max_examples=3)
-EXPLORED = {"memory": EXPLORE_ALIKE, "near": EXPLORE_ALIKE}
+EXPLORE_MANY = settings(EXPLORE_ALIKE, max_examples=20)
+EXPLORED = {"memory": EXPLORE_MANY, "near": EXPLORE_MANY}
 """A contention over a server is some hundred round trips."""
 FAIR_WAIT = 3
 """Batches that all wait for then under first come."""

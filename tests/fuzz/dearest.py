@@ -344,13 +344,14 @@ def uncollected() -> Iterator[None]:
 def longest(steps: Iterator[object]) -> float:
     """The longest of the steps, in seconds of the processor."""
     most = 0.0
-    while True:
-        before = time.thread_time()
-        try:
-            next(steps)
-        except (StopIteration, RequestError):
-            return max(most, time.thread_time() - before)
-        most = max(most, time.thread_time() - before)
+    with contextlib.suppress(StopIteration, RequestError):
+        while True:
+            before = time.thread_time()
+            try:
+                next(steps)
+            finally:
+                most = max(most, time.thread_time() - before)
+    return most
 
 
 _KINDS = len([*bodies(1000)])

@@ -57,7 +57,7 @@ _REPLICA = "look at the replica, and try again"
 _REACH = "check HEADWAY_BROKER or --broker, and that this host reaches it"
 
 _OF_PRIMARY = ("CLIENT", "PAUSE", "?", "WRITE"), ("REPLICAOF", "?", "?")
-"""What the primary has to permit, with arguments that make no sense; see `_may`."""
+"""What the primary has to permit, with arguments that make no sense; see `_check_right`."""
 
 
 async def fail_over(nodes: Nodes, within: float, say: Callable[[str], None], to: str = "", only: str = "") -> None:
@@ -206,14 +206,13 @@ async def _of_one(servers: _Servers, within: float, say: Callable[[str], None], 
     chosen = _chosen(replicas, to)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; {_shown(chosen)} is to take over")
 
-    await _may(servers, chosen, "REPLICAOF", "?", "?")
-
     async def take_over(begun: float) -> Address:
         await servers.ask(chosen, "REPLICAOF", "NO", "ONE")
         return chosen
 
+    await _check_right(servers, chosen, "REPLICAOF", "?", "?")
     for command in _OF_PRIMARY:
-        await _may(servers, primary, *command)
+        await _check_right(servers, primary, *command)
     await _hand_over(servers, primary, {chosen: replicas[chosen]}, within, say, take_over)
     say(f"have the name or address that --broker gives lead to {_shown(chosen)} now")
 
@@ -225,15 +224,15 @@ async def _of_sentinels(servers: _Servers, within: float, say: Callable[[str], N
     await servers.ask(sentinel, "SENTINEL", "CKQUORUM", servers.nodes.service, sentinel=True)
     replicas = await _in_sync(servers, primary)
     say(f"{_shown(primary)} is the primary, with {_counted(replicas)} in sync; Sentinel {_shown(sentinel)} leads")
-    await _may(servers, sentinel, "SENTINEL", "FAILOVER", f"{servers.nodes.service}?", sentinel=True)
+    await _check_right(servers, sentinel, "SENTINEL", "FAILOVER", f"{servers.nodes.service}?", sentinel=True)
     for command in _OF_PRIMARY:
-        await _may(servers, primary, *command)
+        await _check_right(servers, primary, *command)
     await _until_seen(servers, sentinel, say)
     take_over = partial(_taken_over, servers, sentinel, primary, within)
     await _hand_over(servers, primary, replicas, within, say, take_over)
 
 
-async def _may(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
+async def _check_right(servers: _Servers, address: Address, *command: Any, sentinel: bool = False) -> None:
     """Raise NoPermissionError if the user may not give this command, whose arguments make no sense, so that it does nothing."""
     try:
         await servers.ask(address, *command, sentinel=sentinel)
@@ -339,7 +338,7 @@ async def _of_cluster(servers: _Servers, within: float, say: Callable[[str], Non
         raise FailoverAborted(f"the cluster has no primary {only!r}; nothing was begun")
     plan = [(primary, _chosen(await _in_sync(servers, primary), "")) for primary in primaries]
     for _, replica in plan:
-        await _may(servers, replica, "CLUSTER", "FAILOVER", "?")
+        await _check_right(servers, replica, "CLUSTER", "FAILOVER", "?")
     for number, (primary, replica) in enumerate(plan):
         servers.heed()
         begun, servers.so_far = monotonic(), ASKED

@@ -139,7 +139,7 @@ class SpanExporter:
             if self._away:
                 log.info("the trace collector takes spans again", collector=shown)
         else:
-            self._dropped["export"] += self._sending  # None once the process has given them up.
+            self._dropped["export"] += self._sending  # 0 once `close` has counted them.
             if not self._away:
                 hint = "requests go on without their traces; dropped spans are counted in headway_trace_spans_dropped_total"
                 error = " ".join(dict.fromkeys((*said[:1], *said[-1:])))[:500]

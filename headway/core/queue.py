@@ -27,6 +27,7 @@ from headway.core.departure import APART, BULK, LEEWAY, RETRY, Hold, Load, Polic
 from headway.core.fair_queue import (
     BATCH_PAGES,
     GONE,
+    LOOK_AHEAD,
     MEAN_WEIGHT,
     QUEUED,
     RETRYING,
@@ -193,7 +194,11 @@ class ModelQueue:
                 ahead += self.limits.others(entry)
             if ahead:
                 gate = self._gate if now - self._gate_at <= GATE_AGE else self._gate_now(now)
-                if ahead >= gate.bound(tier, entry) and (refused := self._judged(entry, ahead, now)) is not None:
+                stretch, bound = 1.0, gate.bound(tier, entry)
+                if entry.shape and tier_queue.depth and ahead * self.limits.max_batch >= bound:
+                    stretch = self._stretch(tier_queue, entry.tenant)
+                    ahead += (stretch - 1.0) * self._size_of((tier_queue,))
+                if ahead >= bound and (refused := self._judged(entry, ahead, now, stretch)) is not None:
                     return refused
         self._newest = now
         if entry.tenant != self._last_tenant:
@@ -357,7 +362,32 @@ class ModelQueue:
         """Tenants that have entries in the tier queues."""
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
-    def _judged(self, entry: Entry, ahead: float, now: float) -> admission.Refused | None:
+    def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
+        """Times the GPU time that its size stands for which a tier queue takes, as only entries of one shape ride together.
+
+        It is that of the next entries of the tenant, since other tenants' are before it only by turns; or of all next ones if that is less.
+        A batch that entries of several tenants share costs each of them its part.
+        """
+        full, limits = self.service.seconds(self.limits.max_batch), self.limits
+        if full <= 0.0:
+            return 1.0
+        sizes, own = dict[int, float](), dict[int, float]()
+        for queued in islice(tier_queue.in_turn(), LOOK_AHEAD):
+            shape, size = queued.entry.shape, limits.size(1, queued.weight)
+            sizes[shape] = sizes.get(shape, 0.0) + size
+            own[shape] = own.get(shape, 0.0) + (size if queued.entry.tenant == tenant else 0.0)
+        takes = takes_own = 0.0
+        for shape, size in sizes.items():
+            batches = math.ceil(size / limits.max_batch)
+            seconds = batches * self.service.seconds(size / batches)
+            takes += seconds
+            takes_own += seconds * own[shape] / size
+        each = takes / sum(sizes.values())
+        if takes_own:
+            each = min(each, takes_own / sum(own.values()))
+        return max(each * limits.max_batch / full, 1.0)
+
+    def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
         """Judge an entry that what waits in its tier and above is too much for, by what is served before it.
 
         That is counted, and taken to weigh as much as all of its tier on average. Free GPUs take what their batches hold.
@@ -369,7 +399,7 @@ class ModelQueue:
         refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and (served_before := tier_queue.ahead(entry.tenant)) < tier_queue.depth:
             after = tier_queue.depth - served_before
-            ahead -= self.limits.size(after, tier_queue.weight / tier_queue.depth * after)
+            ahead -= stretch * self.limits.size(after, tier_queue.weight / tier_queue.depth * after)
             refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and entry.count > 1:
             size = self.limits.size(1, self.limits.weight(entry))

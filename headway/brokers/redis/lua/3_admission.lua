@@ -48,7 +48,7 @@ local function judge(s, ahead, tier, queue_timeout, timeout)
     (tier > 1 and (first == 0 or first < allowed(q, 1, queue_timeout, timeout))) and SHED or TOO_LONG
 end
 
-local held_by, served_before  -- of 7_intake.lua
+local held_by, served_before, stretch_of  -- of 7_intake.lua
 
 -- The same of an entry; most of a step's have the same timeouts as the one before them.
 local function allowed_in_step(s, intake, tier, queue_timeout, timeout)
@@ -103,7 +103,12 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   if q.batch_seconds <= 0 then
     return nil
   end
-  if ahead < allowed_in_step(s, intake, tier, queue_timeout, timeout) then
+  local bound, stretch = allowed_in_step(s, intake, tier, queue_timeout, timeout), 1
+  if entry.shape > 0 and ahead * s.max_batch >= bound and depth > 0 then
+    stretch = stretch_of(s, intake, entry)
+    ahead = ahead + (stretch - 1) * size_of(s, depth, q.weight[tier])
+  end
+  if ahead < bound then
     return nil
   end
   local size = size_of(s, 1, counted_weight(s, entry.weight))
@@ -112,7 +117,7 @@ local function refuse(s, intake, entry, queue_timeout, timeout)
   end
   local after = depth - served_before(s, intake, entry)
   if after > 0 then
-    ahead = ahead - size_of(s, after, q.weight[tier] / depth * after)
+    ahead = ahead - stretch * size_of(s, after, q.weight[tier] / depth * after)
   end
   local wait, why = judge(s, ahead, tier, queue_timeout, timeout)
   if wait and others > 0 then

@@ -58,6 +58,8 @@ local function count_tenants(s)
   s.q.counted, s.counts_anew, s.touched[SELDOM] = 1, true, true
 end
 
+do
+
 -- Entries in so many rounds from the next one on, when they are counted one by one.
 local function in_rounds(s, intake, tier, rounds)
   local last, tier_queue = s.q.next[tier] + rounds - 1, intake_of(intake, tier).tier_queue
@@ -82,6 +84,60 @@ function served_before(s, intake, entry)
     return math.min(q.depth[tier], counted[1] + rounds * (counted[2] + into.joined))
   end
   return rounds > LOOKED_AT and q.depth[tier] or counted[1] + in_rounds(s, intake, tier, rounds)
+end
+
+-- The next of a tier queue and of what this step has let into it, LOOK_AHEAD at most, in turn; each a round and a member.
+local function next_in_turn(s, intake, tier)
+  local into = intake_of(intake, tier)
+  local coming = into.tier_queue
+  if not into.ahead then
+    local ahead, found = {}, redis.call('ZRANGE', s.prefix .. 'l' .. tier, 0, LOOK_AHEAD - 1, 'WITHSCORES')
+    for i = 1, #found, 2 do
+      ahead[#ahead + 1] = {tonumber(found[i + 1]), found[i]}
+    end
+    into.ahead, into.merged = ahead, 0
+  end
+  local ahead = into.ahead
+  for i = into.merged + 1, #coming, 2 do
+    local at = #ahead
+    while at > 0 and ahead[at][1] > coming[i] do
+      at = at - 1
+    end
+    if at < LOOK_AHEAD then
+      table.insert(ahead, at + 1, {coming[i], coming[i + 1]})
+      ahead[LOOK_AHEAD + 1] = nil
+    end
+  end
+  into.merged = #coming
+  return ahead
+end
+
+-- As `ModelQueue._stretch`.
+function stretch_of(s, intake, entry)
+  local q, shapes, sizes, own, takes, takes_own, sum, sum_own = s.q, {}, {}, {}, 0, 0, 0, 0
+  for _, next_one in ipairs(next_in_turn(s, intake, entry.tier)) do
+    local member = next_one[2]
+    local shape, size = shape_of(member), size_of(s, 1, weight_of(s, member))
+    if not sizes[shape] then
+      shapes[#shapes + 1], sizes[shape], own[shape] = shape, 0, 0
+    end
+    sizes[shape] = sizes[shape] + size
+    own[shape] = own[shape] + (tenant_of(key_of(member)) == entry.tenant and size or 0)
+  end
+  for _, shape in ipairs(shapes) do
+    local size = sizes[shape]
+    local batches = math.ceil(size / s.max_batch)
+    local seconds = batches * batch_seconds(q, size / batches)
+    takes, sum = takes + seconds, sum + size
+    takes_own, sum_own = takes_own + seconds * own[shape] / size, sum_own + own[shape]
+  end
+  local each = sum > 0 and takes / sum or 0
+  if takes_own > 0 then
+    each = math.min(each, takes_own / sum_own)
+  end
+  return math.max(each * s.max_batch / batch_seconds(q, s.max_batch), 1)
+end
+
 end
 
 -- Tenants that have entries in the tier queues, and in the intake, which is not in the tier queues yet.

@@ -84,7 +84,8 @@ def _boolean(parameters: Mapping[str, Any], name: str) -> bool:
 
 def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:
     number = parameters.get(name, 0)
-    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
-        unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
-        raise BadRequest(f"the parameter `{name}` is out of range; expected an integer from 0 to {most}, {unit}")
-    return number
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most:
+        return number
+    wrong = "out of range" if type(number) is int else "no integer"
+    unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
+    raise BadRequest(f"the parameter `{name}` is {wrong}; expected an integer from 0 to {most}, {unit}")

@@ -156,6 +156,12 @@ def test_a_file_of_utf_16_is_refused_by_name() -> None:
         assert "UTF-16" in told(record)["response"]["body"]["error"]["message"]
 
 
+def test_a_line_that_begins_with_a_zero_octet_is_told_so() -> None:
+    record = finish(lines().read(JOB, 1, b"\0" + json.dumps(GOOD).encode()))
+    assert isinstance(record, bytes)
+    assert "begins with a zero octet" in told(record)["response"]["body"]["error"]["message"]
+
+
 async def test_a_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:
     folder = BulkFolder(str(tmp_path))
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfabcd\n\xef\xbb\xbf")

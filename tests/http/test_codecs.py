@@ -32,6 +32,8 @@ def test_bodies_of_all_three_shapes_are_read() -> None:
     body = b'{"input": "a", "model": "m", "parameters": {"k": [1, 2]}, "client_id": "me", "more": [{}]}'
     assert INFERENCE.read(body) == ("m", "a", b'{"k": [1, 2]}')
     assert PLAIN.read(b'{"input": "a", "model": 3}') == (None, "a", b"")
+    assert PLAIN.read(b'{"input": "a", "parameters": {"k": 1}}') == (None, "a", b'{"k": 1}')
+    assert PREDICT.read(b'{"model_id": "m", "input_data": "a", "parameters": {"k": 1}}') == ("m", "a", b'{"k": 1}')
     assert PREDICT.read(b'{"model_id": "m", "input_data": "a", "input": 3}') == ("m", "a", b"")
 
 

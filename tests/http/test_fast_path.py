@@ -104,6 +104,9 @@ async def test_headers_only_shorten_and_lower(stand: Stand, field: str, timeout:
         (post("x", "/v1/inference?model_id=a", "Content-Type: application/octet-stream"), 400, "`model_id`"),
         (post('{"input": "a"}', "/v1/inference?version=3"), 400, "the query names `version`"),
         (post('{"model_id": "a", "input_data": "a"}', "/v1/predict?x=1&version="), 400, "name it in the body"),
+        (post('{"input": "a"}', "/v1/inference?" + "&" * 100), 400, "the query has 101 members, the limit is 100"),
+        (post('{"model_id": "a", "input_data": "a"}', "/v1/predict?" + "&" * 100), 400, "101 members"),
+        (post("x", "/v1/predict?model_id=a" + "&" * 100, "Content-Type: application/octet-stream"), 400, "101 members"),
         (get("/v1/inference"), 405, "POST"),
         (get("/v1/predict", method="DELETE"), 405, "POST"),
         (post("{}", "/v1/inference/"), 404, "/v1/inference/"),
@@ -124,6 +127,14 @@ async def test_client_errors_keep_the_connection(stand: Stand, request_: bytes, 
     await client.send(post('{"input": "a"}'))
     assert (await client.answer()).status == 200
     assert len(stand.gateway.asked) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/models/a/infer"])
+@on_stand()
+async def test_a_query_of_many_members_is_refused_by_every_route(stand: Stand, path: str) -> None:
+    answer = await stand.ask(post("{}", path + "?" + "&" * 100))
+    assert answer.status == 400
+    assert b"the query has 101 members, the limit is 100" in answer.body
 
 
 @on_stand()

@@ -230,7 +230,7 @@ WRONG = [
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {"priority": 9}}), "`priority` is out of range"),
-    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is out of range"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is no integer"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
     ('{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', "surrogate"),

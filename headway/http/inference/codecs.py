@@ -166,13 +166,13 @@ class _Inference(msgspec.Struct, gc=False):
 class _Plain(msgspec.Struct, gc=False):
     input: str
     model: ClassVar[None] = None
-    parameters: ClassVar[msgspec.Raw] = ABSENT
+    parameters: msgspec.Raw = ABSENT
 
 
 class _Predict(msgspec.Struct, gc=False):
     model: str = msgspec.field(name="model_id")
     input: str = msgspec.field(name="input_data")
-    parameters: ClassVar[msgspec.Raw] = ABSENT
+    parameters: msgspec.Raw = ABSENT
     version: msgspec.UnsetType = msgspec.UNSET
     model_version: msgspec.UnsetType = msgspec.UNSET
 
@@ -191,7 +191,7 @@ class _AnyPlain(msgspec.Struct, gc=False):
     input: msgspec.Raw
     inputs: ClassVar[msgspec.Raw] = ABSENT
     model: ClassVar[None] = None
-    parameters: ClassVar[msgspec.Raw] = ABSENT
+    parameters: msgspec.Raw = ABSENT
     version: ClassVar[None] = None
     model_version: ClassVar[None] = None
 
@@ -200,7 +200,7 @@ class _AnyPredict(msgspec.Struct, gc=False):
     model: str = msgspec.field(name="model_id")
     input: msgspec.Raw = msgspec.field(name="input_data")
     inputs: ClassVar[msgspec.Raw] = ABSENT
-    parameters: ClassVar[msgspec.Raw] = ABSENT
+    parameters: msgspec.Raw = ABSENT
     version: str | None = None
     model_version: str | None = None
 

@@ -18,7 +18,7 @@ from headway.config import Settings
 from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.server.head import Head
+from headway.http.server.head import Head, too_many_members
 from headway.model import DedupKind, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
 
@@ -136,10 +136,12 @@ class RequestTarget(NamedTuple):
             instead: what to do instead, for the message.
 
         Raises:
-            BadRequest: the query names one. Other members of a query are ignored, as those of bodies are.
+            BadRequest: the query names one, or has too many members. Others are ignored, as those of bodies are.
         """
         if not self.query:
             return
+        if (error := too_many_members(self.query)) is not None:
+            raise error
         for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
             if name in _NAMED:
                 raise BadRequest(

@@ -30,7 +30,7 @@ from headway.http.inference.exchange import (
     Written,
 )
 from headway.http.inference.tensor_bodies import as_octets, octets_of_tensors
-from headway.http.server.head import Head
+from headway.http.server.head import Head, too_many_members
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind
 from headway.oip.inputs import value_of_raw
 
@@ -166,8 +166,10 @@ def open_octets(
 
 def _named(query: bytes) -> tuple[str, str]:
     """Model and version that a query names; the version is empty where it names none."""
+    if (error := too_many_members(query)) is not None:
+        raise error
     try:
-        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
+        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
         raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
     models, versions = named.get("model_id", []), named.get("version", [""])

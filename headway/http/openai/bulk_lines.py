@@ -49,8 +49,8 @@ _EXPIRED = {
 }
 _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"\0")
-"""Begins of lines of UTF-16: the first one's mark, and what an octet of the end before leaves."""
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""Marks with which files of UTF-16 begin."""
 _HERE = msgspec.Raw(b"null")
 """Body that stands for one which takes its place, as large ones are copied no more often than need be."""
 
@@ -141,6 +141,10 @@ class OpenAILines(LineForm):
             raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
+        if text.startswith(b"\0"):  # Of a file of UTF-16 it is the other octet of the line's end before.
+            raise BadRequest(
+                "the line begins with a zero octet; expected JSON in UTF-8 (files of UTF-16 have such octets)"
+            )
         try:
             line: _Line = _take((yield from members_in_steps(text))) if len(text) > SHORT else _decode(text)
         except BadRequest as exc:

@@ -37,7 +37,18 @@ from headway.http.requests import UNFORESEEN, ClientLeft, Request, RouteAnswer, 
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
 from headway.http.server.hangups import Unread, bound, descriptor_of
-from headway.http.server.head import END, ID_PREFIX, Head, past_blank, read_head, read_id, suspect, too_large, too_long
+from headway.http.server.head import (
+    END,
+    ID_PREFIX,
+    Head,
+    past_blank,
+    read_head,
+    read_id,
+    suspect,
+    too_large,
+    too_long,
+    too_many_members,
+)
 from headway.model import Failure
 from headway.runtime.logger import get_logger
 
@@ -59,8 +70,6 @@ UNCOUNTED = 4_096
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are closed with their answer."""
 
-MOST_MEMBERS = 100
-"""Members of a query: a header full of them takes several ms to read, and nobody has paid for it."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -212,10 +221,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserInvalidURLError:
             self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
             return
-        if (members := head.target.count(b"&") + 1) > MOST_MEMBERS:
-            self.reject(
-                BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
-            )
+        if (error := too_many_members(head.target)) is not None:
+            self.reject(error)
             return
         address = self.transport.get_extra_info("peername")
         request = self.asked = Request(

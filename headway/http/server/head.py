@@ -31,6 +31,8 @@ _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
+MOST_MEMBERS = 100
+"""Members of a query: a header full of them takes several ms to read, and nobody has paid for it."""
 _MOST_DIGITS = 20
 """Digits of the largest Content-Length that 64 bits hold."""
 
@@ -227,6 +229,13 @@ def past_blank(buffer: bytes) -> bytes:
 def too_large(most: int) -> PayloadTooLarge:
     """Error of a body of more than `most` bytes."""
     return PayloadTooLarge(f"the body is larger than {most} bytes (max_body_bytes)")
+
+
+def too_many_members(query: bytes) -> BadRequest | None:
+    """Error of a query, or of a target with one, that has more than MOST_MEMBERS; None where it has not."""
+    if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
+        return None
+    return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
 
 
 def too_long(most: int) -> RequestError:

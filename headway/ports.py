@@ -84,6 +84,18 @@ class QueueCondition(Protocol):
         """Lower bound, from what this process knows, on the seconds until the full burst is available."""
 
 
+class Held(Protocol):
+    """What a gateway holds of an entry.
+
+    Attributes:
+        entry: the entry.
+        key: its tenant and id.
+    """
+
+    entry: Entry
+    key: tuple[str, str]
+
+
 class NearQueue(Protocol):
     """Broker, as a gateway in its own process uses it: no call has to wait, and no reply has to be asked for."""
 
@@ -97,6 +109,14 @@ class NearQueue(Protocol):
             entry: the entry.
             key: its tenant and id.
             held: what its gateway holds of it, which comes back with its output; None: its reply is delivered like any other.
+            now: the present instant on the queue's clock.
+        """
+
+    def enter_all(self, held: Sequence[Held], now: float) -> bool:
+        """Admit the entries of a request together, as `enter` does each; False, and nothing is done, where they have to be judged.
+
+        Arguments:
+            held: what their gateway holds of them; the first entry pays for all.
             now: the present instant on the queue's clock.
         """
 

@@ -232,6 +232,17 @@ class ModelQueue:
         self._coming.append(queued)
         return queued
 
+    def offer_together(self, offered: Sequence[QueuedEntry], now: float) -> bool:
+        """Admit entries that are alike but for their inputs, as `offer_small` does each; False for such that have to be judged."""
+        entry = offered[0].entry
+        most = self._sure.get((entry.tier, entry.queue_timeout, entry.timeout))
+        if most is None or now > self._sure_until:
+            most = self._find_sure(entry, now)
+        if len(self._coming) + len(offered) - 1 >= most:
+            return False
+        self._coming += offered
+        return True
+
     def offer_bulk(self, entry: Entry, now: float) -> QueuedEntry | None:
         """Let a bulk entry wait, see `core.bulk`; None where enough of them do. Its deadline is its sender's to watch."""
         bulk = self.bulk

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -25,6 +26,7 @@ from headway import errors
 from headway.core import failures, ratelimit, values
 from headway.gateway.client_quotas import UNHELD, AnswerRoom
 from headway.gateway.gateway import Gateway
+from headway.gateway.pending import ReplySink
 from headway.gateway.several_inputs import PART, SeveralInputs
 from headway.model import Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions, Value, added_up
 from headway.runtime.request_id import new_id
@@ -43,12 +45,16 @@ FEW = 16
 """Most parts of a request that is submitted at once, without waiting for its turn."""
 
 
+_RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
+_UNMARKED = {(None, False, False, None)}
+"""Marks of replies of which nothing has to be joined."""
+
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
 """Codes of failures that blame the request and not its first input, whose key and id it has."""
 
 
-class FanOut:
-    """One request with several inputs.
+class FanOut(ReplySink):
+    """One request with several inputs, the sink of all its parts.
 
     Arguments:
         gateway: gateway that takes the parts.
@@ -75,7 +81,8 @@ class FanOut:
         self._principal, self._model = request.principal, request.model
         self._id, self._options = request.id, request.options
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
-        self._parts: list[_Part] = []
+        self._places: dict[str, int] = {}
+        """Places of the parts that were handed in, by their ids."""
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._count = self._missing = len(inputs)
         self._several = SeveralInputs(request.id, inputs, request.parameters)
@@ -109,10 +116,10 @@ class FanOut:
             self._several.inputs, self._several.parameters, self._gateway.settings.max_body_bytes
         ):
             self._turn_away(failure)
-        elif count <= FEW:
-            self._submit()
-        else:
+        elif count > FEW:
             self._wait_turn()
+        elif self._awaits_first or not self._enter():
+            self._submit()
 
     def _turn_away(self, failure: Failure) -> None:
         """Refuse the request as a whole, as a wrong one that counts as one, unless it is over a limit anyway.
@@ -148,26 +155,27 @@ class FanOut:
         """Let go of the parts that have no reply."""
         self._ended = None
         self._several.forget_equal()
-        left = [part for part in self._parts if self._replies[part.position] is None]
-        self._parts.clear()
+        left = [id for id, position in self._places.items() if self._replies[position] is None]
+        self._places.clear()
         self._leave(left)
         if self._let_in:
             tier = max(self._principal.tier, self._options.tier)
             self._gateway.limiter.forgo(self._model, self._principal.tenant, tier, self._let_in)
             self._let_in = 0
 
-    def _leave(self, left: Sequence[_Part]) -> None:
+    def _leave(self, left: Sequence[str]) -> None:
         """Let go of some parts, and of the others in later turns of the loop."""
         tenant = self._principal.tenant
-        for part in left[:AT_ONCE]:
-            self._gateway.abandon(part, tenant, part.id)
+        for id in left[:AT_ONCE]:
+            self._gateway.abandon(self, tenant, id)
         if len(left) > AT_ONCE:
             self._gateway.turns.wait(tenant, lambda: self._leave(left[AT_ONCE:]))
 
-    def take(self, position: int, reply: Reply) -> None:
+    def answer(self, reply: Reply) -> None:
         """Take the reply to a part."""
         if self._ended is None:
             return
+        position = self._places[reply.id]
         self._replies[position] = reply
         if reply.failure is not None or reply.output is None:
             self._failed_part = reply.id if position else ""
@@ -183,10 +191,10 @@ class FanOut:
         if not self._missing:
             self._end([one for one in self._replies if one is not None])
         elif not position:
-            self.take_admitted()
+            self.admitted()
 
-    def take_admitted(self) -> None:
-        """Note that the broker has the first part, or has answered it."""
+    def admitted(self) -> None:
+        """Note that the broker has the first part, or has answered it. No other is handed in before."""
         if not self._awaits_first:
             return
         self._awaits_first = False
@@ -195,9 +203,21 @@ class FanOut:
         else:
             self._wait_turn()
 
+    def _enter(self) -> bool:
+        """Hand all parts in together, where their lane is open. False: they are to be submitted one by one."""
+        several = self._several
+        lane = self._gateway.lane(self._principal, self._options, self._model)
+        if not lane.open:
+            return False
+        self._places = {self._id: 0, **{new_id(): position for position in range(1, self._count)}}
+        if self._gateway.enter_all(self, lane, self._places, several):
+            return True
+        self._places.clear()
+        return False
+
     def _submit(self) -> None:
         """Submit the next parts, and see to it that the rest follow."""
-        begin, left = len(self._parts), BYTES_AT_ONCE
+        begin, left = len(self._places), BYTES_AT_ONCE
         end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
         for position in range(begin, end):
             if self._ended is None:
@@ -205,22 +225,21 @@ class FanOut:
             if left <= 0:
                 break
             left -= len(self._several.inputs[position]) + len(self._several.parameters)
-            part = _Part(self, position, new_id() if position else self._id)
-            self._parts.append(part)
+            id = new_id() if position else self._id
+            self._places[id] = position
             asked = InferenceRequest(
                 self._payer(position),
-                part.id,
+                id,
                 self._options_of(position),
                 self._model,
                 self._several.inputs[position],
                 self._several.parameters,
             )
-            taken = self._gateway.submit(part, asked, self._several)
-            if not taken:
+            if not self._gateway.submit(self, asked, self._several):
                 self._refused = True
                 return
             self._let_in = self._let_in - 1 if position else self._count - 1
-        if len(self._parts) < self._count and not self._awaits_first:
+        if len(self._places) < self._count and not self._awaits_first:
             self._wait_turn()
 
     def _wait_turn(self) -> None:
@@ -267,7 +286,7 @@ class FanOut:
             return failure
         if failure.code == errors.RATE_LIMITED:
             return failure
-        if self._refused and len(self._parts) == 1:  # Nothing is wrong with this input: it was judged for all.
+        if self._refused and len(self._places) == 1:  # Nothing is wrong with this input: it was judged for all.
             return failure
         return failures.of_input(position, count, failure)
 
@@ -292,22 +311,6 @@ class FanOut:
             ended(replies)
 
 
-class _Part:
-    """Sink of one part."""
-
-    __slots__ = ("_whole", "id", "position")
-
-    def __init__(self, whole: FanOut, position: int, id: str) -> None:
-        self._whole, self.position, self.id = whole, position, id
-
-    def answer(self, reply: Reply) -> None:
-        self._whole.take(self.position, reply)
-
-    def admitted(self) -> None:
-        if not self.position:
-            self._whole.take_admitted()
-
-
 def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -> Failure | None:
     """Failure of a request whose several inputs have too many bytes together; `most_body`: those of the largest body."""
     count, total, most = len(inputs), sum(map(len, inputs)), MOST_BODIES * most_body
@@ -326,7 +329,11 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
     Its run tells all versions that answered, `3,4`: one may have left meanwhile, or have answered before, under a key.
     """
     first = replies[0]
-    if first.failure is not None or len(replies) == 1:
+    if (
+        len(replies) == 1
+        or first.failure is not None
+        or (first.id == id and set(map(_MARKS, replies)) == _UNMARKED and len({*map(_RAN, replies)}) == 1)
+    ):
         return first
     alike, ran = all(one.shared is first.shared for one in replies), first.ran
     versions = dict.fromkeys(one.ran.version for one in replies if one.ran is not None)

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -24,6 +24,7 @@ from headway import errors
 from headway.config import Settings
 from headway.core import failures
 from headway.core.dedup import follower, unkept
+from headway.core.ratelimit import all_counting_as
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import (
     Admitted,
@@ -315,6 +316,43 @@ class Gateway:
         self._pending[key] = pending
         if not (lane.usual and self._deadlines.runs):
             self._deadlines.watch(key, pending.deadline, timeout)
+
+    def enter_all(self, sink: ReplySink, lane: Lane, ids: Iterable[str], several: SeveralInputs) -> bool:
+        """Take in all inputs of a request on a lane that is open for them, under fresh ids. False: they have to be submitted."""
+        session, limits, count, now, timeout = self._session, lane.limits, several.count, self._clock(), lane.timeout
+        near = None if session.waits or (limits and self.limiter.debts) else session.near
+        if limits and count > 1:
+            limits = all_counting_as(limits, count)
+        if lane.throttled or (
+            near is None and (session.full(count) or (limits and self.limiter.excess(limits, session.broker)))
+        ):
+            return False
+        if timeout >= lane.throttle.least_seconds:
+            lane.throttle.higher += count
+        tenant, model, wait, parameters, payer = lane.tenant, lane.model, lane.queue_timeout, several.parameters, 0
+        held = list[PendingRequest]()
+        for id, input in zip(ids, several.inputs, strict=True):
+            nonce = self._next_nonce()
+            payer = payer or nonce
+            entry = Entry(
+                id, model, input, lane.tier, tenant, self.name, wait, timeout, parameters, nonce, lane.caller, 1, lane.version,
+                limits=limits, payer=payer, count=count,
+            )  # fmt: skip
+            limits, count = (), 1
+            key = tenant, id
+            held.append(PendingRequest(
+                sink, lane.principal, entry, now, now + timeout, session, several=several, lane=lane, key=key
+            ))  # fmt: skip
+            self._pending[key] = held[-1]
+        if not (lane.usual and self._deadlines.runs):
+            for pending in held:
+                self._deadlines.watch(pending.key, pending.deadline, timeout)
+        if near is not None and near.enter_all(held, now):
+            session.taken += len(held)
+        else:
+            for pending in held:
+                session.offer(pending.entry)
+        return True
 
     def _enter_refused(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
         """Answer a request that a near broker has refused."""

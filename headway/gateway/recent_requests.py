@@ -38,7 +38,7 @@ class _Alike(msgspec.Struct, frozen=True):
     shared: _Shared
 
 
-_LANE, _ID, _SINCE = attrgetter("lane"), attrgetter("entry.id"), attrgetter("since")
+_ALIKE, _ID, _SINCE = attrgetter("lane", "several"), attrgetter("entry.id"), attrgetter("since")
 _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
@@ -58,10 +58,7 @@ class RecentRequests:
         """Remember requests that were answered."""
         if ending in _FORGOTTEN:  # All but the first of several inputs that is let go of as another failed.
             requests = [one for one in requests if one.whole is not None and one.whole.ended]
-        if ending is Ending.ANSWERED and len(set(map(_LANE, requests))) == 1:
-            self._remember(requests, now)
-            return
-        for _, alike in groupby(requests, _shared):
+        for _, alike in groupby(requests, _ALIKE if ending is Ending.ANSWERED else _shared):
             self._remember(list(alike), now)
 
     def _remember(self, requests: Sequence[PendingRequest], now: float) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
@@ -167,6 +167,9 @@ class EchoGateway:
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
+
+    def enter_all(self, sink: ReplySink, lane: Lane, ids: Iterable[str], several: SeveralInputs) -> bool:
+        return False
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
         asked = Asked(**msgspec.structs.asdict(request), sink=sink)

@@ -53,14 +53,14 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import Broker, DeadLetters, NearQueue
+from headway.ports import Broker, DeadLetters, Held, NearQueue
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _LEFT_OUT = attrgetter("left_out")
 _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
-_MODEL = attrgetter("model")
+_MODEL, _LIMIT = attrgetter("model"), attrgetter("id")
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -217,6 +217,30 @@ class MemoryBroker(Broker, NearQueue):
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             self._look_soon(entry.queue)
         return None
+
+    def enter_all(self, held: Sequence[Held], now: float) -> bool:
+        entry, known = held[0].entry, self._entries
+        found = self._queues.for_any.get(entry.model)
+        if found is None or max([len(one.entry.input) for one in held]) + len(entry.parameters) > SMALL:
+            return False
+        queue, wakeups = found
+        limits = entry.limits
+        charged = charge(limits, self._rate_debts.tats, now) if limits else ()
+        if isinstance(charged, Over):
+            return False
+        timeout, wait = entry.timeout, entry.queue_timeout
+        due, queue_due = now + timeout, now + (wait if wait < timeout else timeout)
+        offered = [QueuedEntry(one.entry, now, due, queue_due, 1, 1, one, one.key) for one in held]
+        if not queue.offer_together(offered, now):
+            return False
+        for queued in offered:
+            known[queued.key] = queued
+        if queue_due < self._reaping.at:
+            self._reaping.move_up(queue_due, now)
+        self._rate_debts.tats.update(zip(map(_LIMIT, limits), charged, strict=True))
+        if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
+            self._look_soon(entry.queue)
+        return True
 
     def _enter_rarely(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
         """Admit or refuse an entry, as `enter` does, that has to be judged."""

@@ -264,11 +264,13 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
-    elements = _decode_elements(text)
+    elements = _texts(text) or _decode_elements(text)
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     if len(elements) > most:
         raise PayloadTooLarge(f"`$.inputs` has more than {most} members, which are the most in one request")
+    if type(elements[0]) is str:
+        return elements
     found: list[Value] = []
     for element in elements:
         try:
@@ -276,6 +278,15 @@ def _several(raw: msgspec.Raw, most: int) -> list[Value]:
         except values.NoValue as exc:
             raise BadRequest(f"`$.inputs[{len(found)}]` {exc}") from None
     return found
+
+
+def _texts(text: bytes) -> list[Any]:
+    """Elements of a JSON array that are good texts, all of them; empty where something else is among them."""
+    try:
+        found: list[str] = _decode_texts(text)
+    except msgspec.MsgspecError:
+        return []
+    return [] if "\x00" in "".join(found) else found
 
 
 def _several_in_steps(text: bytes, most: int) -> Steps[list[bytes]]:
@@ -291,6 +302,7 @@ def _several_in_steps(text: bytes, most: int) -> Steps[list[bytes]]:
 
 
 _decode_elements: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
 def read_text(body: bytes) -> str:

@@ -9,8 +9,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, NoReturn
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NoReturn, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from headway.config import Settings
 from headway.core import values
 from headway.core.json_pages import Steps
 from headway.errors import BadRequest
+from headway.gateway.client_quotas import UNHELD
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.answer_pieces import (
     HOLE,
@@ -44,11 +45,16 @@ from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
+T = TypeVar("T")
 WriteText = Callable[[str, str | msgspec.Raw, float, str, TokenCount | None], bytes]
-"""Writer of the body of an answer with one output, or with the text of several. Raises UnicodeEncodeError: it has a lone surrogate.
+"""Writer of the body of an answer with one output. Raises UnicodeEncodeError: it has a lone surrogate.
 
 Its arguments are the members of an Outcome, with one output. An output that is no text comes as Raw.
 """
+WriteTexts = Callable[[str, Sequence[Value] | msgspec.Raw, float, str, TokenCount | None], bytes]
+"""The same of an answer with several outputs, which are texts, or a JSON array as Raw."""
+SHORT_ANSWER = UNHELD // 4
+"""Characters of several outputs up to which an answer is written at once: they are no more than what is not counted."""
 
 _NONE = msgspec.Raw(b"[]")
 """Outputs of an answer into which they are put later."""
@@ -81,7 +87,7 @@ class Codec(msgspec.Struct, frozen=True):
     read: Callable[[bytes], tuple[str | None, str, bytes]] = _never
     write: WriteText = _never
     read_value: Callable[[bytes], Asked] = _never
-    write_many: WriteText = _never
+    write_many: WriteTexts = _never
     read_long: Callable[[bytes], Steps[Asked]] = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
@@ -123,10 +129,15 @@ class Codec(msgspec.Struct, frozen=True):
 
     def write_all(self, outcome: Outcome) -> Written:
         """Write the answer to an exchange with a list of inputs."""
+        outputs = outcome.outputs
+        if set(map(type, outputs)) == {str} and sum(map(len, outputs)) <= SHORT_ANSWER:
+            return JSON, self._write_body(self.write_many, outcome, outputs)
         answer = self._write_body(self.write_many, outcome, _NONE)
-        return JSON, array_within(answer, "outputs", items_of(outcome.outputs))
+        return JSON, array_within(answer, "outputs", items_of(outputs))
 
-    def _write_body(self, write: WriteText, outcome: Outcome, output: str | msgspec.Raw) -> bytes:
+    def _write_body(
+        self, write: Callable[[str, T, float, str, TokenCount | None], bytes], outcome: Outcome, output: T
+    ) -> bytes:
         return write(outcome.id, output, outcome.milliseconds, outcome.version, added_up(outcome.tokens))
 
 
@@ -219,7 +230,7 @@ class _InferenceAnswer(msgspec.Struct, gc=False):
 
 class _ManyAnswer(msgspec.Struct, gc=False):
     request_id: str
-    outputs: str | msgspec.Raw
+    outputs: Sequence[Value] | msgspec.Raw
     metadata: _Metadata
 
 
@@ -283,7 +294,7 @@ def _write_inference(
 
 
 def _write_many(
-    shown: str, outputs: str | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
+    shown: str, outputs: Sequence[Value] | msgspec.Raw, milliseconds: float, version: str, tokens: TokenCount | None
 ) -> bytes:
     return _encode(
         _ManyAnswer(shown, outputs, _Metadata(None if tokens is None else tokens.used, milliseconds, version))

@@ -761,8 +761,10 @@ class FastPathConnection(Connection):
         self.request = self.exchange = None
         self.principal = _NOBODY
         if self.fan_out is not None or self.large is not None:
+            counted = self.large is not None or (self.fan_out is not None and self.fan_out.room.held > 0)
             self._end_fan_out()
-            self._count_unfetched()
+            if counted:
+                self._count_unfetched()
         if self.last or self.inference.closing or self.unread.since:
             self.finish()
         else:

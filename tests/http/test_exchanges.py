@@ -111,6 +111,7 @@ class LabelledCodec(Codec, frozen=True):
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         exchange, label = Codec.read_json(self, body, options, known), json.loads(body)["label"]
         exchange.write = lambda outcome: (JSON, msgspec.json.encode({"label": label, "output": outcome.outputs[0]}))
+        exchange.usual = None
         return exchange
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import Usual
 from headway.model import Principal
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
 
@@ -50,28 +50,68 @@ REQUESTS = {
     "alive": get("/livez"),
     "nowhere": get("/nowhere"),
 }  # fmt: skip
+CHAT, PROMPT = [{"role": "user", "content": "hello"}], {"model": "default", "prompt": "hello"}
+OPENAI_BODIES: dict[str, dict[str, Any] | str] = {
+    "chat": {"model": "default", "messages": CHAT},
+    "of the default model": {"messages": CHAT, "stream": False},
+    "stream": {"model": "default", "messages": CHAT, "stream": True},
+    "stream with usage": {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}},
+    "unknown model": {"model": "other", "messages": CHAT},
+    "choices": {"messages": CHAT, "n": 2},
+    "warm": {"messages": CHAT, "temperature": 0.5, "max_tokens": 9},
+    "named": {"messages": [{"role": "system", "content": "é{role}"}, {**CHAT[0], "name": "ann"}], "stream": None},
+    "in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]},
+    "with more": {"messages": [{**CHAT[0], "more": 10**400}]},
+    "nobody": {"messages": []},
+    "no text": {"messages": [{"role": "user", "content": None}]},
+    "U+0000": {"messages": [{"role": "user", "content": "\0"}]},
+    "broken": '{"messages": [',
+    "lone": '{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    "format": {"messages": CHAT, "response_format": {"type": "json_object"}},
+    "long": {"messages": [{"role": "user", "content": "x" * 70_000}]},
+    "prompt": PROMPT,
+    "prompt of the default model": {"prompt": "bad one"},
+    "prompt as stream": {**PROMPT, "stream": True},
+    "prompt with more": {**PROMPT, "max_tokens": 5},
+    "prompts": {"prompt": ["a", "b"]},
+    "prompt that is none": {"prompt": 7},
+    "prompt with U+0000": {"prompt": "\0"},
+}
+OPENAI = {
+    name: asked(body, "/v1/completions" if "prompt" in body else "/v1/chat/completions")
+    for name, body in OPENAI_BODIES.items()
+}
 PASSING = {"request_id", "latency_ms", "id", "created", "metadata"}
 """Members and fields that differ from answer to answer."""
 SHOWN = {"content-type", "ratelimit-policy", "connection"}
 
 
+def lasting(text: bytes) -> dict[str, Any]:
+    """Members of an object that are the same each time, in their order."""
+    return {name: value for name, value in json.loads(text).items() if name not in PASSING}
+
+
 def seen(answer: Answer) -> tuple[int, dict[str, str], Any]:
     """What of an answer is the same each time."""
-    body = answer.json if answer.body[:1] == b"{" else answer.body
-    if isinstance(body, dict):
-        body = {name: value for name, value in body.items() if name not in PASSING}
+    body: Any = answer.body
+    if body[:1] == b"{":
+        body = lasting(body)
+    elif body[:6] == b"data: ":
+        body = [lasting(line[6:]) if line[6:7] == b"{" else line for line in body.split(b"\n")]
     return answer.status, {name: value for name, value in answer.header.items() if name in SHOWN}, body
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(sorted(REQUESTS)), min_size=2, max_size=24))
-def test_what_came_before_on_a_connection_changes_no_answer(names: list[str]) -> None:
+@given(st.data(), st.sampled_from([REQUESTS, OPENAI]))
+def test_what_came_before_on_a_connection_changes_no_answer(data: st.DataObject, requests: dict[str, bytes]) -> None:
+    names = data.draw(st.lists(st.sampled_from(sorted(requests)), min_size=2, max_size=24))
+
     async def main(stand: Stand) -> None:
         stand.go.set()
-        alone = {name: seen(await stand.ask(REQUESTS[name])) for name in sorted(set(names))}
+        alone = {name: seen(await stand.ask(requests[name])) for name in sorted(set(names))}
         client = await stand.connect()
         for name in names:
-            await client.send(REQUESTS[name])
+            await client.send(requests[name])
             assert (name, seen(await client.answer())) == (name, alone[name])
             if alone[name][1].get("connection") == "close":
                 client = await stand.connect()
@@ -127,7 +167,7 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
 
 @on_stand(KEYS, whole=True, user_rate=0.0)
 async def test_a_fault_on_a_short_way_has_an_id_of_its_own(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(self: Codec, body: bytes) -> None:
+    def fails(self: Usual, body: bytes) -> None:
         raise ZeroDivisionError
 
     client = await stand.connect()
@@ -136,7 +176,7 @@ async def test_a_fault_on_a_short_way_has_an_id_of_its_own(stand: Stand, monkeyp
         await client.send(REQUESTS["text"])
         told.append((await client.answer()).header["x-request-id"])
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(Codec, "read", fails)
+        patch.setattr(Usual, "read", fails)
         await client.send(REQUESTS["text"])
         answer = await client.answer()
     assert (answer.status, answer.header["x-request-id"] in told) == (500, False)

@@ -38,7 +38,7 @@ from headway.http.inference.bodies import (
     read_text,
     value_reader,
 )
-from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Written
+from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Usual, Written
 from headway.http.inference.octets import open_octets
 from headway.http.inference.tensor_bodies import fitting, fitting_in_steps
 from headway.http.problem import EncodeError, encode_problem
@@ -81,6 +81,7 @@ class Codec(msgspec.Struct, frozen=True):
         tasks: whether its requests may become tasks; elsewhere `Prefer` is passed over.
         way: method and path of the route, as `POST /v1/inference`.
         input: name of the member of a body that is the input.
+        usual: way of its usual requests, one text and its answer.
     """
 
     open: OpenHead | None = None
@@ -95,11 +96,15 @@ class Codec(msgspec.Struct, frozen=True):
     tasks: bool = True
     way: str = ""
     input: str = "input"
+    usual: Usual | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "usual", Usual(self.read, self.write, JSON, self.write_one))
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         """Read a body in JSON that the native API defines; see `headway.http.inference.exchange.ReadRequest`."""
         try:
-            return Exchange(*self.read(body), options, self.write_one)
+            return Exchange(*self.read(body), options, self.write_one, usual=self.usual)
         except OtherInput as exc:
             named, input, parameters, version = self.read_value(body)
             input = _fitting(known, named or known.default, input, exc)

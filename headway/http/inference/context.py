@@ -8,7 +8,7 @@ from collections.abc import Callable
 from headway.core.json_pages import SHORT
 from headway.errors import RequestError
 from headway.http.entrance import Entrance
-from headway.http.inference.exchange import JSON, CodecContext
+from headway.http.inference.exchange import CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
 from headway.http.server.connection_context import ConnectionContext
@@ -35,7 +35,7 @@ class InferenceContext(ConnectionContext):
     spare = SPARE
 
     def __init__(self, answer: Handler, entrance: Entrance) -> None:
-        self.opening = self.bare_opening = b""
+        self.opening = b""
         settings, gateway = entrance.settings, entrance.gateway
         super().__init__(answer, settings, entrance.new_id, entrance.counters)
         self.entrance, self.gateway = entrance, gateway
@@ -92,5 +92,4 @@ class InferenceContext(ConnectionContext):
     def refresh(self) -> None:
         """Bring the Date header up to date, also in the prepared beginning of an answer."""
         super().refresh()
-        bare = self.bare_opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date
-        self.opening = bare.replace(b"x-request-id", JSON + b"x-request-id")
+        self.opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date

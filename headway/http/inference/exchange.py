@@ -74,6 +74,26 @@ WriteAnswer = Callable[[Outcome], Written]
 holds a lone surrogate."""
 
 
+WriteText = Callable[[str, str, float, str, TokenCount | None], bytes]
+"""Writer of the body of an answer with one text. Its arguments are the members of an Outcome with one output. Raises UnicodeEncodeError."""
+
+
+class Usual(msgspec.Struct, frozen=True):
+    """Way of the requests on a connection that ask what the last one did, but for one text: nothing has to be remembered of them.
+
+    Attributes:
+        read: body to (model or None, input, parameters). Raises RequestError for one that asks for anything more.
+        write: writes the body of an answer with a small text.
+        kind: lines of that answer's header that say what it is.
+        write_any: writes any other answer.
+    """
+
+    read: Callable[[bytes], tuple[str | None, str, bytes]]
+    write: WriteText
+    kind: bytes
+    write_any: WriteAnswer
+
+
 class Exchange(msgspec.Struct):
     """One request between its body and its answer.
 
@@ -85,6 +105,7 @@ class Exchange(msgspec.Struct):
         write: writes the answer.
         id: id by which the client knows the request, where its API has one and its failure is to tell it; else empty.
         final: whether its answer on a stream says that it is the last.
+        usual: way of others like it; None where each may ask for something else.
     """
 
     model: str | None
@@ -94,6 +115,7 @@ class Exchange(msgspec.Struct):
     write: WriteAnswer
     id: str = ""
     final: bool = False
+    usual: Usual | None = None
 
 
 ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]

@@ -32,7 +32,7 @@ from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, marks_of
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, Usual, marks_of
 from headway.http.inference.inference_head import HEAD, InferenceHead, hurried, read_inference_head, several_as_task
 from headway.http.problem import AnyError
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
@@ -48,6 +48,7 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_D
 _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
+_NO_WAY = Usual(NO_ROUTE.read, NO_ROUTE.write, b"", NO_ROUTE.write_one)
 _ZERO = ord("0")
 _UNASKED = object()
 """Model of a request that no lane is for."""
@@ -99,6 +100,7 @@ class FastPathConnection(Connection):
         "skipped",
         "still",
         "unfetched",
+        "usual",
     )  # fmt: skip
 
     def __init__(self, inference: InferenceContext) -> None:
@@ -121,7 +123,7 @@ class FastPathConnection(Connection):
         self.memo = _UNKNOWN
         self.still: Callable[[], Principal | None] = _nobody
         """Principal of the credential in the remembered head, as it is now."""
-        self.lane, self.plain = CLOSED, False
+        self.lane, self.plain, self.usual = CLOSED, False, _NO_WAY
         """Lane of requests with the remembered head."""
         self.open_by: object = None
         """Facts for which that lane takes them with nothing more to be asked; None where it does not, or the last was no such request."""
@@ -175,7 +177,7 @@ class FastPathConnection(Connection):
                     self.id = inference.new_id()
                     self.principal = lane.principal
                     self.begun = monotonic()
-                    model, text, parameters = self.codec.read(body)
+                    model, text, parameters = self.usual.read(body)
             except RequestError:  # It is told why, or there is another reader for it.
                 model = _UNASKED
             if model != lane.asked:
@@ -244,7 +246,7 @@ class FastPathConnection(Connection):
             ran = reply.ran
             version = inference.version if ran is None else ran.version or inference.version
             try:
-                body = self.codec.write(
+                body = self.usual.write(
                     ID_PREFIX + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
                 )
             except UnicodeEncodeError:
@@ -253,7 +255,7 @@ class FastPathConnection(Connection):
                 return
             limits = self.principal.limits
             lines = self.codec.limit_lines(inference.rate_limits, limits) if limits else b""
-            head = HEAD % (inference.opening, self.id.encode(), lines, b"", len(body))
+            head = HEAD % (inference.opening, self.id.encode(), lines, self.usual.kind, len(body))
             self.transport.write(head + body)
             self.principal = _NOBODY
             self.phase = IDLE
@@ -287,7 +289,7 @@ class FastPathConnection(Connection):
                 ran = reply.ran
                 version = (ran.version if ran is not None else "") or inference.version
                 room = None if self.fan_out is None else self.fan_out.room
-                write = self.codec.write_one if self.exchange is None else self.exchange.write
+                write = self.usual.write_any if self.exchange is None else self.exchange.write
                 used = tokens or (reply.tokens,)
                 more, body = write(Outcome(shown, outputs or (output,), milliseconds, version, used))
                 if isinstance(body, Iterator):
@@ -302,7 +304,7 @@ class FastPathConnection(Connection):
             except RequestError as exc:
                 self.write_error(exc)
             else:
-                head = HEAD % (inference.bare_opening, self.id.encode(), self._ending(), shared, len(body))
+                head = HEAD % (inference.opening, self.id.encode(), self._ending(), shared, len(body))
                 for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
                     self.transport.write(part)
         self.rest_from(now)
@@ -341,7 +343,7 @@ class FastPathConnection(Connection):
             return
         else:
             self.phase, answer.total = WRITING, answer.length
-            opening, id = self.inference.bare_opening, self.id.encode()
+            opening, id = self.inference.opening, self.id.encode()
             self.transport.write(HEAD % (opening, id, self._ending(), marks + kind, answer.length))
             self._send_later()
             return
@@ -699,11 +701,12 @@ class FastPathConnection(Connection):
                 self.lane = lane
         self.principal = lane.principal
         if lane.open:
-            is_plain = request.is_plain and exchange.write == self.codec.write_one
-            self.plain = is_plain and not (self.last or self.inference.closing)
-            self.open_by = lane.facts if self.plain and is_known and not request.id else None
-            if self.plain:
-                self.exchange = None  # The codec writes the answer, of which nothing is to be remembered.
+            usual, self.open_by = exchange.usual, None
+            self.plain = usual is not None and not (self.last or self.inference.closing)
+            if usual is not None and self.plain:
+                self.usual, self.exchange = usual, None
+                if is_known and not (request.id or self.known.models):
+                    self.open_by = lane.facts
             gateway.enter(self, lane, self.id, text, parameters)
         elif lane.rows and gateway.served[lane.model].takes_unweighed(text):
             self.plain = False

@@ -51,7 +51,6 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
         id: UUID text the client chose, empty when it chose none.
         expects: whether the client waits for `100 Continue` before it sends the body.
         repeatable: whether a request with an equal head, but for the Content-Length, means the same.
-        is_plain: whether its body is one text in JSON, of which no task can come.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         coding: coding of its body; empty for none.
@@ -65,7 +64,6 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
     id: str = ""
     expects: bool = False
     repeatable: bool = False
-    is_plain: bool = False
     wish: Wish | None = None
     wait: float = 0.0
     coding: str = ""
@@ -117,7 +115,6 @@ def read_inference_head(
         id=id,
         expects=head.expects,
         repeatable=head.keep and head.length > 0 and not (head.expects or coding),
-        is_plain=reader is None and wish is None,
         wish=wish,
         wait=min(wait, options.timeout),
         coding=coding,

@@ -128,7 +128,7 @@ def open_octets(
 
     def read_any(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         exchange = read_json(body, options, known)
-        exchange.write = write_octets
+        exchange.write, exchange.usual = write_octets, None
         return exchange
 
     def read_any_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:

@@ -6,7 +6,7 @@ gives an object with the text as `text`, and `usage` or `finish_reason` if it li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import time
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.values import shown as shown_value
 from headway.http.inference.answer_pieces import PIECE, array_within, released, tensor_pieces, text_pieces
-from headway.http.inference.exchange import JSON, Outcome, Written
+from headway.http.inference.exchange import JSON, Outcome, Usual, WriteText, Written
 from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
@@ -67,15 +67,6 @@ class _Message(msgspec.Struct, gc=False):
     refusal: None
 
 
-class _TextBody(msgspec.Struct, gc=False):
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[_TextChoice]
-    usage: Usage
-
-
 class _ChatChoice(msgspec.Struct, gc=False):
     index: int
     message: _Message
@@ -83,20 +74,20 @@ class _ChatChoice(msgspec.Struct, gc=False):
     finish_reason: str
 
 
-class _ChatBody(msgspec.Struct, gc=False):
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[_ChatChoice]
-    usage: Usage | msgspec.UnsetType
-
-
 class _DeltaChoice(msgspec.Struct, gc=False):
     index: int
     delta: _Message
     logprobs: None
     finish_reason: str
+
+
+class _OneChoice(msgspec.Struct, gc=False):
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: tuple[_TextChoice | _ChatChoice | _DeltaChoice]
+    usage: Usage | msgspec.UnsetType
 
 
 _encode = msgspec.json.Encoder().encode
@@ -125,7 +116,7 @@ class ChoicesWriter(msgspec.Struct):
         outputs, tokens = outcome.outputs, outcome.tokens
         if not self.stream and len(outputs) == 1 and len(outputs[0]) <= PIECE:
             return JSON, self._one(outcome.id, outputs[0], tokens)
-        id = f"{'chatcmpl' if self.chat else 'cmpl'}-{outcome.id[4:]}"
+        id = self._prefix + outcome.id[4:]
         head = id, self._kind(), int(time()), self.model
         return (
             (EVENTS, self._events(head, outputs, tokens))
@@ -160,17 +151,46 @@ class ChoicesWriter(msgspec.Struct):
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def _one(self, shown: str, output: Value, tokens: _Tokens) -> bytes:
-        """Completion of one prompt, the most frequent answer."""
+        """Completion of one prompt."""
         told = told_of(output, *tokens)
-        usage = told.usage
-        if usage is not None:
-            usage = Usage(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens + usage.completion_tokens)
-        if self.chat:
-            message = _ChatChoice(0, _Message("assistant", told.text, None), None, told.finish_reason)
-            used = msgspec.UNSET if usage is None else usage
-            return _encode(_ChatBody("chatcmpl-" + shown[4:], CHAT, int(time()), self.model, [message], used))
-        choices = [_TextChoice(0, told.text, None, told.finish_reason)]
-        return _encode(_TextBody("cmpl-" + shown[4:], TEXT, int(time()), self.model, choices, usage or Usage()))
+        usage: Usage | msgspec.UnsetType = msgspec.UNSET if self.chat else Usage()
+        if told.usage is not None:
+            prompt, completion = told.usage.prompt_tokens, told.usage.completion_tokens
+            usage = Usage(prompt, completion, prompt + completion)
+        choice = self._shown(0, told.text, told.finish_reason)
+        return _encode(_OneChoice(self._prefix + shown[4:], self._kind(), int(time()), self.model, (choice,), usage))
+
+    def usual(self, read: Callable[[bytes], tuple[str | None, str, bytes]]) -> Usual:
+        """Way of requests alike that `read` reads."""
+        if not self.stream:
+            return Usual(read, self._text_writer(None if self.chat else Usage()), JSON, self)
+        write = self._text_writer(None)
+
+        def write_events(shown: str, text: str, milliseconds: float, version: str, tokens: TokenCount | None) -> bytes:
+            return b"data: %b\n\ndata: [DONE]\n\n" % write(shown, text, milliseconds, version, None)
+
+        return Usual(read, write_events, EVENTS, self)
+
+    def _text_writer(self, unknown: Usage | None) -> WriteText:
+        """Make the writer of the object with one text, the most frequent. `unknown`: usage that it tells where none is known."""
+        kind, model, prefix = self._kind(), self.model, self._prefix
+        without = msgspec.UNSET if unknown is None else unknown
+        chat, shown_as = self.chat, _DeltaChoice if self.stream else _ChatChoice
+
+        def write(shown: str, text: str, milliseconds: float, version: str, tokens: TokenCount | None) -> bytes:
+            usage = without if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt, tokens.used)
+            choice = (
+                shown_as(0, _Message("assistant", text, None), None, FINISHED)
+                if chat
+                else _TextChoice(0, text, None, FINISHED)
+            )
+            return _encode(_OneChoice(prefix + shown[4:], kind, int(time()), model, (choice,), usage))
+
+        return write
+
+    @property
+    def _prefix(self) -> str:
+        return "chatcmpl-" if self.chat else "cmpl-"
 
     def _kind(self) -> str:
         if not self.chat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from headway.http.inference.exchange import Exchange, Reader
 from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
+    UNUSUAL,
     Converse,
     Format,
     Members,
@@ -61,6 +63,26 @@ class _Sent(msgspec.Struct, gc=False):
     name: str | None = None
 
 
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """Message with nothing but a text."""
+
+    role: str
+    content: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _PlainChat(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Chat of which nothing is asked but an answer, and whether it comes as a stream."""
+
+    messages: msgspec.Raw
+    model: str | None = None
+    stream: bool | None = None
+
+
+_read_chat = msgspec.json.Decoder(_PlainChat).decode
+_read_messages = msgspec.json.Decoder(list[_Plain]).decode
+_WAY = frozenset(_PlainChat.__struct_fields__)
+
 MOST_PARTS = 1024
 """Most parts of a message of a long conversation."""
 TOGETHER = 256
@@ -93,7 +115,7 @@ def chat_reader(settings: Settings) -> Reader:
         members = read_members(body)
         model = take_text(members, "model")
         name = model or known.default
-        raw = members.get("messages")
+        raw, is_plain = members.get("messages"), members.keys() <= _WAY
         text = check_text(render_for(name)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
@@ -106,9 +128,27 @@ def chat_reader(settings: Settings) -> Reader:
             drop_user(members, known[name])
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
-        return Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
+        asked = Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
+        if is_plain:
+            asked.usual = write.usual(partial(_read_plain, render_for(name), write.stream))
+        return asked
 
     return Reader(make, long_reader(make, settings, "messages", _converse(settings)))
+
+
+def _read_plain(render: Render, stream: bool, body: bytes) -> tuple[str | None, str, bytes]:
+    """Model, text and parameters of a plain chat; see `Usual.read`."""
+    try:
+        if not body.isascii():
+            body.decode()
+        asked = _read_chat(body)
+        sent = _read_messages(asked.messages)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UNUSUAL from None
+    if not sent or bool(asked.stream) is not stream:
+        raise UNUSUAL
+    text = check_text(render(msgspec.to_builtins(sent)))
+    return asked.model, text, b'{"messages":%b}' % bytes(asked.messages)
 
 
 def _converse(settings: Settings) -> Converse:

@@ -29,6 +29,7 @@ RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
 """The same of a long conversation, in steps."""
 
 _SETTING = "chat_template"
+_LINE = "{role}: {content}\n".format_map
 _ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
 _PIECES = 64
 """Pieces of a text that are rendered between two yields."""
@@ -104,7 +105,7 @@ def _load(chosen: str) -> Any:
 
 
 def _plain(messages: Sequence[Message]) -> str:
-    return "".join([f"{message['role']}: {message['content']}\n" for message in messages]) + "assistant:"
+    return "".join(map(_LINE, messages)) + "assistant:"
 
 
 def _refuse(message: str) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from headway.config import Settings
@@ -13,6 +15,7 @@ from headway.http.inference.exchange import Exchange, Reader
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
+    UNUSUAL,
     Members,
     drop_user,
     long_reader,
@@ -26,7 +29,7 @@ from headway.http.openai.members import (
     take_number,
     take_text,
 )
-from headway.model import RequestOptions
+from headway.model import RequestOptions, Value
 
 MOST_CHOICES = 128
 """Most choices for one prompt."""
@@ -42,6 +45,16 @@ class _StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
 
 
+class _PlainPrompt(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """Prompt of which nothing is asked but an answer, and whether it comes as a stream."""
+
+    prompt: str
+    model: str | None = None
+    stream: bool | None = None
+
+
+_read_prompt = msgspec.json.Decoder(_PlainPrompt).decode
+_WAY = frozenset(_PlainPrompt.__struct_fields__)
 _take_stream_options = member(_StreamOptions)
 
 _FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
@@ -60,6 +73,7 @@ def completions_reader(settings: Settings) -> Reader:
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
+        is_plain = members.keys() <= _WAY
         model = take_text(members, "model") or known.default
         if members.keys().isdisjoint(_FORM):
             return make_plain(members, model, options)
@@ -71,7 +85,8 @@ def completions_reader(settings: Settings) -> Reader:
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
         if len(prompts) == count == 1:
-            return Exchange(model, prompts[0], parameters(members), options, write)
+            usual = write.usual(partial(_read_plain, model, write.stream)) if is_plain else None
+            return Exchange(model, prompts[0], parameters(members), options, write, usual=usual)
         entries = [prompt for prompt in prompts for _ in range(count)]
         return Exchange(model, [*entries], parameters(members), options, write)
 
@@ -79,10 +94,25 @@ def completions_reader(settings: Settings) -> Reader:
         """Exchange of a request for one choice of each prompt, as one JSON object."""
         prompts = take_inputs(members, "prompt", most, check_text)
         write = ChoicesWriter(model, False, False, False)
-        asked = parameters(members) if members else b""
-        return Exchange(model, prompts[0] if len(prompts) == 1 else [*prompts], asked, options, write)
+        input: Value | list[Value] = prompts[0] if len(prompts) == 1 else [*prompts]
+        if members:
+            return Exchange(model, input, parameters(members), options, write)
+        return Exchange(model, input, b"", options, write, usual=write.usual(partial(_read_plain, model, False)))
 
     return Reader(make, long_reader(make, settings, "prompt"))
+
+
+def _read_plain(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes]:
+    """Model, prompt and parameters of a plain completion; see `Usual.read`."""
+    try:
+        if not body.isascii():
+            body.decode()
+        asked = _read_prompt(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UNUSUAL from None
+    if bool(asked.stream) is not stream:
+        raise UNUSUAL
+    return asked.model or model, check_text(asked.prompt), b""
 
 
 def choices(members: Members, room: int) -> int:

@@ -55,6 +55,9 @@ _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'[
 Unserved = Mapping[str, str]
 """Members that would change the answer's form and are not served, each with what to do instead."""
 
+UNUSUAL = BadRequest("the body asks for something that few do")
+"""Error of a body that has another reader; see `Usual.read`. No client reads it."""
+
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
@@ -297,7 +300,9 @@ def _opener(read: Reader) -> OpenHead:
 
         def count(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             context.counters.client_retries += 1
-            return read.at_once(body, options, known)
+            exchange = read.at_once(body, options, known)
+            exchange.usual = None  # The next one is counted, too.
+            return exchange
 
         return options, Reader(count, read.in_steps)
 

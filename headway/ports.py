@@ -84,18 +84,6 @@ class QueueCondition(Protocol):
         """Lower bound, from what this process knows, on the seconds until the full burst is available."""
 
 
-class Held(Protocol):
-    """What a gateway holds of an entry.
-
-    Attributes:
-        entry: the entry.
-        key: its tenant and id.
-    """
-
-    entry: Entry
-    key: tuple[str, str]
-
-
 class NearQueue(Protocol):
     """Broker, as a gateway in its own process uses it: no call has to wait, and no reply has to be asked for."""
 
@@ -112,12 +100,9 @@ class NearQueue(Protocol):
             now: the present instant on the queue's clock.
         """
 
-    def enter_all(self, held: Sequence[Held], now: float) -> bool:
-        """Admit the entries of a request together, as `enter` does each; False, and nothing is done, where they have to be judged.
-
-        Arguments:
-            held: what their gateway holds of them; the first entry pays for all.
-            now: the present instant on the queue's clock.
+    def enter_all(self, held: Sequence[Any], now: float) -> bool:
+        """Admit the entries of a request as `enter` does each, also with dedup keys, if these are new; False, and nothing is done, for
+        entries that have to be judged. `held`: what is held of each, with its `entry` and `key`; the first pays for all.
         """
 
     def knows(self, tenant: str, id: str) -> bool:

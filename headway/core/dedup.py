@@ -25,14 +25,15 @@ import hashlib
 import heapq
 import itertools
 import math
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from headway.core import failures, values
 from headway.core.fair_queue import QueuedEntry
 from headway.core.parameters import canonical
-from headway.core.retention import KeptLimits, Retention, weight
+from headway.core.retention import FAILURE_BYTES, OVERHEAD, KeptLimits, Retention, weight
 from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
@@ -48,23 +49,36 @@ def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
 
     `version` is the version that the client asks for; empty where it leaves the choice.
     """
-    written = canonical(parameters)
-    hashed = hashlib.sha256()
-    for part in (model.encode(), version.encode(), values.canonical(input), written):
-        hashed.update(len(part).to_bytes(8, "big"))
-        hashed.update(part)
+    return digest_of(named(model, version), input, parameters)
+
+
+def named(model: str, version: str) -> bytes:
+    """Beginning of what is hashed of a request for a model; see `digest`."""
+    return b"".join([_size(len(name)) + name for name in (model.encode(), version.encode())])
+
+
+def digest_of(named: bytes, input: Value, parameters: bytes) -> bytes:
+    """`digest` of a request that begins so."""
+    text, written = values.canonical(input), canonical(parameters)
+    hashed = hashlib.sha256(named + _size(len(text)))
+    hashed.update(text)
+    hashed.update(_size(len(written)) + written)
     return hashed.digest()
 
 
-def keeps(dedup_key: DedupKey, reply: Reply) -> bool:
+_size = struct.Struct(">Q").pack
+
+
+def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
     """Whether an outcome is kept for later requests under a dedup key.
 
-    For identical requests only outputs of a version that they ask for are kept: a worker of another one may have helped out.
+    For identical requests only outputs of this code are kept, and of a version that they ask for: a worker of another one may have
+    helped out.
     """
     kind = dedup_key.kind
     if kind is DedupKind.SAME:
-        ran = "" if reply.ran is None else reply.ran.version
-        return reply.output is not None and _answers(dedup_key.key.rpartition("@")[2], ran)
+        ran, by = ("", "") if reply.ran is None else (reply.ran.version, reply.ran.target)
+        return reply.output is not None and by == code and _answers(dedup_key.key.rpartition("@")[2], ran)
     if kind is DedupKind.TASK or reply.output is not None:
         return True
     return reply.failure is not None and reply.failure.code == REJECTED_BY_MODEL
@@ -229,6 +243,23 @@ class Dedup:
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
         return Consequences()
 
+    def begun_anew(self, queued: QueuedEntry) -> list[_Flight] | None:
+        """Flights of an entry whose dedup keys are all new, for `start`; None where it has to `join`."""
+        flights = [self._new_flight(queued, dedup_key) for dedup_key in queued.entry.dedup_keys]
+        known = [flight for flight in flights if flight.key in self._flights or flight.dedup_key.keep <= 0.0]
+        return None if known else flights
+
+    def _new_flight(self, queued: QueuedEntry, dedup_key: DedupKey) -> _Flight:
+        code = self._code(queued) if dedup_key.kind is DedupKind.SAME else ""
+        return _Flight(dedup_key, self._key(queued, dedup_key), queued, queued.entry.version, code)
+
+    def start(self, queued: QueuedEntry, flights: list[_Flight]) -> None:
+        """Let an entry that runs begin flights."""
+        for flight in flights:
+            self._flights[flight.key] = flight
+        if flights:
+            self._begun[queued] = flights
+
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
         """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet.
 
@@ -236,32 +267,41 @@ class Dedup:
         """
         own = version in (None, queued.entry.version)
         begun = [
-            _Flight(dedup_key, self._key(queued, dedup_key), queued, queued.entry.version, self._code(queued))
+            self._new_flight(queued, dedup_key)
             for dedup_key in queued.entry.dedup_keys
             if self._flight(queued, dedup_key, now) is None
             and (own or dedup_key.kind is not DedupKind.SAME)
             and (dedup_key.kind is not DedupKind.TASK or (_own(queued, dedup_key) and dedup_key.keep > 0.0))
         ]
-        for flight in begun:
-            self._flights[flight.key] = flight
-        if begun:
-            self._begun[queued] = begun
+        self.start(queued, begun)
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Consequences:
         """Note the outcome of an entry. `late`: the entry failed only because its own time is over."""
-        consequences, ended = Consequences(), [(queued, reply)]
+        return self.end_all([(queued, reply)], now, late=late)
+
+    def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:
+        """Whether outputs of at most so many characters are for these entries alone, and small enough to be kept."""
+        if self._followed and any(flight.followers for one in members for flight in self._begun.get(one, ())):
+            return False
+        return self._unwanted.isdisjoint(members) and OVERHEAD + 4 * longest <= self.limits.largest
+
+    def end_all(self, ended: list[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> Consequences:
+        """Note the outcomes of entries; see `end`. Those that follow them are added."""
+        consequences = Consequences()
         for original, outcome in ended:
             self._unwanted.discard(original)
             original.reservation = None
-            self._unfollow(original)
+            if self._followed:
+                self._unfollow(original)
             for flight in self._begun.pop(original, ()):
-                if late and flight.dedup_key.kind is not DedupKind.TASK:
-                    self._scatter(flight, consequences)
-                for follower in self._freed(flight):
-                    passed = passed_on(outcome, follower, flight.dedup_key.kind, kept=False)
-                    ended.append((follower, passed))
-                    if follower not in self._unwanted:
-                        consequences.replies.append((follower, passed))
+                if flight.followers:
+                    if late and flight.dedup_key.kind is not DedupKind.TASK:
+                        self._scatter(flight, consequences)
+                    for follower in self._freed(flight):
+                        passed = passed_on(outcome, follower, flight.dedup_key.kind, kept=False)
+                        ended.append((follower, passed))
+                        if follower not in self._unwanted:
+                            consequences.replies.append((follower, passed))
                 self._keep(flight, outcome, now)
         return consequences
 
@@ -402,10 +442,11 @@ class Dedup:
 
     def _keep(self, flight: _Flight, reply: Reply, now: float) -> None:
         dedup_key = flight.dedup_key
-        useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply) and _is_of_code(flight, reply)
-        if useful and not self._kept.limits.keeps(reply):
+        useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply, flight.code)
+        size = weight(reply.output)
+        if useful and reply.output is not None and size > self.limits.largest:
             useful = dedup_key.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
-            failure = failures.too_large(weight(reply.output))
+            failure, size = failures.too_large(size), FAILURE_BYTES
             reply = Reply(reply.id, reply.tenant, None, failure, shared=reply.shared, kept=reply.kept)
         if not useful:
             del self._flights[flight.key]
@@ -413,7 +454,7 @@ class Dedup:
         self._forget_ended(now)
         flight.original, flight.reply, flight.until = None, reply, now + dedup_key.keep
         spare = dedup_key.kind is DedupKind.SAME
-        for gone in self._kept.add(flight, flight.key[0], weight(reply.output), flight.until, spare=spare):
+        for gone in self._kept.add(flight, flight.key[0], size, flight.until, spare=spare):
             del self._flights[gone.key]
 
     def _forget_ended(self, now: float) -> None:
@@ -433,8 +474,3 @@ def _is_awaited(flight: _Flight) -> bool:
 def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
     """Whether an entry is the task itself, and does not only wait for it."""
     return dedup_key.key == queued.entry.id
-
-
-def _is_of_code(flight: _Flight, reply: Reply) -> bool:
-    """Whether the code of a flight of identical requests has answered, and not that of an older worker."""
-    return flight.dedup_key.kind is not DedupKind.SAME or flight.code == ("" if reply.ran is None else reply.ran.target)

@@ -82,9 +82,10 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Kept items of one tenant, oldest first; `spare` goes before `rest`."""
+    """Kept items of one tenant, oldest first; `spare` goes before `rest`. `noted`: most bytes that it is among the heaviest with."""
 
     bytes: int = 0
+    noted: int = 0
     spare: dict[T, None] = msgspec.field(default_factory=dict)
     rest: dict[T, None] = msgspec.field(default_factory=dict)
 
@@ -108,7 +109,7 @@ class Retention(Generic[T]):
         """
         self._numbered: dict[int, T] = {}
         self._heaviest: list[tuple[int, str]] = []
-        """Tenants by their bytes, negated. An entry counts if it equals what the tenant keeps now."""
+        """Tenants by their bytes, negated: what each keeps now, or more."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -124,12 +125,17 @@ class Retention(Generic[T]):
             until: instant at which it ends.
             spare: whether it goes before those of its tenant that are not spare.
         """
-        kept = self._tenants.setdefault(tenant, _Tenant())
+        kept = self._tenants.get(tenant)
+        if kept is None:
+            kept = self._tenants[tenant] = _Tenant()
         (kept.spare if spare else kept.rest)[item] = None
         number = next(self._numbers)
         self._items[item], self._numbered[number] = _Item(tenant, size, spare, number), item
         heapq.heappush(self._ends, (until, number))
-        self._weigh(tenant, kept, size)
+        self.bytes += size
+        kept.bytes += size
+        if kept.bytes > kept.noted:
+            self._note(tenant, kept)
         gone: list[T] = []
         while kept.bytes > self.limits.tenant:
             gone.append(self._pop(kept))
@@ -145,7 +151,10 @@ class Retention(Generic[T]):
         del self._numbered[known.number]
         kept = self._tenants[known.tenant]
         del (kept.spare if known.spare else kept.rest)[item]
-        self._weigh(known.tenant, kept, -known.size)
+        self.bytes -= known.size
+        kept.bytes -= known.size
+        if not kept.bytes:
+            del self._tenants[known.tenant]
         if len(self._ends) > 2 * len(self._items) + STALE:
             self._ends = [end for end in self._ends if end[1] in self._numbered]
             heapq.heapify(self._ends)
@@ -153,7 +162,7 @@ class Retention(Generic[T]):
     def overdue(self, now: float) -> list[T]:
         """Take out items whose time is over."""
         gone = []
-        while self._ends and (self._ends[0][0] <= now or self._ends[0][1] not in self._numbered):
+        while self._ends and self._ends[0][0] <= now:
             item = self._numbered.get(heapq.heappop(self._ends)[1])
             if item is not None:
                 gone.append(item)
@@ -165,14 +174,13 @@ class Retention(Generic[T]):
         self.remove(item)
         return item
 
-    def _weigh(self, tenant: str, kept: _Tenant[T], bytes: int) -> None:
-        kept.bytes += bytes
-        self.bytes += bytes
-        if kept.bytes:
-            heapq.heappush(self._heaviest, (-kept.bytes, tenant))
-        else:
-            del self._tenants[tenant]
+    def _note(self, tenant: str, kept: _Tenant[T]) -> None:
+        """Note a tenant among the heaviest with what it keeps now."""
+        kept.noted = kept.bytes
+        heapq.heappush(self._heaviest, (-kept.bytes, tenant))
         if len(self._heaviest) > 2 * len(self._tenants) + STALE:
+            for one in self._tenants.values():
+                one.noted = one.bytes
             self._heaviest = [(-one.bytes, name) for name, one in self._tenants.items()]
             heapq.heapify(self._heaviest)
 
@@ -184,3 +192,5 @@ class Retention(Generic[T]):
             if kept is not None and kept.bytes == -bytes:
                 return tenant
             heapq.heappop(self._heaviest)
+            if kept is not None and kept.noted == -bytes:
+                self._note(tenant, kept)

@@ -208,6 +208,8 @@ def canonical(value: Value) -> bytes:
     A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
     base64.
     """
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Tensors):
         return b"\0\1" + tensors.canonical(value)  # Neither a text, which holds no U+0000, nor JSON begins so.
     if not isinstance(value, bytes):

@@ -7,7 +7,7 @@
 
 The parts share the principal, the options and the deadline. They are let in together, all or none: the gateway judges the
 first part for as many as they are, and no other is submitted when it is refused. They count towards a rate limit in one
-charge, which the first part carries. Many parts are submitted in slices, which wait for their turns with those of other requests,
+charge, which the first part carries. Few parts go in as one, where their lane is open. Many are submitted in slices, which wait for their turns with those of other requests,
 so that nobody else waits for all of them. What they wait is of their deadline.
 
 Under an idempotency key the other parts are submitted when the broker has the first, or has answered it. Of two requests that
@@ -210,7 +210,9 @@ class FanOut(ReplySink):
         if not lane.open:
             return False
         self._places = {self._id: 0, **{new_id(): position for position in range(1, self._count)}}
-        if self._gateway.enter_all(self, lane, self._places, several):
+        if self._gateway.enter_all(
+            self, lane, tuple(self._places), several.inputs, several.parameters, several=several
+        ):
             return True
         self._places.clear()
         return False

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import msgspec
@@ -23,7 +23,7 @@ import msgspec
 from headway import errors
 from headway.config import Settings
 from headway.core import failures
-from headway.core.dedup import follower, unkept
+from headway.core.dedup import digest_of, follower, named, unkept
 from headway.core.ratelimit import all_counting_as
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import (
@@ -40,13 +40,12 @@ from headway.gateway.client_quotas import Quotas
 from headway.gateway.deadlines import Deadlines
 from headway.gateway.direct_mode import DirectMode, Fallback
 from headway.gateway.equal_inputs import EqualInputs
-from headway.gateway.lane import Lane, asks_nothing_rare
+from headway.gateway.lane import ANY_KEY, Lane, asks_nothing_rare
 from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.outcome_counts import OutcomeCounts, RolloutCounts, TenantCounts
 from headway.gateway.pending import (
     NOBODY,
-    UNANSWERED,
     Ending,
     FutureSink,
     Observer,
@@ -60,6 +59,8 @@ from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.model import (
+    DedupKey,
+    DedupKind,
     Entry,
     EntryState,
     Failure,
@@ -82,7 +83,7 @@ from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 log = get_logger(__name__)
 
-_REPLY, _SESSION, _DEADLINE = attrgetter("reply"), attrgetter("session"), attrgetter("deadline")
+_SESSION, _DEADLINE = attrgetter("session"), attrgetter("deadline")
 _KEY = attrgetter("key")
 
 WOKEN_EVERY = 0.5
@@ -253,6 +254,8 @@ class Gateway:
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests of a principal with these options that name model `asked`."""
+        if options.key:
+            options = msgspec.structs.replace(options, key=ANY_KEY)
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
@@ -266,16 +269,19 @@ class Gateway:
             asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
             and model not in self.served.at_zero and (not version or session.near is None)
         )  # fmt: skip
-        lane.open = plain and model in self._unchecked and rules.is_plain
-        lane.rows = plain and rules.takes_rows
+        is_open, kept = plain and model in self._unchecked and rules.is_plain, bool(options.key or options.task)
+        lane.open, lane.keeps = is_open and not kept, is_open and kept
+        lane.rows = plain and not kept and rules.takes_rows
+        lane.keep, lane.named = rules.settings.result_ttl_s, named(model, "")
         lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
         lane.version = version
         lane.tier = max(principal.tier, options.tier)
         lane.caller = principal.user if options.origin is None else options.origin
-        lane.queue_timeout, lane.timeout = rules.queue_timeout, min(options.timeout, rules.longest)
+        lane.timeout = min(options.timeout, rules.longest_task if options.task else rules.longest)
+        lane.queue_timeout = lane.timeout if options.task else rules.queue_timeout
         lane.usual = lane.timeout == self._deadlines.usual
         if (
-            lane.open or lane.rows
+            lane.open or lane.rows or lane.keeps
         ):  # Else the model may be none that is served, and nothing is to be kept under a name that a client makes up.
             lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
             if len(self._lanes) >= MOST_LANES:
@@ -317,9 +323,26 @@ class Gateway:
         if not (lane.usual and self._deadlines.runs):
             self._deadlines.watch(key, pending.deadline, timeout)
 
-    def enter_all(self, sink: ReplySink, lane: Lane, ids: Iterable[str], several: SeveralInputs) -> bool:
+    def take_in(
+        self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
+    ) -> None:
+        """Take a request in, under a fresh id: by its lane or, where that is closed for it, by `submit`."""
+        if lane.open or (lane.rows and self.served[lane.model].takes_unweighed(input)):
+            self.enter(sink, lane, id, input, parameters)
+            return
+        if lane.keeps:
+            kind, key = (DedupKind.KEY, options.key) if options.key else (DedupKind.TASK, id)
+            dedup_key = DedupKey(kind, key, digest_of(lane.named, input, parameters), lane.keep)
+            if self.enter_all(sink, lane, (id,), (input,), parameters, (dedup_key,)):
+                return
+        self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
+
+    def enter_all(
+        self, sink: ReplySink, lane: Lane, ids: Sequence[str], inputs: Sequence[Value], parameters: bytes,
+        dedup_keys: tuple[DedupKey, ...] = (), several: SeveralInputs | None = None,
+    ) -> bool:  # fmt: skip
         """Take in all inputs of a request on a lane that is open for them, under fresh ids. False: they have to be submitted."""
-        session, limits, count, now, timeout = self._session, lane.limits, several.count, self._clock(), lane.timeout
+        session, limits, count, now, timeout = self._session, lane.limits, len(ids), self._clock(), lane.timeout
         near = None if session.waits or (limits and self.limiter.debts) else session.near
         if limits and count > 1:
             limits = all_counting_as(limits, count)
@@ -329,29 +352,33 @@ class Gateway:
             return False
         if timeout >= lane.throttle.least_seconds:
             lane.throttle.higher += count
-        tenant, model, wait, parameters, payer = lane.tenant, lane.model, lane.queue_timeout, several.parameters, 0
+        tenant, model, wait, payer, is_task = lane.tenant, lane.model, lane.queue_timeout, 0, lane.options.task
         held = list[PendingRequest]()
-        for id, input in zip(ids, several.inputs, strict=True):
+        for id, input in zip(ids, inputs, strict=True):
             nonce = self._next_nonce()
-            payer = payer or nonce
+            if several is not None:
+                payer = payer or nonce
             entry = Entry(
                 id, model, input, lane.tier, tenant, self.name, wait, timeout, parameters, nonce, lane.caller, 1, lane.version,
-                limits=limits, payer=payer, count=count,
+                dedup_keys=dedup_keys, limits=limits, payer=payer, count=count,
             )  # fmt: skip
             limits, count = (), 1
             key = tenant, id
-            held.append(PendingRequest(
-                sink, lane.principal, entry, now, now + timeout, session, several=several, lane=lane, key=key
-            ))  # fmt: skip
-            self._pending[key] = held[-1]
+            pending = PendingRequest(
+                sink, lane.principal, entry, now, now + timeout, session, is_task, several=several, lane=lane, key=key
+            )
+            held.append(pending)
+            self._pending[key] = pending
         if not (lane.usual and self._deadlines.runs):
             for pending in held:
                 self._deadlines.watch(pending.key, pending.deadline, timeout)
-        if near is not None and near.enter_all(held, now):
-            session.taken += len(held)
-        else:
+        if near is None or not near.enter_all(held, now):
             for pending in held:
                 session.offer(pending.entry)
+            return True
+        session.taken += len(held)
+        if is_task:
+            asyncio.get_running_loop().call_soon(self._admitted, held[0])
         return True
 
     def _enter_refused(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
@@ -609,9 +636,8 @@ class Gateway:
                 self._take(session, replies)
             case Admitted(entry):
                 self.served.note_admitted(entry)
-                if (pending := self._pending.of(entry)) is not None and pending.unadmitted:
-                    pending.unadmitted = False
-                    pending.sink.admitted()
+                if (pending := self._pending.of(entry)) is not None:
+                    self._admitted(pending)
             case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
@@ -625,6 +651,12 @@ class Gateway:
                     session.room = self.settings.max_queue
                     self._session, self.broker = session, session.broker
                     self.learn()
+
+    def _admitted(self, pending: PendingRequest) -> None:
+        """Note that the broker has a request."""
+        if pending.unadmitted:
+            pending.unadmitted = False
+            pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
         """Handle an outage: pending requests go direct at once, or wait on for the broker."""
@@ -643,8 +675,8 @@ class Gateway:
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
         """End the requests of a whole batch; where one of them is not as it was held, they are matched one by one."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
-        wanted = list(map(_REPLY, held)).count(UNANSWERED) == len(held) and set(map(_SESSION, held)) == {session}
-        if not wanted or min(map(_DEADLINE, held)) < overdue:
+        known = [*map(table.get, map(_KEY, held))]
+        if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
             self._take(session, replies)
             return
         for pending, reply in zip(held, replies, strict=True):

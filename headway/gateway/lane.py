@@ -1,13 +1,17 @@
 """Lanes: requests that ask for nothing rare, with all that is decided about them before they come.
 
-Most requests of a connection ask alike: the same principal, options and model, and no feature beyond an answer in time. Whether
-that is so is decided once, and again when what it depends on has changed. All others go by `submit`, into the same queue.
+Most requests of a connection ask alike: the same principal, options and model, and nothing beyond an answer in time, or an outcome
+that is kept. Whether that is so is decided once, and again when what it depends on has changed. All others go by `submit`, into
+the same queue.
 """
 
 from __future__ import annotations
 
 from headway.core.throttle import Throttle
 from headway.model import Limit, Principal, RequestOptions
+
+ANY_KEY = "\0"
+"""Idempotency key in the options of a lane for requests that have one."""
 
 
 class Lane:
@@ -16,6 +20,9 @@ class Lane:
     Attributes:
         facts: facts that it was decided by, as one object; it is closed as soon as the gateway goes by others.
         open: whether such requests may take it; if not, they go by `submit`.
+        keeps: whether those may that are tasks, or have an idempotency key, and ask for nothing else that is rare.
+        keep: seconds for which outcomes of these are kept.
+        named: beginning of what is hashed of these; see `headway.core.dedup.digest`.
         rows: whether those may with one row of tensors, though others have to be weighed; see `ServedModel.takes_unweighed`.
         asker: principal that was asked for.
         options: options that it is for.
@@ -34,17 +41,18 @@ class Lane:
     """
 
     __slots__ = (
-        "asked", "asker", "caller", "facts", "limits", "model", "open", "options", "principal", "queue_timeout", "rows", "tenant",
+        "asked", "asker", "caller", "facts", "keep", "keeps", "limits", "model", "named", "open", "options", "principal", "queue_timeout", "rows", "tenant",
         "throttle", "throttled", "tier", "timeout", "usual", "version",
     )  # fmt: skip
 
     def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
         self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
-        self.open = self.rows = self.throttled = self.usual = False
+        self.open = self.rows = self.keeps = self.throttled = self.usual = False
         self.principal, self.tenant, self.tier = asker, asker.tenant, 0
         self.model = self.version = self.caller = ""
         self.limits: tuple[Limit, ...] = ()
-        self.queue_timeout = self.timeout = 0.0
+        self.queue_timeout = self.timeout = self.keep = 0.0
+        self.named = b""
         self.throttle = _NONE
 
 
@@ -54,6 +62,6 @@ CLOSED = Lane(None, Principal(user="", tenant="", tier=0), RequestOptions(0.0), 
 
 
 def asks_nothing_rare(options: RequestOptions) -> bool:
-    """Whether options are such that a request with them needs no more than an answer in time."""
-    wants = options.key or options.task or options.chosen or options.version or options.whole
+    """Whether options are such that a request with them needs no more than an answer in time, and perhaps has to be kept."""
+    wants = options.chosen or options.version or options.whole or (options.key and options.task)
     return not (wants or options.trace or options.replays) and options.count == 1

@@ -65,7 +65,7 @@ class ScreenedGateway(Gateway):
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests; closed, as the policy sees them first."""
         lane = super().lane(principal, options, asked)
-        lane.open = lane.rows = False
+        lane.open = lane.rows = lane.keeps = False
         return lane
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import msgspec
 import pytest
 
 from headway import errors
 from headway.core.memory_room import SMALL
-from headway.model import BatchFailure, Cause, EntryState, ItemResult, Limit, Reply, TokenCount
+from headway.model import BatchFailure, Cause, Entry, EntryState, ItemResult, Limit, Reply, TokenCount
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import MemoryHarness, ask, ids, output, story
 
@@ -172,6 +174,68 @@ async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, 
 class Held:
     """What a gateway holds of a request."""
 
+    def __init__(self, entry: Entry) -> None:
+        self.entry, self.key = entry, (entry.tenant, entry.id)
+
+
+def held(*names: str, **of_each: Any) -> list[Held]:
+    """Entries of one request, the first of which pays for all."""
+    made = [msgspec.structs.replace(ask(id=name, nonce=ord(name)), payer=ord(names[0]), **of_each) for name in names]
+    return [Held(msgspec.structs.replace(made[0], count=len(names))), *map(Held, made[1:])]
+
+
+@story
+async def test_entries_that_go_in_together_are_settled_as_one(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    several = held("a", "b", "c")
+    assert harness.broker.enter_all(several, harness.now())
+    await harness.answer(await harness.claim())
+    await harness.settle()
+    [(found, replies)] = settled
+    assert (found, ids(replies), told) == (several, ["a", "b", "c"], [])
+    assert not harness.broker._entries
+
+
+@story
+async def test_entries_that_have_to_be_judged_do_not_go_in_together_and_nothing_is_done(harness: MemoryHarness) -> None:
+    limit = Limit("user-1", "user", 60.0, 1.0)
+    assert not harness.broker.enter_all(held("a", input="x" * (2 * SMALL)), harness.now())
+    assert not harness.broker.enter_all(held("a", model="nowhere"), harness.now())
+    assert harness.broker.enter_all(held("b", limits=(limit,)), harness.now())
+    assert not harness.broker.enter_all(held("c", limits=(limit,)), harness.now())
+    crowd = [held(name)[0] for name in map(chr, range(0x100, 0x1000))]
+    assert not harness.broker.enter_all(crowd, harness.now()), "there are more than the queue holds"
+    assert ids((await harness.claim()).entries) == ["b"]
+
+
+@story
+async def test_a_dedup_key_that_is_new_goes_in_and_one_that_is_known_has_to_be_judged(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    assert harness.broker.enter_all(held("a", dedup_keys=(common.key(),)), harness.now())
+    assert not harness.broker.enter_all(held("b", dedup_keys=(common.key(),)), harness.now())
+    assert harness.broker.take(ask(id="follower", dedup_keys=(common.key(),))) is None
+    await harness.answer(await harness.claim())
+    await harness.settle()
+    shared = [(reply.id, reply.shared) for replies in told for reply in replies]
+    assert (settled, shared) == ([], [("a", None), ("follower", common.key().kind)])
+    assert not harness.broker.enter_all(held("c", dedup_keys=(common.key(),)), harness.now())
+    assert harness.broker.take(ask(id="later", dedup_keys=(common.key(),))) is None
+    await harness.settle()
+    assert [(reply.id, reply.kept) for reply in told[-1]] == [("later", True)]
+
+
+@story
+async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(harness: MemoryHarness) -> None:
+    settled, told = attached(harness)
+    assert harness.broker.enter_all(held("a", dedup_keys=(common.task("a"),)), harness.now())
+    lease = await harness.claim()
+    await harness.broker.complete(lease, [ItemResult("x" * harness.broker.kept.largest)])
+    await harness.settle()
+    assert (settled, [ids(replies) for replies in told]) == ([], [["a"]])
+    outcome = await harness.broker.outcome("t", "a")
+    assert isinstance(outcome, Reply)
+    assert outcome.failure is not None
+
 
 @pytest.mark.parametrize("tokens", [None, TokenCount(3, 3)], ids=["settled", "delivered"])
 @story
@@ -179,8 +243,8 @@ async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_
     harness: MemoryHarness, tokens: TokenCount | None
 ) -> None:
     settled, _ = attached(harness)
-    assert harness.broker.enter(ask(id="first", tier=2), ("t", "first"), Held(), harness.now()) is None
-    one = Held()
+    assert harness.broker.enter(ask(id="first", tier=2), ("t", "first"), "first", harness.now()) is None
+    [one] = held("a")
     told = weakref.ref(one)
     assert harness.broker.enter(ask(id="a", tier=0), ("t", "a"), one, harness.now()) is None
     del one

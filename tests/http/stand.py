@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
@@ -162,13 +162,19 @@ class EchoGateway:
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         lane = Lane(self.facts, principal, options, asked)
-        lane.principal, lane.model, lane.open = principal, asked or self.served.default, True
+        lane.principal, lane.model = principal, asked or self.served.default
+        lane.open = not (options.key or options.task)
         return lane
 
     def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
         self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
 
-    def enter_all(self, sink: ReplySink, lane: Lane, ids: Iterable[str], several: SeveralInputs) -> bool:
+    def take_in(
+        self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
+    ) -> None:
+        self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
+
+    def enter_all(self, *arguments: Any, **named: Any) -> bool:
         return False
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:

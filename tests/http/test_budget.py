@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,9 +35,16 @@ DOORS: dict[str, tuple[str, Any, int]] = {
     "open inference": ("/v2/models/default/infer", {"inputs": [TENSOR]}, 1),
     "tensor": ("/v2/models/default/infer", {"inputs": [NUMBERS]}, 1),
     "binary tensor": ("/v2/models/default/infer", BINARY.encode() + bytes(16), 1),
+    "stream": (
+        "/v1/chat/completions",
+        {"model": "default", "messages": [{"role": "user", "content": TEXT}], "stream": True},
+        1,
+    ),
     "list of 4": ("/v1/inference", {"inputs": [TEXT + str(number) for number in range(4)]}, 4),
 }
 """Path, body and inputs of a request at each of the other doors."""
+KEPT = {"task": "Prefer: respond-async", "key": "Idempotency-Key: %08d"}
+"""Header field of a request whose outcome is kept. Each has a key of its own."""
 FOUR = TensorSpec("x", "FP32", (4,))
 """What a model of tensors takes and gives."""
 
@@ -90,46 +98,52 @@ def within(budget: Mapping[str, float], rounds: Sequence[Counts], requests: int)
         assert found[what] > 0.97 * allowed, f"{found} a request: lower the budget to it, so that it is kept"
 
 
-async def batch(stand: Stand, first: Client, others: list[Client], request: bytes, inputs: int = 1) -> None:
+async def batch(stand: Stand, asked: Sequence[Client], request: Callable[[], bytes], inputs: int, status: int) -> None:
     """One request that keeps the worker busy, and a full batch that gathers meanwhile; each has so many inputs."""
-    asked, runs = [first, *others], len(stand.runs)
+    runs = len(stand.runs)
     stand.go.clear()
-    await first.send(request)
+    await asked[0].send(request())
     await settled(lambda: len(stand.runs) > runs)
-    for client in others:
-        await client.send(request)
+    for client in asked[1:]:
+        await client.send(request())
     await settled(lambda: stand.real.pending == inputs * len(asked))
     stand.go.set()
-    assert [(await client.answer()).status for client in asked] == [200] * len(asked)
+    assert [(await client.answer()).status for client in asked] == [status] * len(asked)
+    await settled(lambda: stand.real.pending == 0)
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="each version of Python has bytecodes of its own")
 @pytest.mark.skipif(sys.gettrace() is not None, reason="something else traces")
-@pytest.mark.parametrize("kind", [*KEYS, *DOORS])
+@pytest.mark.parametrize("kind", [*KEYS, *DOORS, *KEPT])
 def test_the_common_request_costs_no_more_than_its_budget(kind: str) -> None:
     keys = KEYS.get(kind)
 
     async def main(stand: Stand) -> None:
         path, body, inputs = DOORS.get(kind, ("/v1/inference", {"input": TEXT}, 1))
-        fields = ["Authorization: Bearer k"] if keys else []
+        fields, numbers = ["Authorization: Bearer k"] if keys else [], count()
         if isinstance(body, bytes):
             fields.append(f"Inference-Header-Content-Length: {len(BINARY)}")
-        request = post(body if isinstance(body, bytes) else json.dumps(body), path, *fields)
+        sent = body if isinstance(body, bytes) else json.dumps(body)
+
+        def request() -> bytes:
+            field = KEPT.get(kind, "")
+            return post(sent, path, *fields, *filter(None, [field % next(numbers) if "%" in field else field]))
+
         warm = ((1, 0.01), (BATCH, 0.02))
         worker = WorkerInfo(worker_id="gpu-0", model=stand.settings.model, status=WorkerStatus.HEALTHY, warm_up=warm)
         if "tensor" in kind:
             worker = replace(worker, takes="tensors", gives="tensors", inputs=(FOUR,), outputs=(FOUR,))
             stand.real.served.learn([worker])
         await stand.broker.heartbeat(worker)
-        first, *others = [await stand.connect() for _ in range(1 + BATCH // inputs)]
+        asked, status = [await stand.connect() for _ in range(1 + BATCH // inputs)], 202 if kind == "task" else 200
         for _ in range(2):  # The first on a connection has its head read.
-            await batch(stand, first, others, request, inputs)
+            await batch(stand, asked, request, inputs, status)
         assert stand.door._next_look is not None
         stand.door._next_look.cancel()  # It comes by the clock: a slow machine has more of it in a round.
         rounds, size = list[Counts](), 1 + BATCH // inputs
         while not enough(BUDGET[kind], rounds, size):
             with Counts() as counts:
-                await batch(stand, first, others, request, inputs)
+                await batch(stand, asked, request, inputs, status)
             rounds.append(counts)
         within(BUDGET[kind], rounds, size)
 

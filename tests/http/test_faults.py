@@ -9,6 +9,7 @@ import pytest
 import structlog
 
 from headway.http.inference.codecs import Codec
+from headway.http.inference.exchange import Usual
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Request, RouteAnswer
 from headway.http.server.connection import Connection
@@ -33,11 +34,12 @@ def check(answer: Answer, logs: Logs) -> None:
 
 
 def break_decoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(Codec, "read", raises)
+    for reader in (Codec, Usual):
+        patch.setattr(reader, "read", raises)
 
 
 def break_encoding(patch: pytest.MonkeyPatch, stand: Stand) -> None:
-    patch.setattr(Codec, "write", raises)
+    patch.setattr(Usual, "write", raises)
 
 
 def break_identity(patch: pytest.MonkeyPatch, stand: Stand) -> None:

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from headway.gateway.broker_session import MOST_REPLIES, BrokerSession
+from headway.gateway.broker_session import MOST_REPLIES
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
+from headway.gateway.pending import Ending, PendingRequest
 from headway.http.rate_limit_headers import RateLimitHeaders
-from headway.model import DedupKind, Failure, Limit, Reply
+from headway.model import DedupKind, Failure, Limit
 from tests.http.stand import KEPT_LIMITS, Stand, get, on_stand, post, settled
 
 BODY = '{"input": "a"}'
@@ -148,18 +149,18 @@ async def test_hundreds_that_wait_under_one_key_are_answered_in_several_turns(
 ) -> None:
     """300 clients that joined one key had their answers in one turn of the event loop, which took 15 ms."""
     turns, turn = Counter[int](), 0
-    take = Gateway._take
+    finish = Gateway._finish
 
     def count() -> None:
         nonlocal turn
         turn += 1
         asyncio.get_running_loop().call_soon(count)
 
-    def counted(gateway: Gateway, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        turns[turn] += len(replies)
-        take(gateway, session, replies)
+    def counted(gateway: Gateway, ended: Sequence[PendingRequest], ending: Ending) -> None:
+        turns[turn] += len(ended)
+        finish(gateway, ended, ending)
 
-    monkeypatch.setattr(Gateway, "_take", counted)
+    monkeypatch.setattr(Gateway, "_finish", counted)
     stand.go.clear()
     clients = [await stand.connect() for _ in range(2 * MOST_REPLIES + 2)]
     for client in clients:

@@ -42,6 +42,11 @@ REQUESTS = {
     "no key": post('{"input": "hello"}', "/v1/inference", "Authorization: Bearer nobody"),
     "chosen": asked({"input": "hello"}, "/v1/inference", "X-Request-ID: 0190a0c0-0000-7000-8000-000000000000"),
     "tier": asked({"input": "hello"}, "/v1/inference", "X-Request-Tier: free"),
+    "kept": asked({"input": "hello"}, "/v1/inference", "Idempotency-Key: k"),
+    "misused": asked({"input": "other"}, "/v1/inference", "Idempotency-Key: k"),
+    "task": asked({"input": "hello"}, "/v1/inference", "Prefer: respond-async"),
+    "awaited task": asked({"input": "hello"}, "/v1/inference", "Prefer: respond-async, wait=9"),
+    "list as task": asked({"inputs": ["a", "b"]}, "/v1/inference", "Prefer: respond-async"),
     "plain": asked({"input": "hello"}, "/api/inference"),
     "predict": asked({"model_id": "default", "input_data": "hello"}, "/v1/predict"),
     "chat": asked(
@@ -81,7 +86,7 @@ OPENAI = {
     name: asked(body, "/v1/completions" if "prompt" in body else "/v1/chat/completions")
     for name, body in OPENAI_BODIES.items()
 }
-PASSING = {"request_id", "latency_ms", "id", "created", "metadata"}
+PASSING = {"request_id", "task_id", "latency_ms", "id", "created", "metadata"}
 """Members and fields that differ from answer to answer."""
 SHOWN = {"content-type", "ratelimit-policy", "connection"}
 

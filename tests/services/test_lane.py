@@ -15,6 +15,8 @@ from headway.gateway.pending import FutureSink
 from headway.model import (
     CostLine,
     CostShape,
+    DedupKind,
+    EntryState,
     InferenceRequest,
     Limit,
     Principal,
@@ -79,6 +81,105 @@ async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand)
 )  # fmt: skip
 async def test_who_asks_for_something_rare_goes_the_longer_way(stand: Stand, wants: dict[str, Any]) -> None:
     assert not stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, **wants), None).open
+
+
+async def kept(stand: Stand, text: str, principal: Principal = ANYBODY, **wants: Any) -> Reply:
+    """Reply to a request that takes the lane for tasks or for keys."""
+    options, sink = RequestOptions(4.0, 1, **wants), FutureSink()
+    lane = stand.gateway.lane(principal, options, None)
+    assert lane.keeps
+    stand.gateway.take_in(sink, lane, options, new_id(), text, b"")
+    [reply] = await sink.replies
+    return reply
+
+
+@pytest.mark.parametrize("more", [{"chosen": True}, {"version": "2"}, {"trace": SPAN}, {"task": True}], ids=str)
+async def test_a_key_has_a_lane_in_common_with_others_unless_it_comes_with_something_rare(
+    stand: Stand, more: dict[str, Any]
+) -> None:
+    lanes = [stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, key=key), None) for key in "ab"]
+    assert lanes[0] is lanes[1]
+    assert (lanes[0].open, lanes[0].rows, lanes[0].keeps) == (False, False, True)
+    assert not stand.gateway.lane(ANYBODY, RequestOptions(4.0, 1, **{"key": "k", **more}), None).keeps
+
+
+async def test_a_key_on_a_lane_replays_joins_and_is_bound_to_what_it_asked(stand: Stand) -> None:
+    first, joined = await asyncio.gather(kept(stand, "a", key="k"), kept(stand, "a", key="k"))
+    assert (first.output, first.shared, joined.output, joined.shared) == ("A", None, "A", DedupKind.KEY)
+    again, other, apart = (
+        await kept(stand, "a", key="k"),
+        await kept(stand, "b", key="k"),
+        await kept(stand, "b", key="l"),
+    )
+    assert (again.output, again.kept) == ("A", True)
+    assert other.failure is not None
+    assert other.failure.code == errors.IDEMPOTENCY_MISUSE
+    assert apart.output == "B"
+    assert stand.backends[0].batches == [["a"], ["b"]]
+    assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
+    assert stand.counters.requests["m", "paid", "ok"] == 4
+
+
+class Told(FutureSink):
+    """Sink that notes when its request is admitted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = False
+
+    def admitted(self) -> None:
+        self.told = True
+
+
+async def test_a_task_on_a_lane_is_admitted_and_its_outcome_kept_for_who_asks_and_who_follows(stand: Stand) -> None:
+    gateway, tenant = stand.gateway, ANYBODY.tenant
+    options, sink, id = RequestOptions(4.0, 1, task=True), Told(), new_id()
+    gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
+    told_at_once = sink.told
+    states = [await gateway.outcome(tenant, id)]
+    following = asyncio.ensure_future(gateway.follow(tenant, id, 2.0))
+    await asyncio.sleep(0)
+    assert (states, told_at_once, sink.told) == ([EntryState.QUEUED], False, True)
+    gateway.detach(tenant, id)
+    followed, found = await following, await gateway.outcome(tenant, id)
+    assert isinstance(found, Reply)
+    assert followed is not None
+    assert (found.output, followed.output, sink.replies.done()) == ("A", "A", False)
+    await gateway.cancel(tenant, id)
+    assert await gateway.outcome(tenant, id) is None
+
+
+async def test_a_client_that_leaves_its_key_has_its_outcome_kept(stand: Stand) -> None:
+    gateway, sink, id, options = stand.gateway, FutureSink(), new_id(), RequestOptions(4.0, 1, key="k")
+    gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
+    await asyncio.sleep(0.05)
+    gateway.abandon(sink, ANYBODY.tenant, id)
+    reply = await kept(stand, "a", key="k")
+    assert (reply.output, reply.shared) == ("A", DedupKind.KEY)
+    assert stand.backends[0].batches == [["a"]]
+    assert stand.counters.requests["m", "paid", "cancelled"] == 1
+
+
+async def test_a_task_on_a_lane_that_is_too_late_for_its_client_is_told_by_its_id(clock: Clock) -> None:
+    async with Stand(clock, FakeBackend(1.0)) as stand:
+        gateway, tenant, sink, id = stand.gateway, ANYBODY.tenant, FutureSink(), new_id()
+        options = RequestOptions(0.995, 1, task=True)
+        gateway.take_in(sink, gateway.lane(ANYBODY, options, None), options, id, "a", b"")
+        gateway.detach(tenant, id)
+        await asyncio.sleep(2.0)
+        found = await gateway.outcome(tenant, id)
+        assert isinstance(found, Reply)
+        assert (found.output, gateway.pending) == ("A", 0)
+        assert stand.counters.requests["m", "paid", "ok"] == 1
+
+
+async def test_who_is_over_a_limit_is_refused_on_the_lane_for_keys_too(stand: Stand) -> None:
+    limited = Principal("u", "t", 1, (ONE,))
+    assert (await kept(stand, "a", limited, key="k")).output == "A"
+    for text, key in (("b", "l"), ("a", "k")):
+        refused = (await kept(stand, text, limited, key=key)).failure
+        assert refused is not None
+        assert refused.code == errors.RATE_LIMITED
 
 
 @pytest.mark.parametrize("settings", [{"cache": True}, {"collapse": True}, {"max_batch_weight": 9}], ids=str)

@@ -53,14 +53,14 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import Broker, DeadLetters, Held, NearQueue
+from headway.ports import Broker, DeadLetters, NearQueue
 from headway.runtime.counters import Counters
 from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _LEFT_OUT = attrgetter("left_out")
 _DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
-_MODEL, _LIMIT = attrgetter("model"), attrgetter("id")
+_MODEL, _LIMIT, _INPUT = attrgetter("model"), attrgetter("id"), attrgetter("entry.input")
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -196,7 +196,7 @@ class MemoryBroker(Broker, NearQueue):
         found = self._queues.for_any.get(entry.model)
         size = len(entry.input)
         if found is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
-            return self._enter_rarely(entry, key, held, now)
+            return self._take_rarely(entry, now, held)
         queue, wakeups = found
         limits = entry.limits
         if limits:
@@ -206,7 +206,7 @@ class MemoryBroker(Broker, NearQueue):
             charged = judged
         offered = queue.offer_small(entry, now, held, key)
         if offered is None:
-            return self._enter_rarely(entry, key, held, now)
+            return self._take_rarely(entry, now, held)
         self._entries[key] = offered
         if offered.queue_due < self._reaping.at:
             self._reaping.move_up(offered.queue_due, now)
@@ -218,10 +218,10 @@ class MemoryBroker(Broker, NearQueue):
             self._look_soon(entry.queue)
         return None
 
-    def enter_all(self, held: Sequence[Held], now: float) -> bool:
-        entry, known = held[0].entry, self._entries
+    def enter_all(self, held: Sequence[Any], now: float) -> bool:
+        entry = held[0].entry
         found = self._queues.for_any.get(entry.model)
-        if found is None or max([len(one.entry.input) for one in held]) + len(entry.parameters) > SMALL:
+        if found is None or max(map(len, map(_INPUT, held))) + len(entry.parameters) > SMALL:
             return False
         queue, wakeups = found
         limits = entry.limits
@@ -231,30 +231,27 @@ class MemoryBroker(Broker, NearQueue):
         timeout, wait = entry.timeout, entry.queue_timeout
         due, queue_due = now + timeout, now + (wait if wait < timeout else timeout)
         offered = [QueuedEntry(one.entry, now, due, queue_due, 1, 1, one, one.key) for one in held]
-        if not queue.offer_together(offered, now):
+        flights = self._dedup.begun_anew(offered[0]) if entry.dedup_keys else []
+        if flights is None or not queue.offer_together(offered, now):
             return False
-        for queued in offered:
-            known[queued.key] = queued
+        if flights:
+            self._dedup.start(offered[0], flights)
+        self._entries.update(zip(map(_KEY, offered), offered, strict=True))
         if queue_due < self._reaping.at:
             self._reaping.move_up(queue_due, now)
-        self._rate_debts.tats.update(zip(map(_LIMIT, limits), charged, strict=True))
+        if limits:
+            self._rate_debts.tats.update(zip(map(_LIMIT, limits), charged, strict=True))
         if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
             self._look_soon(entry.queue)
         return True
 
-    def _enter_rarely(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
-        """Admit or refuse an entry, as `enter` does, that has to be judged."""
-        failure = self._take_rarely(entry, now)
-        if failure is None:
-            queued = self._entries[key]
-            queued.held, queued.key = held, key
-        return failure
-
-    def _take_rarely(self, entry: Entry, now: float) -> Failure | None:
-        """Admit or refuse an entry that asks for something rare."""
-        name = entry.queue
+    def _take_rarely(self, entry: Entry, now: float, held: object = None) -> Failure | None:
+        """Admit or refuse an entry that has to be judged, or asks for something rare."""
+        name, key = entry.queue, (entry.tenant, entry.id)
         failure = self._admit(entry, now)
         if failure is None:
+            if held is not None:
+                self._entries[key].held, self._entries[key].key = held, key
             self._reaping.move_up(self._queues[name].next_due(), now)
             self._look_soon(name)
         return failure
@@ -395,7 +392,8 @@ class MemoryBroker(Broker, NearQueue):
         if beside or len(wanted) != len(items) or None in held or None in outputs or len(gateways) != 1:
             return False
         settle = self._mailboxes[gateways.pop()].settle
-        if settle is None:
+        shared = [member for member in wanted if member.entry.dedup_keys] if self._dedup.active else ()
+        if settle is None or (shared and not self._dedup.answers_alone(shared, max(map(len, outputs)))):
             return False
         left_at, attempts = departure.left_at, departure.attempts
         replies = [
@@ -408,6 +406,9 @@ class MemoryBroker(Broker, NearQueue):
             for member in wanted:
                 member.reservation = None
         asyncio.get_running_loop().call_soon(settle, held, replies)
+        if shared:
+            ended = [(member, reply) for member, reply in zip(wanted, replies, strict=True) if member.entry.dedup_keys]
+            self._dedup.end_all(ended, self._clock())
         return True
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
@@ -686,12 +687,10 @@ class MemoryBroker(Broker, NearQueue):
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
         """End entries that have their outcomes, and those that joined them."""
-        for queued, reply in ended:
-            wanted = not self._dedup.unwanted(queued)
-            consequences = self._dedup.end(queued, reply, now, late=late)
-            if wanted:
-                consequences.replies.insert(0, (queued, reply))
-            self._follow_up(consequences, now)
+        wanted = [(queued, reply) for queued, reply in ended if not self._dedup.unwanted(queued)]
+        consequences = self._dedup.end_all(list(ended), now, late=late)
+        consequences.replies[:0] = wanted
+        self._follow_up(consequences, now)
 
     def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
         for queued, reply in replies:

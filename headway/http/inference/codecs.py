@@ -10,7 +10,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 from msgspec.structs import replace
@@ -38,21 +38,13 @@ from headway.http.inference.bodies import (
     read_text,
     value_reader,
 )
-from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, Usual, Written
+from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, ReadText, Usual, WriteText, Written
 from headway.http.inference.octets import open_octets
 from headway.http.inference.tensor_bodies import fitting, fitting_in_steps
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
-T = TypeVar("T")
-WriteText = Callable[[str, str | msgspec.Raw, float, str, TokenCount | None], bytes]
-"""Writer of the body of an answer with one output. Raises UnicodeEncodeError: it has a lone surrogate.
-
-Its arguments are the members of an Outcome, with one output. An output that is no text comes as Raw.
-"""
-WriteTexts = Callable[[str, Sequence[Value] | msgspec.Raw, float, str, TokenCount | None], bytes]
-"""The same of an answer with several outputs, which are texts, or a JSON array as Raw."""
 SHORT_ANSWER = UNHELD // 4
 """Characters of several outputs up to which an answer is written at once: they are no more than what is not counted."""
 
@@ -85,10 +77,10 @@ class Codec(msgspec.Struct, frozen=True):
     """
 
     open: OpenHead | None = None
-    read: Callable[[bytes], tuple[str | None, str, bytes]] = _never
+    read: ReadText = _never
     write: WriteText = _never
     read_value: Callable[[bytes], Asked] = _never
-    write_many: WriteTexts = _never
+    write_many: WriteText = _never
     read_long: Callable[[bytes], Steps[Asked]] = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
@@ -140,9 +132,7 @@ class Codec(msgspec.Struct, frozen=True):
         answer = self._write_body(self.write_many, outcome, _NONE)
         return JSON, array_within(answer, "outputs", items_of(outputs))
 
-    def _write_body(
-        self, write: Callable[[str, T, float, str, TokenCount | None], bytes], outcome: Outcome, output: T
-    ) -> bytes:
+    def _write_body(self, write: WriteText, outcome: Outcome, output: Any) -> bytes:
         return write(outcome.id, output, outcome.milliseconds, outcome.version, added_up(outcome.tokens))
 
 

@@ -8,7 +8,7 @@ head on the same connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -74,24 +74,36 @@ WriteAnswer = Callable[[Outcome], Written]
 holds a lone surrogate."""
 
 
-WriteText = Callable[[str, str, float, str, TokenCount | None], bytes]
-"""Writer of the body of an answer with one text. Its arguments are the members of an Outcome with one output. Raises UnicodeEncodeError."""
+ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
+"""Body with one text to (model or None, input, parameters). Raises RequestError for any that it does not know."""
+WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
+"""Writer of the body of an answer. Its arguments are the members of an Outcome, with one output or, where the route takes lists, with
+several texts. What is no text comes as Raw. Raises UnicodeEncodeError: one has a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """Way of the requests on a connection that ask what the last one did, but for one text: nothing has to be remembered of them.
+    """Way of the requests under one head that ask alike but for a text: nothing has to be remembered of each.
 
     Attributes:
-        read: body to (model or None, input, parameters). Raises RequestError for one that asks for anything more.
-        write: writes the body of an answer with a small text.
-        kind: lines of that answer's header that say what it is.
+        read: reads their bodies; `unusual` where each has to be read as if it were the first.
+        write: writes their usual answers.
+        kind: lines of the header of these that say what they are.
         write_any: writes any other answer.
     """
 
-    read: Callable[[bytes], tuple[str | None, str, bytes]]
+    read: ReadText
     write: WriteText
     kind: bytes
     write_any: WriteAnswer
+
+
+UNUSUAL = BadRequest("the body has another reader")
+"""Error of a body that is not read by `Usual.read`. No client reads it."""
+
+
+def unusual(body: bytes) -> NoReturn:
+    """Leave a body to another reader."""
+    raise UNUSUAL
 
 
 class Exchange(msgspec.Struct):

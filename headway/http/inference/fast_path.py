@@ -32,14 +32,14 @@ from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, Usual, marks_of
+from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, Usual, marks_of, unusual
 from headway.http.inference.inference_head import HEAD, InferenceHead, hurried, read_inference_head, several_as_task
 from headway.http.problem import AnyError
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE
 from headway.http.server.head import ID_PREFIX, Head
 from headway.http.server.large_answers import LargeAnswer
-from headway.model import InferenceRequest, Principal, Reply, RequestOptions, TokenCount, Value
+from headway.model import Principal, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.fair_turns import MILLISECOND
 
 MOST_DIGITS = 9
@@ -48,7 +48,7 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_D
 _NOBODY = Principal(user="", tenant="", tier=0)
 _UNKNOWN = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
-_NO_WAY = Usual(NO_ROUTE.read, NO_ROUTE.write, b"", NO_ROUTE.write_one)
+_NO_WAY = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
 _ZERO = ord("0")
 _UNASKED = object()
 """Model of a request that no lane is for."""
@@ -288,11 +288,19 @@ class FastPathConnection(Connection):
                 shown = ID_PREFIX + self.id
                 ran = reply.ran
                 version = (ran.version if ran is not None else "") or inference.version
-                room = None if self.fan_out is None else self.fan_out.room
-                write = self.usual.write_any if self.exchange is None else self.exchange.write
-                used = tokens or (reply.tokens,)
-                more, body = write(Outcome(shown, outputs or (output,), milliseconds, version, used))
+                exchange = self.exchange
+                usual = self.usual if exchange is None else exchange.usual
+                more: bytes
+                body: bytes | Iterator[bytes]
+                if usual is not None and type(output) is str and len(output) <= LARGE:
+                    more, body = usual.kind, usual.write(shown, output, milliseconds, version, reply.tokens)
+                else:
+                    write = self.usual.write_any if exchange is None else exchange.write
+                    more, body = write(
+                        Outcome(shown, outputs or (output,), milliseconds, version, tokens or (reply.tokens,))
+                    )
                 if isinstance(body, Iterator):
+                    room = None if self.fan_out is None else self.fan_out.room
                     if is_large(output) if room is None else room.held > 0:
                         self.large = LargeAnswer(body, room)
                         self._in_turn(partial(self._make, self.large, more, shared))
@@ -305,8 +313,11 @@ class FastPathConnection(Connection):
                 self.write_error(exc)
             else:
                 head = HEAD % (inference.opening, self.id.encode(), self._ending(), shared, len(body))
-                for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
-                    self.transport.write(part)
+                if len(body) < LARGE:
+                    self.transport.write(head + body)
+                else:  # What is large is not copied.
+                    self.transport.write(head)
+                    self.transport.write(body)
         self.rest_from(now)
 
     def _ending(self) -> bytes:
@@ -686,11 +697,14 @@ class FastPathConnection(Connection):
                 return
         self.phase = ASKED
         self.exchange = exchange
+        self.plain = False
+        if request.wish is not None:
+            self.handoff = AsyncHandoff(self.inference.loop, request.wait, self._hand_over)
         model = exchange.model
         text = exchange.input
         parameters = exchange.parameters
-        if request.wish is not None or isinstance(text, list) or exchange.options is not request.options:
-            self._ask_rarely(request, exchange)
+        if isinstance(text, list) or exchange.options is not request.options:
+            self._ask_rarely(exchange)
             return
         gateway = self.inference.gateway
         is_known = request is self.memo
@@ -705,24 +719,20 @@ class FastPathConnection(Connection):
             self.plain = usual is not None and not (self.last or self.inference.closing)
             if usual is not None and self.plain:
                 self.usual, self.exchange = usual, None
-                if is_known and not (request.id or self.known.models):
+                if is_known and usual.read is not unusual and not (request.id or self.known.models):
                     self.open_by = lane.facts
             gateway.enter(self, lane, self.id, text, parameters)
         elif lane.rows and gateway.served[lane.model].takes_unweighed(text):
-            self.plain = False
             gateway.enter(self, lane, self.id, text, parameters)
         else:
-            self.plain = False
-            gateway.submit(self, InferenceRequest(lane.asker, self.id, request.options, lane.model, text, parameters))
+            gateway.take_in(self, lane, request.options, self.id, text, parameters)
         exchange.input = ""  # The gateway has it.
 
-    def _ask_rarely(self, request: InferenceHead, exchange: Exchange) -> None:
-        """Submit several inputs, what may become a task, or what asks for something that its head does not."""
-        inference, self.plain = self.inference, False
-        principal = self.principal = inference.entrance.principal_for(exchange, self.principal)
-        if request.wish is not None:
-            self.handoff = AsyncHandoff(inference.loop, request.wait, self._hand_over)
-        self.fan_out = inference.entrance.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
+    def _ask_rarely(self, exchange: Exchange) -> None:
+        """Submit several inputs, or what asks for something that its head does not."""
+        entrance = self.inference.entrance
+        principal = self.principal = entrance.principal_for(exchange, self.principal)
+        self.fan_out = entrance.submit(self, principal, self.id, exchange, self.owner or principal.tenant)
 
     def _charge_and_deny(self, request: InferenceHead, error: RequestError) -> None:
         over = self.inference.entrance.charge_wrong(self.principal, self.id)

@@ -50,7 +50,7 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
         expects: whether the client waits for `100 Continue` before it sends the body.
-        repeatable: whether a request with an equal head, but for the Content-Length, means the same.
+        repeatable: whether a request with an equal head, but for the Content-Length, means the same, and may come soon.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         coding: coding of its body; empty for none.
@@ -114,7 +114,7 @@ def read_inference_head(
         authorization=single.get(b"authorization", b""),
         id=id,
         expects=head.expects,
-        repeatable=head.keep and head.length > 0 and not (head.expects or coding),
+        repeatable=head.keep and head.length > 0 and not (head.expects or coding or options.key),
         wish=wish,
         wait=min(wait, options.timeout),
         coding=coding,

@@ -6,7 +6,7 @@ gives an object with the text as `text`, and `usage` or `finish_reason` if it li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import time
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 
 from headway.core.values import shown as shown_value
 from headway.http.inference.answer_pieces import PIECE, array_within, released, tensor_pieces, text_pieces
-from headway.http.inference.exchange import JSON, Outcome, Usual, WriteText, Written
+from headway.http.inference.exchange import JSON, Outcome, ReadText, Usual, WriteText, Written
 from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
@@ -86,7 +86,7 @@ class _OneChoice(msgspec.Struct, gc=False):
     object: str
     created: int
     model: str
-    choices: tuple[_TextChoice | _ChatChoice | _DeltaChoice]
+    choices: tuple[Any]
     usage: Usage | msgspec.UnsetType
 
 
@@ -113,16 +113,9 @@ class ChoicesWriter(msgspec.Struct):
 
     def __call__(self, outcome: Outcome) -> Written:
         """Write the answer."""
-        outputs, tokens = outcome.outputs, outcome.tokens
-        if not self.stream and len(outputs) == 1 and len(outputs[0]) <= PIECE:
-            return JSON, self._one(outcome.id, outputs[0], tokens)
-        id = self._prefix + outcome.id[4:]
-        head = id, self._kind(), int(time()), self.model
-        return (
-            (EVENTS, self._events(head, outputs, tokens))
-            if self.stream
-            else (JSON, self._object(head, outputs, tokens))
-        )
+        head = self._prefix + outcome.id[4:], self._kind(), int(time()), self.model
+        write = self._events if self.stream else self._object
+        return EVENTS if self.stream else JSON, write(head, outcome.outputs, outcome.tokens)
 
     def _events(self, head: _Head, outputs: Sequence[Value], tokens: _Tokens) -> Iterator[bytes]:
         empty = None if self.usage else msgspec.UNSET
@@ -150,40 +143,29 @@ class ChoicesWriter(msgspec.Struct):
             usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
-    def _one(self, shown: str, output: Value, tokens: _Tokens) -> bytes:
-        """Completion of one prompt."""
-        told = told_of(output, *tokens)
-        usage: Usage | msgspec.UnsetType = msgspec.UNSET if self.chat else Usage()
-        if told.usage is not None:
-            prompt, completion = told.usage.prompt_tokens, told.usage.completion_tokens
-            usage = Usage(prompt, completion, prompt + completion)
-        choice = self._shown(0, told.text, told.finish_reason)
-        return _encode(_OneChoice(self._prefix + shown[4:], self._kind(), int(time()), self.model, (choice,), usage))
-
-    def usual(self, read: Callable[[bytes], tuple[str | None, str, bytes]]) -> Usual:
-        """Way of requests alike that `read` reads."""
+    def usual(self, read: ReadText) -> Usual | None:
+        """Way of requests alike, each with one choice, that `read` reads; None where a stream is to end with the usage."""
+        write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
-            return Usual(read, self._text_writer(None if self.chat else Usage()), JSON, self)
-        write = self._text_writer(None)
+            return Usual(read, write, JSON, self)
 
         def write_events(shown: str, text: str, milliseconds: float, version: str, tokens: TokenCount | None) -> bytes:
             return b"data: %b\n\ndata: [DONE]\n\n" % write(shown, text, milliseconds, version, None)
 
-        return Usual(read, write_events, EVENTS, self)
+        return None if self.usage else Usual(read, write_events, EVENTS, self)
 
-    def _text_writer(self, unknown: Usage | None) -> WriteText:
-        """Make the writer of the object with one text, the most frequent. `unknown`: usage that it tells where none is known."""
-        kind, model, prefix = self._kind(), self.model, self._prefix
-        without = msgspec.UNSET if unknown is None else unknown
-        chat, shown_as = self.chat, _DeltaChoice if self.stream else _ChatChoice
+    def _text_writer(self, unknown: Usage | msgspec.UnsetType) -> WriteText:
+        """Make the writer of an object with one text. `unknown`: usage that it tells where none is known."""
+        kind, model, prefix, chat = self._kind(), self.model, self._prefix, self.chat
+        message_choice = _DeltaChoice if self.stream else _ChatChoice
 
         def write(shown: str, text: str, milliseconds: float, version: str, tokens: TokenCount | None) -> bytes:
-            usage = without if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt, tokens.used)
-            choice = (
-                shown_as(0, _Message("assistant", text, None), None, FINISHED)
-                if chat
-                else _TextChoice(0, text, None, FINISHED)
-            )
+            usage = unknown if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt, tokens.used)
+            choice: Any
+            if chat:
+                choice = message_choice(0, _Message("assistant", text, None), None, FINISHED)
+            else:
+                choice = _TextChoice(0, text, None, FINISHED)
             return _encode(_OneChoice(prefix + shown[4:], kind, int(time()), model, (choice,), usage))
 
         return write

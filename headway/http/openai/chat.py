@@ -15,14 +15,14 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange, Reader
+from headway.http.inference.exchange import UNUSUAL, Exchange, Reader, unusual
 from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
-    UNUSUAL,
     Converse,
     Format,
     Members,
+    Plain,
     check_format,
     check_messages,
     drop_user,
@@ -31,6 +31,7 @@ from headway.http.openai.members import (
     openai_codec,
     parameters_reader,
     read_members,
+    read_plain,
     refuse,
     take_text,
 )
@@ -63,25 +64,18 @@ class _Sent(msgspec.Struct, gc=False):
     name: str | None = None
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """Message with nothing but a text."""
-
+class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     role: str
     content: str
     name: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class _PlainChat(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Chat of which nothing is asked but an answer, and whether it comes as a stream."""
-
-    messages: msgspec.Raw
-    model: str | None = None
-    stream: bool | None = None
+class _Plain(Plain, kw_only=True, gc=False):
+    messages: list[_PlainMessage]
 
 
-_read_chat = msgspec.json.Decoder(_PlainChat).decode
-_read_messages = msgspec.json.Decoder(list[_Plain]).decode
-_WAY = frozenset(_PlainChat.__struct_fields__)
+_decode_plain = msgspec.json.Decoder(_Plain).decode
+_PLAIN = frozenset(_Plain.__struct_fields__)
 
 MOST_PARTS = 1024
 """Most parts of a message of a long conversation."""
@@ -113,9 +107,8 @@ def chat_reader(settings: Settings) -> Reader:
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
-        model = take_text(members, "model")
-        name = model or known.default
-        raw, is_plain = members.get("messages"), members.keys() <= _WAY
+        is_plain, model = members.keys() <= _PLAIN, take_text(members, "model")
+        name, raw = model or known.default, members.get("messages")
         text = check_text(render_for(name)(_messages(members)))
         if raw is not None:
             members["messages"] = raw
@@ -128,27 +121,21 @@ def chat_reader(settings: Settings) -> Reader:
             drop_user(members, known[name])
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
-        asked = Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
-        if is_plain:
-            asked.usual = write.usual(partial(_read_plain, render_for(name), write.stream))
-        return asked
+        exchange = Exchange(model, text if count == 1 else [text] * count, parameters(members), options, write)
+        if count == 1:
+            read = partial(_read_plain, render_for(name), write.stream) if is_plain else unusual
+            exchange.usual = write.usual(read)
+        return exchange
 
     return Reader(make, long_reader(make, settings, "messages", _converse(settings)))
 
 
 def _read_plain(render: Render, stream: bool, body: bytes) -> tuple[str | None, str, bytes]:
-    """Model, text and parameters of a plain chat; see `Usual.read`."""
-    try:
-        if not body.isascii():
-            body.decode()
-        asked = _read_chat(body)
-        sent = _read_messages(asked.messages)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise UNUSUAL from None
-    if not sent or bool(asked.stream) is not stream:
+    asked = read_plain(_decode_plain, stream, body)
+    if not (messages := asked.messages):
         raise UNUSUAL
-    text = check_text(render(msgspec.to_builtins(sent)))
-    return asked.model, text, b'{"messages":%b}' % bytes(asked.messages)
+    text = check_text(render(msgspec.to_builtins(messages)))
+    return asked.model, text, b'{"messages":%b}' % msgspec.json.encode(messages)
 
 
 def _converse(settings: Settings) -> Converse:

@@ -11,25 +11,26 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange, Reader
+from headway.http.inference.exchange import Exchange, Reader, unusual
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,
-    UNUSUAL,
     Members,
+    Plain,
     drop_user,
     long_reader,
     member,
     openai_codec,
     parameters_reader,
     read_members,
+    read_plain,
     refuse,
     take_flag,
     take_inputs,
     take_number,
     take_text,
 )
-from headway.model import RequestOptions, Value
+from headway.model import RequestOptions
 
 MOST_CHOICES = 128
 """Most choices for one prompt."""
@@ -45,20 +46,13 @@ class _StreamOptions(msgspec.Struct, gc=False):
     include_usage: bool | None = None
 
 
-class _PlainPrompt(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """Prompt of which nothing is asked but an answer, and whether it comes as a stream."""
-
+class _Plain(Plain, kw_only=True, gc=False):
     prompt: str
-    model: str | None = None
-    stream: bool | None = None
 
 
-_read_prompt = msgspec.json.Decoder(_PlainPrompt).decode
-_WAY = frozenset(_PlainPrompt.__struct_fields__)
+_decode_plain = msgspec.json.Decoder(_Plain).decode
+_PLAIN = frozenset(_Plain.__struct_fields__)
 _take_stream_options = member(_StreamOptions)
-
-_FORM = frozenset(("n", "stream", "stream_options", "user", *_UNSERVED))
-"""Members that are neither input nor parameters. Most requests have none of them."""
 
 
 def completions(settings: Settings) -> Codec:
@@ -73,10 +67,7 @@ def completions_reader(settings: Settings) -> Reader:
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
-        is_plain = members.keys() <= _WAY
-        model = take_text(members, "model") or known.default
-        if members.keys().isdisjoint(_FORM):
-            return make_plain(members, model, options)
+        is_plain, model = members.keys() <= _PLAIN, take_text(members, "model") or known.default
         prompts = take_inputs(members, "prompt", most, check_text)
         count = choices(members, most // len(prompts))
         _drop_best_of(members, count)
@@ -84,34 +75,17 @@ def completions_reader(settings: Settings) -> Reader:
         drop_user(members, known[model])
         if not members.keys().isdisjoint(_UNSERVED):
             refuse(members, _UNSERVED)
-        if len(prompts) == count == 1:
-            usual = write.usual(partial(_read_plain, model, write.stream)) if is_plain else None
-            return Exchange(model, prompts[0], parameters(members), options, write, usual=usual)
         entries = [prompt for prompt in prompts for _ in range(count)]
-        return Exchange(model, [*entries], parameters(members), options, write)
-
-    def make_plain(members: Members, model: str, options: RequestOptions) -> Exchange:
-        """Exchange of a request for one choice of each prompt, as one JSON object."""
-        prompts = take_inputs(members, "prompt", most, check_text)
-        write = ChoicesWriter(model, False, False, False)
-        input: Value | list[Value] = prompts[0] if len(prompts) == 1 else [*prompts]
-        if members:
-            return Exchange(model, input, parameters(members), options, write)
-        return Exchange(model, input, b"", options, write, usual=write.usual(partial(_read_plain, model, False)))
+        exchange = Exchange(model, entries[0] if len(entries) == 1 else [*entries], parameters(members), options, write)
+        if len(entries) == 1:
+            exchange.usual = write.usual(partial(_read_plain, model, write.stream) if is_plain else unusual)
+        return exchange
 
     return Reader(make, long_reader(make, settings, "prompt"))
 
 
 def _read_plain(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes]:
-    """Model, prompt and parameters of a plain completion; see `Usual.read`."""
-    try:
-        if not body.isascii():
-            body.decode()
-        asked = _read_prompt(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise UNUSUAL from None
-    if bool(asked.stream) is not stream:
-        raise UNUSUAL
+    asked = read_plain(_decode_plain, stream, body)
     return asked.model or model, check_text(asked.prompt), b""
 
 

@@ -16,6 +16,7 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference.bodies import checked_parameters, members_in_steps, parameters_in_steps, why_not
 from headway.http.inference.codecs import Codec
 from headway.http.inference.exchange import (
+    UNUSUAL,
     CodecContext,
     Exchange,
     OpenHead,
@@ -55,9 +56,6 @@ _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'[
 Unserved = Mapping[str, str]
 """Members that would change the answer's form and are not served, each with what to do instead."""
 
-UNUSUAL = BadRequest("the body asks for something that few do")
-"""Error of a body that has another reader; see `Usual.read`. No client reads it."""
-
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
@@ -72,6 +70,26 @@ def read_members(body: Any) -> Members:
         return cast(Members, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(why_not(exc, body)) from None
+
+
+class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """Body with nothing but what is asked, and whether the answer comes as a stream."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any:
+    """Plain body whose answer is, or is not, to be a stream. Raises BadRequest for any other."""
+    try:
+        if not body.isascii():
+            body.decode()
+        asked = decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise UNUSUAL from None
+    if bool(asked.stream) is not stream:
+        raise UNUSUAL
+    return asked
 
 
 def member(kind: Any) -> Callable[[Members, str], Any]:

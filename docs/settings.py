@@ -38,7 +38,7 @@ def _lines() -> Iterator[str]:
             group = field.group
             yield f"| **{group}** | | | | |"
         switch = f" / `--no-{flag(name)[2:]}`" if kind(name) is bool else ""
-        spelt = f"`{flag(name)}`{switch}" if field.has_flag else "–"
+        spelt = f"`{flag(name)}`{switch}"
         cells = (spelt, f"`{PREFIX}{name.upper()}`", f"`{name}`", _default(name))
         yield f"| {' | '.join(cells)} | {field.help.replace('|', '&#124;')} |"
 

@@ -167,12 +167,12 @@ def test_over_a_broker_it_says_where_that_is_and_what_happens_without() -> None:
 
 
 def test_a_gateway_says_where_it_is_asked() -> None:
-    settings = Settings(broker=URL, name="edge", fallback="http://spare/batch", fallback_concurrency=2)
+    settings = Settings(broker=URL, name="edge", fallback="http://spare/batch")
     shown = banner(settings, Role.GATEWAY, None, 8000, 9000)
     assert shown.startswith("Headway gateway edge takes requests for model 'default'\n")
     assert "  public   http://127.0.0.1:8000   docs http://127.0.0.1:8000/docs\n" in shown
     assert "  admin    http://127.0.0.1:9000/dashboard   health /internal/health" in shown
-    assert "  fallback http://spare/batch, 2 batches at once, while the broker is away\n" in shown
+    assert "  fallback http://spare/batch, 4 batches at once, while the broker is away\n" in shown
     assert "GPU" not in shown
     assert shown.splitlines()[-2] == "Try it:"
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load, misspelt
 from headway.config.broker import shown_url
-from headway.core import arguments
 from headway.errors import SettingError
 
 GOOD: dict[str, tuple[str, Any]] = {
@@ -46,16 +44,6 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     file.write_text("port = 1\nadmin_port = 1001\nworkers = 3\n")
     settings = load({"port": "3"}, {"HEADWAY_PORT": "2", "HEADWAY_ADMIN_PORT": "1002"}, file)
     assert (settings.port, settings.admin_port, settings.workers, settings.max_batch_size) == (3, 1002, 3, 32)
-
-
-def test_arguments_of_a_class_are_a_table_of_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "some.toml"
-    file.write_text(
-        "[target.arguments]\npath = 'a\\b'\nsizes = [1, 2.5, inf]\non = true\n[target.arguments.deep]\nx = 1\n"
-    )
-    text = load({}, {}, file).target_arguments
-    assert arguments.read(text) == ([], {"path": "a\\b", "sizes": [1, 2.5, math.inf], "on": True, "deep": {"x": 1}})
-    assert "a\\b" not in repr(load({}, {}, file))
 
 
 def test_headway_toml_is_read_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,11 +160,6 @@ BAD_FILES: list[tuple[str, str]] = [
     ("port = true", r"some\.toml: port = True: must be a whole number"),
     ("model_version = 2", r"some\.toml: model_version = 2: must be text\. Put it in quotes"),
     ("max_wait_ms = [1]", r"some\.toml: max_wait_ms = \[1\]: must be a number"),
-    ("target = 3", r"some\.toml: target = '…': is no table of the arguments"),
-    ("[target]\nargs = 3", r"some\.toml: target = '…': is no table of the arguments"),
-    ("[target.arguments]\nday = 2026-01-01", r"\[target\.arguments\] = '…': .* argument day holds a date"),
-    ('target_arguments = "n=1"\n[target.arguments]\nn = 1', r"\[target\.arguments\] = '…': is there beside"),
-    ('target_arguments = "canary()"', r"some\.toml: target_arguments = '…': cannot be read: argument 1 is no literal"),
     ("max_batchsize = 4", r"some\.toml: max_batchsize = 4: there is no such setting\. Did you mean max_batch_size"),
     ("modells = 4", r"some\.toml: modells = 4: there is no such setting\. Did you mean models\?"),
     ("[modells.a]", r"some\.toml: modells = '…': there is no such setting\. Did you mean models\?"),
@@ -274,7 +257,7 @@ def test_every_field_says_what_it_is_in_its_group() -> None:
     for name, field in FIELDS.items():
         assert field.help.endswith("."), name
         assert field.group, name
-        assert flag(name) == ("--" + name.replace("_", "-") if name != "remote_headers" else "HEADWAY_REMOTE_HEADERS")
+        assert flag(name) == "--" + name.replace("_", "-")
         if name.endswith("_ms"):
             assert field.unit == "ms", name
 
@@ -454,12 +437,11 @@ def test_a_url_that_is_no_databases_is_refused(url: str, reason: str, hint: str)
 @pytest.mark.parametrize(
     ("changed", "lacking"),
     [
-        ({"cache_ttl_s": 60.0}, "cache"),
         ({"fallback": "model.py:small"}, "broker"),
         ({"shards": 16}, "broker"),
         ({"broker_prefix": "other"}, "broker"),
         ({"ledger_content": True}, "ledger"),
-        ({"fallback_concurrency": 4}, "fallback"),
+        ({"bulk_max_bytes": 1 << 30}, "bulk_dir"),
     ],
 )
 def test_a_setting_that_does_nothing_without_another_one_is_told(changed: dict[str, Any], lacking: str) -> None:
@@ -472,8 +454,7 @@ def test_settings_that_have_what_they_need_are_not_told() -> None:
         "broker": "redis://127.0.0.1:6379/0",
         "shards": 16,
         "fallback": "model.py:small",
-        "fallback_concurrency": 2,
     }
-    others = {"cache": True, "cache_ttl_s": 60.0, "ledger": "sqlite:///headway.db", "ledger_content": True}
+    others = {"ledger": "sqlite:///headway.db", "ledger_content": True}
     assert idle(Settings(**broker, **others)) == []  # type: ignore[arg-type]
     assert idle(Settings()) == []

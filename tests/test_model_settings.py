@@ -23,7 +23,6 @@ version = "3"
 policy = "window"
 cache = true
 request_timeout_ms = 1000
-arguments = { size = "small" }
 """
 
 
@@ -42,7 +41,6 @@ def test_each_model_has_its_own_settings_over_those_of_the_process(file: Path) -
     assert (embed.max_batch_size, embed.policy, embed.cache, embed.model_version) == (64, "window", True, "3")
     assert (upper.reserved_share, embed.reserved_share) == (0.2, 0.2)
     assert embed.queue_timeout_ms == 1000.0, "a shorter time in all shortens the wait, as elsewhere"
-    assert embed.target_arguments == "size='small'"
     assert (upper.model, upper.models) == ("upper", ())
 
 
@@ -146,7 +144,6 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("[models.a]\nversion = '1'\nmodel_version = '2'", "[models.a] = 'a'", "has both"),
         ("[models.'a b']", "[models.a b] = 'a b'", "must be 1 to 128 letters"),
         ("[models.a]\ntarget = 3", "[models.a] target", "must be text"),
-        ("[models.a]\narguments = 3", "[models.a] arguments", "is no table of the arguments"),
         ("[models.a]\nqueue_timeout_ms = 9000", "[models.a] queue_timeout_ms = 9000", "is longer than"),
         ("[models.a]\nversion = 3", "[models.a] version = 3", "must be text"),
         ("[models.a]\nversion = 'a b'", "[models.a] version = 'a b'", "must be 1 to 128 letters"),
@@ -159,7 +156,7 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("[models.'a@1']\nversion = '1'", "[models.a@1] version = '1'", "in the name of its table already"),
         ("[models.'a@1']\nport = 3", "[models.a@1] port = 3", "is a setting of the process"),
         ("[models.'a@1']\nworkers = 0", "[models.a@1] workers = 0", "must lie between"),
-        ("[models.a]\ncache_ttl_s = 0\n[models.'a@1.5']", "[models.a] cache_ttl_s = 0", "must lie between"),
+        ("[models.a]\nresult_ttl_s = 0\n[models.'a@1.5']", "[models.a] result_ttl_s = 0", "must lie between"),
         ("[models.'a@b c']", "[models.a@b c] = 'b c'", "must be 1 to 128 letters"),
         ("[models.'a@']", "[models.a@] = ''", "must be 1 to 128 letters"),
         ("[models.'@1']", "[models.@1] = ''", "must be 1 to 128 letters"),

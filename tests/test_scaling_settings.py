@@ -43,7 +43,6 @@ def test_rules_are_tables_of_the_file_or_json_elsewhere(tmp_path: Path) -> None:
         ({"autoscale": "local", "models_per_gpu": 2}, "--autoscale", "--models-per-gpu"),
         ({"scale_rules": "[]"}, "--scale-rules", "0 rules"),
         ({"scale_rules": '[{"queue_above": 1}]'}, "--scale-rules", "For example"),
-        ({"scale_cooldown_s": -1.0}, "--scale-cooldown-s", "between 0"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_mend(flags: dict[str, Any], setting: str, part: str) -> None:

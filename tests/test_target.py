@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_target, shown_target, with_arguments
-from headway.errors import SettingError, TargetError
+from headway.config.target import FileTarget, ModuleTarget, RemoteTarget, parse_target, shown_target
+from headway.errors import TargetError
 
 
 def test_a_module_and_an_attribute_are_read_as_a_module_target() -> None:
@@ -144,17 +144,6 @@ def test_arguments_are_shown_without_their_values() -> None:
     assert str(target) == "app:Model(…, key=…)"
     assert "canary" not in repr(target)
     assert shown_target("app:Model('canary', key='canary')") == "app:Model(…)"
-
-
-def test_arguments_of_the_settings_are_added_to_a_target_without_any() -> None:
-    assert with_arguments(ModuleTarget("app", "Model"), "n=1") == ModuleTarget("app", "Model", "n=1")
-    assert with_arguments(RemoteTarget("http://host/"), "") == RemoteTarget("http://host/")
-
-
-@pytest.mark.parametrize("target", [ModuleTarget("app", "Model", "n=1"), RemoteTarget("http://host/")])
-def test_arguments_of_the_settings_are_refused_where_they_cannot_be_added(target: ModuleTarget | RemoteTarget) -> None:
-    with pytest.raises(SettingError, match="target_arguments"):
-        with_arguments(target, "n=2")
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:22100/x", "127.0.0.1:22100", "api.example:80/v1/batch", "[::1]:80/x"])

@@ -221,7 +221,7 @@ def test_direct_mode_is_for_who_has_a_broker_elsewhere_and_a_fallback(tmp_path: 
     (tmp_path / "spare.py").write_text("def spare(inputs):\n    return inputs\n")
     fallback = f"{tmp_path / 'spare.py'}:spare"
     for broker, given, expected in (("", fallback, False), (BROKER, "", False), (BROKER, fallback, True)):
-        settings = Settings(broker=broker, fallback=given, fallback_concurrency=3)
+        settings = Settings(broker=broker, fallback=given)
         made = within_a_loop(functools.partial(make_fallback, settings, Counters(), time.monotonic))
         assert (made is not None) == expected
 
@@ -231,7 +231,7 @@ def test_each_model_may_have_a_fallback_of_its_own(tmp_path: Path) -> None:
     spare = f"{tmp_path / 'spare.py'}:spare"
     tables = (
         ModelSettings("a", values=(("fallback", spare),)),
-        ModelSettings("b", values=(("fallback", "http://127.0.0.1:1/batch"), ("fallback_concurrency", 2))),
+        ModelSettings("b", values=(("fallback", "http://127.0.0.1:1/batch"),)),
         ModelSettings("c"),
     )
 
@@ -319,17 +319,19 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
             within_a_loop(lambda: wiring.build(Settings(**settings), role, TARGET))
         return [(line["setting"], line["without"]) for line in logs if line["event"] == "a setting has no effect"]
 
-    assert told(Role.SERVE, shards=16, cache_ttl_s=5.0) == [("--shards", "--broker"), ("--cache-ttl-s", "--cache")]
+    assert told(Role.SERVE, shards=16, ledger_content=True) == [
+        ("--shards", "--broker"),
+        ("--ledger-content", "--ledger"),
+    ]
     assert told(Role.SERVE) == []
-    assert told(Role.WORKER, broker=BROKER, cache_ttl_s=5.0) == []
+    assert told(Role.WORKER, broker=BROKER, ledger_content=True) == []
     assert told(Role.SERVE, version_weights="3=1") == [("--version-weights", "--broker")]
     kept = [("--min-warm", "--models-per-gpu")]
     assert told(Role.SERVE, min_warm=1) == told(Role.WORKER, broker=BROKER, min_warm=1) == kept
     alone = [("--models-per-gpu", "a second model that runs here")]
     assert told(Role.SERVE, models_per_gpu=2) == told(Role.WORKER, broker=BROKER, models_per_gpu=2) == alone
-    table = ModelSettings("a", TARGET, (("cache_ttl_s", 5.0), ("min_warm", 1)))
-    of_table = [("[models.a] min_warm", "--models-per-gpu"), ("[models.a] cache_ttl_s", "--cache")]
-    assert told(Role.SERVE, models=(table,)) == of_table
+    table = ModelSettings("a", TARGET, (("min_warm", 1),))
+    assert told(Role.SERVE, models=(table,)) == [("[models.a] min_warm", "--models-per-gpu")]
 
 
 def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_there_are_not() -> None:

@@ -100,8 +100,7 @@ def report(findings: Findings, history: History) -> None:
 
 # Workers.
 
-RULES = [{"queue_above": 0, "for_s": 0.0, "add": 1}, {"utilisation_below": 9.0, "for_s": 0.0, "remove": 1}]
-COOLDOWN = 0.5
+RULES = [{"queue_above": 0, "for_s": 0.0, "add": 1}, {"utilisation_below": 9.0, "for_s": 0.5, "remove": 1}]
 SCALER_LOOKED_AT_EVERY = 0.25
 """Seconds between two looks at what the autoscaler wants."""
 
@@ -109,7 +108,7 @@ SCALER_LOOKED_AT_EVERY = 0.25
 def flags_of_scaler(least: int, most: int) -> Sequence[str]:
     """Flags of the process that decides how many workers there are."""
     bounds = "--min-workers", str(least), "--max-workers", str(most)
-    return "--autoscale", "local", *bounds, "--scale-cooldown-s", f"{COOLDOWN:g}", "--scale-rules", json.dumps(RULES)
+    return "--autoscale", "local", *bounds, "--scale-rules", json.dumps(RULES)
 
 
 def flags_of_host(most: int) -> Sequence[str]:

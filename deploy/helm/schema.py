@@ -18,7 +18,6 @@ from headway.config.settings import MODEL_FIELDS
 SCHEMA = Path(__file__).with_name("headway") / "values.schema.json"
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "arguments": {"type": "object"},
     "scale_rules": {"type": ["string", "array"]},
 }
 """Values that a file may have in another form than a flag."""
@@ -51,7 +50,7 @@ def renewed(schema: dict[str, Any]) -> dict[str, Any]:
     """The chart's schema with the bounds as they are now."""
     made: dict[str, Any] = json.loads(json.dumps(schema))
     made["properties"]["settings"]["properties"] = _all(FIELDS)
-    made["definitions"]["model"]["properties"]["settings"]["properties"] = _all((*MODEL_FIELDS, *SHORT, "arguments"))
+    made["definitions"]["model"]["properties"]["settings"]["properties"] = _all((*MODEL_FIELDS, *SHORT))
     for place, (name, units, least) in PLACES.items():
         found = made
         for part in place:

@@ -164,7 +164,7 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
     if target.over_grpc:
         _remote_backend(target)
     remote = reach(target.url, settings.remote_format, settings.remote_model)
-    return remote, Credentials(settings.remote_token, settings.remote_headers, settings.remote_headers_file)
+    return remote, Credentials(settings.remote_token, settings.remote_headers_file)
 
 
 def make_remote_certificates(

@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES, Parts
-from headway.config import CHARS, Settings, fallbacks_of, shown_url
+from headway.config import CHARS, Settings, fallback_batches, fallbacks_of, shown_url
 from headway.config.checks import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
@@ -320,7 +320,8 @@ def _fallbacks(settings: Settings) -> Iterator[str]:
     """Line for each fallback, or one that says that there is none."""
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
-        batches = "1 batch" if own.fallback_concurrency == 1 else f"{own.fallback_concurrency} batches"
+        at_once = fallback_batches(own.fallback)
+        batches = "1 batch" if at_once == 1 else f"{at_once} batches"
         whose = f" for model {model!r}" if len(settings.served) > 1 else ""
         yield f"{shown_target(own.fallback)}, {batches} at once,{whose} while the broker is away"
     if len(fallbacks) < len(settings.served):

@@ -9,7 +9,7 @@ from headway.app.backends import make_devices
 from headway.app.brokers import make_memory_broker
 from headway.app.devices import Devices
 from headway.app.workers import make_batchers, make_pool
-from headway.config import CHARS, Settings, fallbacks_of, shown_url
+from headway.config import CHARS, Settings, fallback_batches, fallbacks_of, shown_url
 from headway.config.target import Target, parse_target
 from headway.errors import SettingError, TargetError
 from headway.gateway.direct_mode import Fallback
@@ -44,7 +44,7 @@ def make_fallback(
     """Make the fallback that a gateway asks while a broker elsewhere is away, if one is set. Its processes get no GPU."""
     targets, own = fallback_targets(settings), {}
     for model, of_model in fallbacks_of(settings).items():
-        slots = of_model.fallback_concurrency
+        slots = fallback_batches(of_model.fallback)
         own[model] = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     if not own:
         return None

@@ -9,7 +9,7 @@ import msgspec
 from headway.app.backends import make_devices_of_models
 from headway.app.devices import Devices
 from headway.config import Settings
-from headway.config.target import Target, parse_target, with_arguments
+from headway.config.target import Target, parse_target
 from headway.errors import SettingError, TargetError
 
 Given = str | Target | Mapping[str, str | Target]
@@ -58,6 +58,6 @@ def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
             hint = f'Write {model}=TARGET on the command line, or target = "…" in [models."{model}"]{file}.'
             raise TargetError(f"model {model!r} has no target. {hint}")
         target = parse_target(found) if isinstance(found, str) else found
-        targets[model] = of_model, with_arguments(target, of_model.target_arguments)
+        targets[model] = of_model, target
     devices = make_devices_of_models(targets)
     return {model: ModelPlan(of_model, target, devices[model]) for model, (of_model, target) in targets.items()}

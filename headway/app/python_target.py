@@ -6,6 +6,7 @@ is defined in a script that runs is found by the script's file, all else by its 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headway.config.target import FileTarget, ModuleTarget, Target, parse_target, with_arguments
+from headway.config.target import FileTarget, ModuleTarget, Target, parse_target
 from headway.core import arguments
 from headway.errors import TargetError
 
@@ -64,7 +65,8 @@ def _with_arguments(given: functools.partial[Any]) -> Target:
     except arguments.NoArguments as exc:
         hint = "Give text, numbers, true or false, lists or dicts: they travel to another process."
         raise _unfit(given.func.__qualname__, f"cannot be built so: {exc}", hint) from None
-    return with_arguments(target_of(given.func), text)
+    named = target_of(given.func)
+    return dataclasses.replace(named, arguments=text) if isinstance(named, ModuleTarget | FileTarget) else named
 
 
 def _of_program(given: Any, module: ModuleType | None) -> Target:

@@ -121,7 +121,6 @@ def scale_limits(settings: Settings) -> ScaleLimits:
         least=max(settings.min_workers, 1),
         most=settings.max_workers or MOST_SLOTS,
         rules=rules.read(settings.scale_rules),
-        cooldown=settings.scale_cooldown_s,
         start_within=2 * settings.start_timeout_ms / 1000,
         promise=settings.promise_ms / 1000,
         idle_after=settings.scale_to_zero_after_s,

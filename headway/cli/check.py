@@ -33,13 +33,11 @@ _SETTINGS = (
     "queue_timeout_ms",
     "request_timeout_ms",
     "start_timeout_ms",
-    "target_arguments",
     "devices",
     "remote_format",
     "remote_model",
     "remote_rate",
     "remote_token",
-    "remote_headers",
     "remote_headers_file",
     "remote_ca",
     "remote_cert",
@@ -161,10 +159,10 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
     from headway.cli.recording import batches_to_record
     from headway.cli.trial import Trial
     from headway.cli.trial_inputs import choose_inputs
-    from headway.config.target import parse_target, with_arguments
+    from headway.config.target import parse_target
     from headway.runtime.counters import Counters
 
-    spec = with_arguments(parse_target(order.target), settings.target_arguments)
+    spec = parse_target(order.target)
     devices = make_devices(settings, spec)
     weights = make_weights(settings, spec, 0)
     name = worker_name(settings, spec, devices, 0)

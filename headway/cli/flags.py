@@ -34,7 +34,7 @@ def with_settings(
     environment and file come to. Values are parsed by `headway.config` and not by click, so that a bad one gets the
     same message and exit code wherever it was written.
     """
-    chosen = tuple(name for name in names if FIELDS[name].has_flag)
+    chosen = tuple(names)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)

@@ -215,6 +215,6 @@ def better_error(error: click.UsageError, command: str | None) -> click.UsageErr
 def takers_of(option: str) -> list[str]:
     """Commands of the roles that take an option."""
     name = next((name for name in FIELDS if option in (flag(name), f"--no-{flag(name)[2:]}")), "")
-    if not name or not FIELDS[name].has_flag:
+    if not name:
         return []
     return [role.value for role, parts in ROLES.items() if name in parts.settings]

@@ -20,7 +20,7 @@ A flag beats the environment, which beats the file, which beats the default.
 
 from headway.config.broker import shown_url
 from headway.config.checks import ALL_ROWS, is_loopback
-from headway.config.fallbacks import fallbacks_of
+from headway.config.fallbacks import fallback_batches, fallbacks_of
 from headway.config.fields import Setting
 from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, idle, kind
 from headway.config.sources import load, load_arguments, misspelt, read_weights_again, spelling_of
@@ -33,6 +33,7 @@ __all__ = [
     "PREFIX",
     "Setting",
     "Settings",
+    "fallback_batches",
     "fallbacks_of",
     "flag",
     "idle",

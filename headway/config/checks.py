@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from headway.config import broker, database, remote_headers
-from headway.core import arguments, policies, versions, weight_estimate
+from headway.config import broker, database
+from headway.core import policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
@@ -192,12 +192,6 @@ def _remote_key(settings: Settings) -> None:
 
 
 def _remote_headers(settings: Settings) -> None:
-    try:
-        fields = remote_headers.read(settings.remote_headers)
-    except remote_headers.BadHeaders as exc:
-        refuse(settings, "remote_headers", str(exc), remote_headers.HINT)
-    if settings.remote_token and "authorization" in map(str.lower, fields):
-        refuse(settings, "remote_headers", "holds Authorization, as `remote_token` does", "Set one of them.")
     if settings.remote_headers_file and not is_file(Path(settings.remote_headers_file)):
         refuse(settings, "remote_headers_file", "no such file", "Name a file of header fields, or leave it out.")
 
@@ -261,13 +255,6 @@ def _broker(settings: Settings) -> None:
         refuse(settings, "broker", *wrong)
 
 
-def _target_arguments(settings: Settings) -> None:
-    try:
-        arguments.read(settings.target_arguments)
-    except arguments.NoArguments as exc:
-        refuse(settings, "target_arguments", f"cannot be read: {exc}", "For example \"'small', layers=3\".")
-
-
 def _scale_rules(settings: Settings) -> None:
     try:
         scale_rules.read(settings.scale_rules)
@@ -303,7 +290,6 @@ CHECKS: tuple[Callable[[Settings], None], ...] = (
     _remote_headers,
     _remote_key,
     _tiers,
-    _target_arguments,
     _devices,
     _versions,
     _min_warm,

@@ -9,6 +9,9 @@ from headway.config.settings import Settings
 from headway.config.target import shown_target
 from headway.errors import SettingError
 
+_REMOTE_CALLS = 4
+"""Calls in flight at once to a fallback that is a remote API."""
+
 
 def fallbacks_of(settings: Settings) -> dict[str, Settings]:
     """Settings of each model that has a fallback, whose `fallback` is the text of its target alone.
@@ -35,3 +38,8 @@ def fallbacks_of(settings: Settings) -> dict[str, Settings]:
         else:
             texts.setdefault(settings.default if settings.default in served else next(iter(served)), target)
     return {model: replace(one, models=(), fallback=texts[model]) for model, one in served.items() if model in texts}
+
+
+def fallback_batches(fallback: str) -> int:
+    """Batches that a gateway runs at once on a fallback. A function has one process, as it shares the gateway's CPUs."""
+    return _REMOTE_CALLS if "://" in fallback.partition("(")[0] else 1

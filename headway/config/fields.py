@@ -73,7 +73,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         own: who may have a value of its own.
         term: whether workers report it.
         show: turns a text that holds a secret into what may be printed; None: all of it may be.
-        has_flag: whether a command has a flag for it.
         common: whether the short help of a command with many settings shows it.
     """
 
@@ -89,7 +88,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     own: Own = Own.PROCESS
     term: Term = Term.NO
     show: Callable[[str], str] | None = None
-    has_flag: bool = True
     common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:

@@ -14,7 +14,6 @@ from typing import Any
 from headway.config.checks import is_file
 from headway.config.models import MOST_MODELS, SHORT, VERSIONS
 from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, kind
-from headway.core import arguments
 from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
@@ -84,7 +83,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-_OF_MODELS = ("target", "arguments", *SHORT)
+_OF_MODELS = ("target", *SHORT)
 """Keys of a model's table that are no settings."""
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
 """Heading of a model's table whose name needs quotes."""
@@ -106,7 +105,7 @@ def values_of(file: FileTable) -> Given:
         names = ", ".join(f"[models.{name}]" for name, own in of_models.items() if isinstance(own, dict))
         hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single one."
         raise SettingError(f"{file.path}: model", "…", "is a table, and must be text", hint)
-    return _values(table, "target", f"{file.path}: ", FIELDS)
+    return _values(table, f"{file.path}: ", FIELDS)
 
 
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
@@ -145,7 +144,7 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
         both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
         raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
     fields = VERSION_FIELDS if "@" in name else MODEL_FIELDS
-    given = _values(rest, "arguments", f"{spelt} ", fields, {str(SHORT.get(key, key)): key for key in table})
+    given = _values(rest, f"{spelt} ", fields, {str(SHORT.get(key, key)): key for key in table})
     spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
     return ModelTable(
         target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}
@@ -154,31 +153,27 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
 
 def _values(
     table: Mapping[str, Any],
-    arguments_key: str,
     prefix: str,
     allowed: Mapping[str, Any] | tuple[str, ...],
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> Given:
-    """Settings of a table, which may have another one with the arguments of a target's class.
+    """Settings of a table.
 
     `keys` are those under which the file has the settings, where these are not their names.
     """
     found: Given = {}
     for name, value in table.items():
         spelt = f"{prefix}{keys.get(name, name)}"
-        if name == arguments_key:
-            twice = "target_arguments" in table
-            found["target_arguments"] = _target_arguments(prefix, arguments_key, value, twice=twice)
-        elif name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
+        if name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
             whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
             hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {VERSIONS}'
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
-        elif name not in allowed:
-            names = (*allowed, *_OF_MODELS) if arguments_key == "arguments" else (*allowed, "models", "target")
+        if name not in allowed:
+            names = (*allowed, *_OF_MODELS) if prefix.endswith("] ") else (*allowed, "models")
             if allowed is VERSION_FIELDS and name in MODEL_FIELDS:
                 raise _of_the_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
             raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
-        elif name == "scale_rules" and isinstance(value, list):
+        if name == "scale_rules" and isinstance(value, list):
             found[name] = (spelt, _scale_rules(spelt, value))
         else:
             found[name] = (spelt, typed(spelt, name, value))
@@ -212,7 +207,7 @@ def unknown(
 ) -> SettingError:
     """Error of a name that no setting has."""
     table = value if isinstance(value, dict) and "models" in allowed else None
-    near = nearest(name, allowed if table is None else ("models", "target"))
+    near = nearest(name, allowed if table is None else ("models",))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
     if not near and table and not table.keys() - FIELDS.keys():
         hint = (
@@ -220,25 +215,6 @@ def unknown(
         )
     value = FIELDS[near[0]].shown(value) if near and near[0] in FIELDS else "…" if isinstance(value, dict) else value
     return SettingError(spelt, value, "there is no such setting", hint)
-
-
-def _target_arguments(prefix: str, key: str, table: object, *, twice: bool) -> tuple[str, str]:
-    """Text of the arguments of a class in the table `[target.arguments]`, or `arguments` of a model; with its spelling."""
-    of_model = key == "arguments"
-    spelt = f"{prefix}arguments" if of_model else f"{prefix}[target.arguments]"
-    named = table if of_model else table.get("arguments") if isinstance(table, dict) and len(table) == 1 else None
-    if not isinstance(named, dict):
-        where = "[models.NAME.arguments]" if of_model else "[target.arguments]"
-        hint = f"Write {where}, and one line for each of them."
-        raise SettingError(f"{prefix}{key}", "…", "is no table of the arguments of a class", hint)
-    if twice:
-        raise SettingError(spelt, "…", "is there beside target_arguments", "Write all of them in one place.")
-    try:
-        return spelt, arguments.write(named)
-    except arguments.NoArguments as exc:
-        raise SettingError(
-            spelt, "…", f"cannot be used: {exc}", "Write text, numbers, true, false, or lists."
-        ) from None
 
 
 def typed(spelt: str, name: str, value: Any) -> Any:

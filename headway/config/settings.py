@@ -175,15 +175,6 @@ class Settings:
         common=True,
     )
 
-    target_arguments: str = setting(
-        "",
-        _WORKERS,
-        "Arguments that a class TARGET is built with, if they are not in TARGET itself: literals, as in "
-        "\"'small', layers=3\"; in the file also a table [target.arguments].",
-        show=hidden,
-        parts=RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
     workers: int = setting(
         1,
         _WORKERS,
@@ -351,21 +342,11 @@ class Settings:
         _FLEET,
         "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
         "several models each may have one in its table; its answers tell `model_version`, and requests that name a version get "
-        "503 then, as all do where it is left out.",
+        "503 then, as all do where it is left out. A function runs one batch at once there, and an API four.",
         needs="broker",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
         common=True,
-    )
-    fallback_concurrency: int = setting(
-        1,
-        _FLEET,
-        "Batches that a gateway runs at once on `fallback`.",
-        "batches",
-        within=(1, 256),
-        needs="fallback",
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
     )
     target_utilisation: float = setting(
         1.0,
@@ -497,16 +478,6 @@ class Settings:
         term=Term.CHANGED,
         common=True,
     )
-    cache_ttl_s: float = setting(
-        300.0,
-        _SHARING,
-        "How long the cache keeps an output.",
-        "s",
-        within=(0.1, 86_400),
-        needs="cache",
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
     collapse: bool = setting(
         False,
         _SHARING,
@@ -517,7 +488,7 @@ class Settings:
     result_ttl_s: float = setting(
         600.0,
         _SHARING,
-        "How long the outcome of a task, or of an Idempotency-Key, is kept.",
+        "How long the outcome of a task, or of an Idempotency-Key, is kept; an output in the cache, half as long.",
         "s",
         within=(1, 86_400),
         own=Own.MODEL,
@@ -623,19 +594,10 @@ class Settings:
         own=Own.VERSION,
         common=True,
     )
-    remote_headers: str = setting(
-        "",
-        _REMOTE,
-        "Header fields sent to the remote API, one `Name: value` a line; only in the environment or the file.",
-        show=hidden,
-        has_flag=False,
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
     remote_headers_file: str = setting(
         "",
         _REMOTE,
-        "File of such header fields, one `Name: value` a line, which is read again when it changes.",
+        "File of header fields sent to the remote API, one `Name: value` a line, which is read again when it changes.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
@@ -762,15 +724,6 @@ class Settings:
         "Rules, in the file a list of tables, else as JSON: "
         '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; left out: '
         f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    scale_cooldown_s: float = setting(
-        300.0,
-        _SCALING,
-        "Shortest time from one change to the next removal of workers.",
-        "s",
-        within=(0, 86_400),
         parts=RolePart.CONTROLLER,
         own=Own.MODEL,
     )
@@ -948,9 +901,7 @@ def kind(name: str) -> type:
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of `name`, most often a field; that of the environment for one that has no flag."""
-    if name in FIELDS and not FIELDS[name].has_flag:
-        return f"{PREFIX}{name.upper()}"
+    """The command-line spelling of `name`, most often a field."""
     return f"--{name.replace('_', '-')}"
 
 

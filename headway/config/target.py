@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.core import arguments
-from headway.errors import SettingError, TargetError
+from headway.errors import TargetError
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +138,6 @@ def parse_target(text: str) -> Target:
     if not all(part.isidentifier() for part in place.split(".")):
         raise _error(text, f"{place!r} is neither a module nor a .py file", "Write module:attr or path/file.py:attr.")
     return ModuleTarget(place, attribute)
-
-
-def with_arguments(target: Target, text: str) -> Target:
-    """`target` with the arguments of the setting `target_arguments`; an empty text changes nothing.
-
-    Raises:
-        SettingError: the target has arguments of its own, or can have none.
-    """
-    if not text or isinstance(target, ObservedTarget):
-        return target
-    if isinstance(target, RemoteTarget):
-        hint = "Leave them out, or name a class: path/file.py:Class."
-        raise SettingError("target_arguments", "…", "are for a class, and the target is a remote API", hint)
-    if target.arguments:
-        hint = "Write all of them in one place."
-        raise SettingError("target_arguments", "…", f"are given in the target, too ({target})", hint)
-    return replace(target, arguments=text)
 
 
 def shown_target(text: str) -> str:

@@ -300,7 +300,7 @@ def dedup_keys_of(
     if options.fresh:
         shares = settings.cache and not options.unkept  # Later requests may get its answer.
     if shares:
-        keep = settings.cache_ttl_s if settings.cache else 0.0
+        keep = settings.result_ttl_s / 2 if settings.cache else 0.0
         joins = settings.collapse and not options.fresh
         dedup_keys.append(DedupKey(DedupKind.SAME, f"{asked.hex()}@{version}", b"", keep, joins, options.fresh))
     return tuple(dedup_keys)

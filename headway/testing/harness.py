@@ -17,7 +17,7 @@ from headway.app.serving import Value, refuse_in_worker, start
 from headway.client.errors import ApiError
 from headway.client.messages import Answer, Request, check_inputs, inference, read_error, read_result
 from headway.config import Settings, load_arguments
-from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target, with_arguments
+from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.errors import TargetError
 from headway.http.server.memory_listener import MemoryListener
 
@@ -54,14 +54,14 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
     if "request_timeout_ms" in given:
         given.setdefault("queue_timeout_ms", given["request_timeout_ms"])
     loaded = load_arguments({**_PATIENT, **given})
-    return BatchedTarget(loaded, _subject(target, process, loaded.target_arguments))
+    return BatchedTarget(loaded, _subject(target, process))
 
 
-def _subject(target: TargetLike, process: bool, arguments: str) -> Any:
+def _subject(target: TargetLike, process: bool) -> Any:
     """Target that a worker process runs, or object that a thread runs."""
     if process or isinstance(target, str):
         refuse_in_worker("headway.testing.batched")
-        found: Target = with_arguments(target_of(target), arguments)
+        found: Target = target_of(target)
         if isinstance(found, ModuleTarget | FileTarget):
             return found
         kind = "a remote API" if isinstance(found, RemoteTarget) else "no target of a worker"

@@ -153,12 +153,12 @@ async def test_the_time_that_is_left_goes_with_every_request(speaker: Speaker) -
     assert 2500 < int(api.headers[0]["X-Request-Timeout-Ms"]) <= LONG * 1000
 
 
-async def test_header_fields_of_the_settings_and_the_file_go_with_every_request(tmp_path: Path) -> None:
+async def test_header_fields_of_the_file_go_with_every_request(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("# for the API\nX-Team: blue \n\nAuthorization: Bearer canary-1\n")
 
     api = Api(SPEAKERS["list"])
-    async with api.against(credentials=Credentials(fields="X-Other: yes", file=str(file))) as backend:
+    async with api.against(credentials=Credentials(file=str(file))) as backend:
         file.write_text("Authorization: Bearer canary-22\n")
         await backend.run(batch("a"), LONG)
         file.write_text("no field\ncanary-333")
@@ -172,7 +172,6 @@ async def test_header_fields_of_the_settings_and_the_file_go_with_every_request(
         await backend.run(batch("a"), LONG)
     assert [headers["Authorization"] for headers in api.headers] == ["Bearer canary-1", *["Bearer canary-22"] * 4]
     assert api.headers[0]["X-Team"] == "blue"
-    assert all(headers["X-Other"] == "yes" for headers in api.headers)
 
 
 @pytest.mark.parametrize(

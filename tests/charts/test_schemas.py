@@ -22,9 +22,9 @@ OPERATORS = ("gateway.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 MADE = runpy.run_path(str(CHART.parent / "schema.py"))
 OPEN = {
-    "global", "arguments", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
+    "global", "podSecurityContext", "securityContext", "affinity", "requests", "limits", "rollingUpdate", "tlsConfig",
 }  # fmt: skip
-"""Values whose members are not the chart's to know: parts of Kubernetes' objects, and a target's arguments."""
+"""Values whose members are not the chart's to know: parts of Kubernetes' objects."""
 
 
 def ours(one: Object) -> bool:

@@ -178,7 +178,7 @@ def test_the_help_of_a_role_is_short_and_says_how_to_see_all_of_it(role: str) ->
     short, whole = help_of(role), all_help_of(role)
     assert f"headway {role} --help-all" in " ".join(short.split())
     assert len(short.splitlines()) < 140 < len(whole.splitlines())
-    flags = {flag(name) for name in PARTS[Role(role)].settings if FIELDS[name].has_flag}
+    flags = {flag(name) for name in PARTS[Role(role)].settings}
     assert {one for one in flags if one[:18] not in whole} == set(), "a long one is cut at 80 columns"
     assert {flag(name) for name, one in FIELDS.items() if one.common} & flags <= {
         one for one in flags if f" {one} " in short
@@ -241,9 +241,6 @@ def test_serve_has_a_flag_for_every_setting_in_its_group(capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     flowing = " ".join(shown.split())  # A default may stand on two lines.
     for name, field in FIELDS.items():
-        if not field.has_flag:
-            assert name.replace("_", "-") + " " not in shown
-            continue
         assert f"{flag(name)} " in shown
         assert f"\n{field.group}:\n" in shown
         if kind(name) is bool:

@@ -343,11 +343,11 @@ class TestShares:
         assert dedup_keys_of(Settings(), "id", ASKED, RequestOptions(1.0), "1") == ()
 
     def test_of_a_task_with_a_key_come_in_the_order_in_which_they_decide(self) -> None:
-        settings = Settings(result_ttl_s=30.0, cache=True, cache_ttl_s=20.0, collapse=True)
+        settings = Settings(result_ttl_s=30.0, cache=True, collapse=True)
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0, key="key", task=True), "1") == (
             DedupKey(DedupKind.TASK, "id", ASKED, 30.0),
             DedupKey(DedupKind.KEY, "key", ASKED, 30.0),
-            DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", 20.0, True),
+            DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", 15.0, True),
         )
 
     @pytest.mark.parametrize(("cache", "keep"), [(False, 0.0), (True, 20.0)])
@@ -355,7 +355,7 @@ class TestShares:
     def test_identical_requests_join_and_are_kept_as_the_settings_say(
         self, cache: bool, keep: float, collapse: bool
     ) -> None:
-        settings = Settings(cache=cache, cache_ttl_s=20.0, collapse=collapse)
+        settings = Settings(cache=cache, result_ttl_s=40.0, collapse=collapse)
         same = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, collapse),) if cache or collapse else ()
         assert dedup_keys_of(settings, "id", ASKED, RequestOptions(1.0), "1") == same
         renewing = (DedupKey(DedupKind.SAME, f"{ASKED.hex()}@1", b"", keep, False, True),) if cache else ()

@@ -12,7 +12,7 @@ from headway.core.scaling.scaler import FIRST_START, PLAN, RULES, ModelState, Sc
 from headway.core.scaling.shares import shares
 from headway.core.scaling.sizing import BatchCost
 
-IDLE = ScaleLimits(idle_after=30.0, cooldown=300.0, most=4)
+IDLE = ScaleLimits(idle_after=30.0, most=4)
 
 
 def state(ready: int, *, queue: float = 0.0, rate: float = 0.0, running: int = 0, load: float = 0.0) -> ModelState:

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.scaling.forecast import SAMPLE_SECONDS, ArrivalForecast
-from headway.core.scaling.rules import QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW, ScaleRule
+from headway.core.scaling.rules import QUEUE_ABOVE, USUAL, UTILISATION_ABOVE, UTILISATION_BELOW, ScaleRule
 from headway.core.scaling.scaler import (
     AGAIN,
     DOWN,
     FIRST_START,
     MOST_REMOVED,
     PLAN,
+    PLAN_KEEPS,
     RULES,
     UP,
     ModelState,
@@ -201,20 +202,20 @@ def test_a_plan_without_any_measurement_goes_by_the_queue() -> None:
 
 
 @pytest.mark.parametrize("policy", [RULES, PLAN])
-def test_a_large_fleet_shrinks_by_a_fifth_at_most_and_by_one_cooldown_at_a_time(policy: str) -> None:
-    rules = (ScaleRule(UTILISATION_BELOW, 0.4, 60.0, -50), ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1))
-    fleet = Fleet(ScaleLimits(policy=policy, rules=rules, cooldown=300, least=2), 40)
+def test_a_large_fleet_shrinks_by_a_fifth_at_most_and_waits_between_two_removals(policy: str) -> None:
+    rules = (ScaleRule(UTILISATION_BELOW, 0.4, PLAN_KEEPS, -50), ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1))
+    fleet = Fleet(ScaleLimits(policy=policy, rules=rules, least=2), 40)
     fleet.run(4 * 3600, 50)
     assert fleet.scaler.desired == 2
     for (at, one), (then, _) in itertools.pairwise(fleet.decisions):
         assert one.direction == DOWN
         assert one.before - one.desired <= max(1, MOST_REMOVED * one.before)
-        assert then - at >= 300
+        assert then - at >= PLAN_KEEPS
 
 
 def test_no_removal_makes_a_rule_add_again() -> None:
     rules = (ScaleRule(UTILISATION_BELOW, 0.8, 1.0, -1), ScaleRule(UTILISATION_ABOVE, 0.85, 1.0, 1))
-    fleet = Fleet(ScaleLimits(rules=rules, cooldown=1), 3, start=2)
+    fleet = Fleet(ScaleLimits(rules=rules), 3, start=2)
     fleet.run(3000, 200)
     assert fleet.decisions == []
     assert fleet.scaler.desired == 3
@@ -266,7 +267,7 @@ def test_the_time_of_a_start_is_learnt() -> None:
 
 
 def test_the_first_start_that_is_seen_takes_the_place_of_the_guess_and_later_ones_are_smoothed() -> None:
-    fleet = Fleet(ScaleLimits(policy=PLAN, cooldown=0.0), 2, start=2)
+    fleet = Fleet(ScaleLimits(policy=PLAN), 2, start=2)
     assert fleet.scaler.start_seconds == FIRST_START
     fleet.run(60, 300)
     assert fleet.scaler.start_seconds == pytest.approx(2, abs=1)
@@ -299,19 +300,20 @@ PIECES = st.lists(st.tuples(st.floats(1, 900), st.floats(0, 5000), st.floats(0, 
     least=st.integers(1, 5),
     more=st.integers(0, 30),
     start=st.floats(1, 400),
-    cooldown=st.floats(0, 400),
+    held=st.floats(0, 400),
     broken=st.integers(0, 5),
 )
-def test_whatever_the_load_bounds_and_cooldown_are_kept(
+def test_whatever_the_load_bounds_and_times_are_kept(
     policy: str,
     pieces: list[tuple[float, float, float]],
     least: int,
     more: int,
     start: float,
-    cooldown: float,
+    held: float,
     broken: int,
 ) -> None:
-    limits = ScaleLimits(policy=policy, least=least, most=least + more, cooldown=cooldown)
+    rules = tuple(msgspec.structs.replace(rule, for_s=held) if rule.change < 0 else rule for rule in USUAL)
+    limits = ScaleLimits(policy=policy, least=least, most=least + more, rules=rules)
     fleet = Fleet(limits, least, start)
     fleet.broken = broken
     last, desired = -math.inf, least
@@ -324,7 +326,7 @@ def test_whatever_the_load_bounds_and_cooldown_are_kept(
         assert (one.desired < one.before) is (one.direction == DOWN)
         assert one.reason
         if one.direction == DOWN:
-            assert at - max(last, 0.0) >= cooldown
+            assert at - max(last, 0.0) >= (held if one.reason.startswith("utilisation below") else PLAN_KEEPS)
             assert one.before - one.desired <= max(1, MOST_REMOVED * one.before)
         last, desired = at if one.direction != AGAIN else last, one.desired
 

@@ -170,7 +170,7 @@ RULES = '[{"queue_above": 1, "for_s": 1, "add": 2}, {"utilisation_below": 0.9, "
 
 def scaling(folder: Path, watch: Watches) -> None:
     """More load than the workers that there may be can carry, and workers that never come, as nobody sets their number."""
-    flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES, "--scale-cooldown-s", "1")
+    flags = ("--max-batch-size", "1", "--max-workers", "3", "--scale-rules", RULES)
     server = Server(folder, flags=(*flags, "--start-timeout-ms", "1000", "--queue-timeout-ms", "60000", *LONG))
     with watch(folder, server) as drill:
         with held(server, folder) as first:

@@ -11,12 +11,12 @@ from tests.e2e.server import serving
 RULES = json.dumps([
     {"queue_above": 3, "for_s": 0.5, "add": 1},
     {"utilisation_above": 5, "for_s": 3600, "add": 1},
-    {"utilisation_below": 0.4, "for_s": 1, "remove": 1},
+    {"utilisation_below": 0.4, "for_s": 2, "remove": 1},
 ])  # fmt: skip
 
 
 def test_a_worker_comes_while_others_wait_and_leaves_when_nobody_does(tmp_path: Path) -> None:
-    options = "--autoscale", "local", "--workers", "1", "--max-workers", "2", "--scale-cooldown-s", "2"
+    options = "--autoscale", "local", "--workers", "1", "--max-workers", "2"
     with serving(tmp_path, *options, "--scale-rules", RULES) as server:
         gate = Gate(tmp_path)
         held = server.ask(gate.text())

@@ -12,7 +12,7 @@ from tests.e2e.server import Server
 from tests.servers.redis import RedisServer
 
 GROWS = {"queue_above": 3, "for_s": 0.5, "add": 1}
-SHRINKS = {"utilisation_below": 0.4, "for_s": 1, "remove": 1}
+SHRINKS = {"utilisation_below": 0.4, "for_s": 2, "remove": 1}
 NEVER = {"utilisation_above": 5, "for_s": 3600, "add": 1}
 """A bound for removals, which the load of these tests never reaches."""
 LOCAL = "--autoscale", "local", "--max-workers", "2"
@@ -21,7 +21,7 @@ SCALED = (*HARDY, "--workers", "1", *LOCAL)
 
 
 def rules(*those: Mapping[str, float]) -> tuple[str, ...]:
-    return "--scale-rules", json.dumps(those), "--scale-cooldown-s", "2"
+    return "--scale-rules", json.dumps(those)
 
 
 def leader(it: Fleet, *flags: str) -> Server:
@@ -43,7 +43,7 @@ def pids(server: Server) -> dict[str, int]:
 
 def test_hosts_follow_the_number_and_busy_workers_outlive_the_controller(tmp_path: Path) -> None:
     # No worker is removed before the second one is busy, too, however slow the machine.
-    flags = *rules(GROWS, SHRINKS, NEVER), *LOCAL, "--scale-cooldown-s", "6"
+    flags = *rules(GROWS, {**SHRINKS, "for_s": 6}, NEVER), *LOCAL
     with (
         RedisServer("valkey", tmp_path / "redis") as redis,
         fleet(tmp_path, redis, workers=1, worker_flags=SCALED) as it,

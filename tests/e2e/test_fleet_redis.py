@@ -46,7 +46,7 @@ def test_without_the_server_a_gateway_asks_its_fallback_so_many_batches_at_once_
     tmp_path: Path,
 ) -> None:
     """Queued requests are taken back: when the server returns they have been answered, and do not run again."""
-    fallback = ("--fallback", TARGET, "--fallback-concurrency", "1", *PATIENT)
+    fallback = ("--fallback", TARGET, *PATIENT)
     with (
         RedisServer("valkey", tmp_path / "redis", durable=True) as durable,
         fleet(tmp_path, durable, workers=1, gateway_flags=fallback, patience=BRIEF) as it,

@@ -42,9 +42,8 @@ max_batch_size = 8
 [models.upper]
 target = "both.py:slow"
 [models.marked]
-target = "both.py:Marked"
+target = "both.py:Marked(mark='+')"
 version = "3"
-arguments = { mark = "+" }
 """
 
 

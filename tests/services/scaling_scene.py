@@ -28,7 +28,6 @@ QUICK = ScaleLimits(
     rules=read(
         '[{"utilisation_above": 0.85, "for_s": 5, "add": 2}, {"utilisation_below": 0.4, "for_s": 10, "remove": 1}]'
     ),
-    cooldown=5.0,
     start_within=60.0,
     most=8,
 )

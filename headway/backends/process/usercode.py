@@ -495,7 +495,7 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
     except TypeError as exc:
         return Refusal(
             f"target {name}: it cannot be built {given}: {exc}; its signature is {signature}. Give the arguments in "
-            f"the target, as in {name}(NAME='value'), or under [target.arguments] in the settings file."
+            f"the target, as in {name}(NAME='value')."
         )
     return None
 

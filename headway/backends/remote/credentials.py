@@ -15,23 +15,20 @@ log = get_logger(__name__)
 
 
 class Credentials:
-    """Header fields of the settings, and of a file that is read again whenever it has changed.
+    """Bearer token, and header fields of a file that is read again whenever it has changed.
 
     A file that has become bad, or is gone, is logged once; what it said before still counts.
 
     Arguments:
         token: bearer token; empty for none.
-        fields: text of header fields, as `config.remote_headers` reads them.
-        file: path of a file of such text; empty for none.
+        file: path of a file of header fields, as `config.remote_headers` reads them; empty for none.
 
     Raises:
         SettingError: the file cannot be read, or does not go with the rest.
     """
 
-    def __init__(self, token: str = "", fields: str = "", file: str = "") -> None:
-        self._fixed = dict(remote_headers.read(fields))
-        if token:
-            self._fixed["Authorization"] = f"Bearer {token}"
+    def __init__(self, token: str = "", file: str = "") -> None:
+        self._fixed = {"Authorization": f"Bearer {token}"} if token else {}
         self._path = Path(file) if file else None
         self._seen: tuple[int, int, int] | None = None
         self._all: Mapping[str, str] = self._fixed
@@ -60,9 +57,8 @@ class Credentials:
 
     def _read(self, path: Path) -> Mapping[str, str]:
         found = remote_headers.read(path.read_text("utf-8"))
-        taken = {name.lower() for name in self._fixed}
-        if any(name.lower() in taken for name in found):
-            raise BadHeaders("has a field that remote_headers or remote_token sets, too")
+        if self._fixed and "authorization" in map(str.lower, found):
+            raise BadHeaders("has Authorization, which remote_token sets, too")
         return {**self._fixed, **found}
 
 

@@ -5,8 +5,9 @@
 
 Both keep the same bounds. Workers that were asked for count as coming until they are late, so that one shortage is answered
 once; what is late no longer counts, and is asked for again. Drained workers are among the number, and neither ready nor
-coming: others are asked for in their place, as far as the bounds allow. A removal comes one cooldown after the last change, takes a fifth
-of the workers at most (but one at least), and never more than the load would want back.
+coming: others are asked for in their place, as far as the bounds allow. A removal comes when nothing has changed and none was wanted for
+the time of its rule, or for that of `plan`. It takes a fifth of the workers at most (but one at least), and never more than the load
+would want back.
 
 Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
 start does not count, so that who was told to come back then finds a worker, unless a worker failed to load in it. Lines of bulk jobs keep its workers, and bring one back,
@@ -39,6 +40,8 @@ SPARE = 0.05
 """Share by which the load must be lower than a smaller fleet could carry before `plan` removes workers."""
 PLAN_HOLDS = 5.0
 """Seconds for which `plan` must want more workers before it asks for them."""
+PLAN_KEEPS = 300.0
+"""Seconds for which `plan` must not have wanted workers before it removes them, or those of a start if that takes longer."""
 FIRST_START = 60.0
 """Seconds that a worker is taken to need for its start until one was seen; that one takes the place of the guess."""
 ASKED = 0.05
@@ -54,7 +57,6 @@ class ScaleLimits(msgspec.Struct, frozen=True):
         policy: RULES or PLAN.
         least, most: fewest and most workers; the fewest, from 1 on, of a model that has any.
         rules: rules of the policy RULES.
-        cooldown: least seconds from a change to the next removal.
         start_within: seconds for which a worker that was asked for counts as coming.
         promise: promised 95th percentile of latency in seconds, for PLAN.
         idle_after: seconds after which a model that nobody asks for has no worker; 0: it always has one.
@@ -64,7 +66,6 @@ class ScaleLimits(msgspec.Struct, frozen=True):
     least: int = 1
     most: int = MOST_SLOTS
     rules: tuple[ScaleRule, ...] = USUAL
-    cooldown: float = 300.0
     start_within: float = 600.0
     promise: float = 0.2
     idle_after: float = 0.0
@@ -130,7 +131,7 @@ class Scaler:
     Arguments:
         limits: bounds and times.
         desired: workers that were asked for last.
-        now: present instant; no worker is removed for one cooldown from it.
+        now: present instant; no worker is removed until the time of a rule, or of `plan`, has passed from it.
         reason: reason of the number.
         start: seconds that a worker was seen to need for its start; 0: none was seen yet.
 
@@ -289,7 +290,7 @@ class Scaler:
             desired = self.limits.clamp(self.desired + add.change)
             return self._change(desired, now, self._words(add, state)) if desired > self.desired else None
         remove = min((rule for rule in due if rule.change < 0), key=lambda rule: rule.change, default=None)
-        if remove is None or not self._may_remove(now):
+        if remove is None or self.coming:
             return None
         lowest = max(self.desired + remove.change, self._least_after_removal(), self._least_by_band())
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
@@ -349,11 +350,13 @@ class Scaler:
     @property
     def _window(self) -> float:
         """Seconds for which `plan` must not have wanted workers that it removes: it could not have them back sooner."""
-        return max(self.limits.cooldown, self._start)
+        return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:
         """Remove what the plan has not wanted for a while."""
-        if not self._may_remove(now) or self._planned_since is None or now - self._planned_since < self._window:
+        if self.coming or now - self._changed_at < PLAN_KEEPS:
+            return None
+        if self._planned_since is None or now - self._planned_since < self._window:
             return None
         most = self._wanted[0][1]
         lowest = max(self.limits.clamp(most + self.late + self.drained), self._least_after_removal())
@@ -369,9 +372,6 @@ class Scaler:
         if kept is None:
             return roomy, f"stay below {ROOM:.0%} use; none keep {promise * 1000:g} ms"
         return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"stay below {ROOM:.0%} use")
-
-    def _may_remove(self, now: float) -> bool:
-        return now - self._changed_at >= self.limits.cooldown and self.coming == 0
 
     def _least_after_removal(self) -> int:
         """Fewest workers that one removal may leave."""

@@ -10,8 +10,6 @@
     │   └── FolderUnavailable   the folder of bulk jobs is away, or its disk does not do
     │       └── FileLost        a file of the folder is gone
     ├── FailoverAborted         a failover of the broker was not begun, or was given up; says why
-    ├── ScalingRefused          the platform does not let the number of workers be set; says what to mend
-    ├── ScalingUnavailable      the platform cannot be reached, or does not answer in time
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -301,22 +299,8 @@ class FileLost(FolderUnavailable):
     """A file of the folder of bulk jobs is gone, and the folder is not."""
 
 
-class ScalingRefused(HeadwayError):
-    """The platform does not let the number of workers be set: another owns it, it is forbidden, or there is no such model.
-
-    The text says which, and what to mend. A call later is refused likewise until somebody has mended it.
-    """
-
-
 class FailoverAborted(HeadwayError):
     """A failover of the broker's server was not begun, or was given up. Says why, and whether writes go on."""
-
-
-class ScalingUnavailable(HeadwayError):
-    """The platform that runs the workers cannot be reached, or does not answer in time; ask again later.
-
-    The call may have taken effect all the same.
-    """
 
 
 class BackendError(HeadwayError):

@@ -459,21 +459,6 @@ class Gpu(Protocol):
         """Note that a model has been loaded there: the memory that is in use next is what the models need."""
 
 
-class ScalingDriver(Protocol):
-    """Setter of the number of workers of models, on a platform. A worker is a slot."""
-
-    async def current(self, model: str) -> int:
-        """Workers of a model that the platform was last asked for, by whomever; 0: none, or that is not known."""
-
-    async def scale(self, model: str, workers: int) -> None:
-        """Ask for this many workers. Returns before they are there.
-
-        Raises:
-            ScalingRefused: the platform does not let it be set; says what to mend.
-            ScalingUnavailable: the platform does not answer; ask again.
-        """
-
-
 class Identity(Protocol):
     """Authentication: from a credential to its principal."""
 

@@ -33,7 +33,6 @@ FLOORS: dict[str, int] = {
     "backends": 3,
     "identity": 3,
     "input_policy": 3,
-    "scaling": 3,
     "storage": 3,
     "bulk": 4,
     "gateway": 4,

@@ -15,10 +15,9 @@ from headway.core.scaling.scaler import ScaleLimits
 from headway.core.scaling.shares import Holding, rooms
 from headway.core.scaling.sizing import MOST_SLOTS
 from headway.errors import SettingError
-from headway.ports import Fleet, ScalingDriver
+from headway.fleet.local_scaling import LocalScaling
+from headway.ports import Fleet
 from headway.runtime.counters import Counters
-from headway.scaling.local import LocalScaling
-from headway.scaling.none import NoScaling
 
 if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
@@ -111,7 +110,8 @@ def make_autoscaler(
         return known[1]
 
     named = settings.served.keys() if fleet_models is None else fleet_models.named
-    return Autoscaler(make_driver(settings, pools), limits, counters, clock, settings.autoscale, named)
+    here = LocalScaling(pools) if settings.autoscale == LOCAL and not settings.broker else None
+    return Autoscaler(here, limits, counters, clock, settings.autoscale, named)
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:
@@ -125,16 +125,6 @@ def scale_limits(settings: Settings) -> ScaleLimits:
         promise=settings.promise_ms / 1000,
         idle_after=settings.scale_to_zero_after_s,
     )
-
-
-def make_driver(settings: Settings, pools: Mapping[str, WorkerPool]) -> ScalingDriver:
-    """Make the driver that a controller's process uses.
-
-    Over a broker the processes with workers follow what is published, each with its share.
-    """
-    if settings.autoscale == LOCAL and not settings.broker:
-        return LocalScaling(pools)
-    return NoScaling()
 
 
 def make_follower(

@@ -230,7 +230,7 @@ def milliseconds(seconds: float | None) -> str:
 def _wanted(scaling: Mapping[str, Any]) -> str:
     """Workers that a model should have, and how far that is."""
     late = f", {scaling['late']} late" if scaling["late"] else ""
-    trouble = f", cannot be set: {scaling['trouble']}" if scaling["trouble"] else ""
+    trouble = f"; {scaling['trouble']}" if scaling["trouble"] else ""
     return f"{scaling['desired']} workers, {scaling['current']} there, {scaling['coming']} coming{late}{trouble}"
 
 

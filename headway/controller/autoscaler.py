@@ -1,11 +1,8 @@
-"""Autoscaler: decides how many workers each model should have, while its controller leads, and has a driver set that.
-
-    look ──decision──▶ order ──▶ driver.scale ──refused, or no answer──▶ asked again later
-      ▲                              │
-      └── capacities, queues, rates  └── what another has set meanwhile is taken over
+"""Autoscaler: decides how many workers each model should have, while its controller leads.
 
 `core/scaling` decides; here is what it needs of the world. The number and its reason are published with the capacity of the
-model, so that another leader goes on from there, and every process can tell it.
+model, so that another leader goes on from there, and every process can tell it. Processes with workers follow it, each with its
+share; a process that is alone sets its own pools.
 """
 
 from __future__ import annotations
@@ -18,30 +15,18 @@ from msgspec.structs import replace
 
 from headway.config.checks import NONE
 from headway.core.departure import Load
-from headway.core.health import REST_EVERY
-from headway.core.scaling.scaler import AS_FOUND, ModelState, ScaleDecision, ScaleLimits, Scaler
+from headway.core.scaling.scaler import ModelState, ScaleDecision, ScaleLimits, Scaler
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
-from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.fleet.local_scaling import LocalScaling
 from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStatus
 from headway.model.board import ScalingChange
-from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
-from headway.runtime.periodic import Periodic
-from headway.runtime.supervisor import Supervisor
 
 log = get_logger(__name__)
 
-CARRY_OUT_EVERY = 0.5
-"""Seconds between two looks at what is to be asked of the driver."""
-CHECK_EVERY = 15.0
-"""Seconds between two questions whether somebody else has set the number."""
-AGAIN_AFTER = 5.0
-"""Seconds after which a platform that did not answer is asked again."""
-REFUSED_AGAIN_AFTER = 30.0
-"""Seconds after which a platform that refused is asked again, as somebody may have mended it."""
 SETTLES_AFTER = 3.0
-"""Seconds for which a leader that knows no number of a model hears of its workers before it tells one."""
+"""Seconds for which a leader that knows no number of a model hears of its workers, which come one by one, before it tells one."""
 YIELDS_AFTER = 2.0
 """Seconds after which a model that nobody asks for gives its last worker up where another waits for its GPU."""
 LEFT_FOR = 30.0
@@ -52,14 +37,9 @@ class ScaledModel(msgspec.Struct):
     """State of one model's scaling in this process.
 
     Attributes:
-        scaler: decides; None until the platform was asked what it has.
-        due: whether the driver is to be asked for `scaler.desired`.
-        not_before: monotonic instant before which the driver is not called, as its last call did not succeed.
-        check_at: monotonic instant of the next question what the platform has.
-        set_to: what the driver made of the last number; None: none was set.
-        trouble: why the last call of the driver did not succeed; empty when it did.
+        scaler: decides; None until it is known how many there are.
         live: workers that are there, start or are drained, as last heard.
-        follows: whether the number follows those that turn up: nothing was decided yet, and the platform knows none.
+        follows: whether the number follows those that turn up: nothing was decided yet, and this process has none.
         since: monotonic instant from which on it is scaled here.
         there_at: monotonic instant at which it was there last; see `has_left`.
         published: what was published last, before this process led; None: that is not known.
@@ -70,11 +50,6 @@ class ScaledModel(msgspec.Struct):
     since: float
     there_at: float = -math.inf
     scaler: Scaler | None = None
-    due: bool = False
-    not_before: float = 0.0
-    check_at: float = 0.0
-    set_to: int | None = None
-    trouble: str = ""
     live: int = 0
     follows: bool = False
     published: Scaling | None = None
@@ -86,41 +61,28 @@ class Autoscaler:
     """Autoscaler of one controller.
 
     Arguments:
-        driver: sets the numbers.
+        pools: pools of this process, whose numbers it sets; None where others follow what is published.
         limits: bounds and times of a model by its name; None for a model that is not scaled.
         counters: counters of the process.
         clock: monotonic seconds.
-        name: name of the driver, as the setting has it.
+        name: who sets the numbers, as the setting has it.
         named: models that have a number whether they have workers or not; any other has none once all of its workers have left.
-
-    Attributes:
-        leads_until: monotonic instant from which on another controller may decide.
     """
 
     def __init__(
         self,
-        driver: ScalingDriver,
+        pools: LocalScaling | None,
         limits: Callable[[str], ScaleLimits | None],
         counters: Counters,
         clock: Callable[[], float],
         name: str = NONE,
         named: Collection[str] = (),
     ) -> None:
-        self._driver, self._limits, self._counters, self._clock, self._name = driver, limits, counters, clock, name
-        self.leads_until = -math.inf
+        self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
         self._told: dict[str, Scaling] = {}
         """Last publications of this process, by model, since another controller led."""
         self._models: dict[str, ScaledModel] = {}
-        self._periodic = Periodic("autoscaler", self._carry_out, clock, every=self._every)
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Start to carry out decisions."""
-        self._periodic.start(supervisor)
-
-    async def stop(self) -> None:
-        """Decide no more. Workers stay as many as they are."""
-        await self._periodic.stop()
 
     def forget(self) -> None:
         """Forget all that was decided, as another controller leads."""
@@ -176,12 +138,12 @@ class Autoscaler:
         elif now - state.there_at >= LEFT_FOR:
             self.drop(model)
             return found
-        scaler = state.scaler
+        scaler = state.scaler or self._begin(model, state, limits)
         if scaler is None:
-            return msgspec.structs.replace(found, scaling=self._as_published(state, found))
+            return found
         scaler.limits = self._kept_alive(model, state, limits)
         if state.follows and state.live > scaler.desired:
-            scaler.desired, state.due = limits.clamp(state.live), True
+            scaler.desired = limits.clamp(state.live)
         lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
         measured = ModelState(
             found.healthy,
@@ -200,6 +162,8 @@ class Autoscaler:
         state.short = scaler.short and configured is not None and limits.most < configured.most
         if decision is not None:
             self._order(model, state, decision)
+        if self._pools is not None:
+            self._pools.scale(model, scaler.desired)
         self._told[model] = scaling = self._shown(state, scaler, found.healthy)
         return msgspec.structs.replace(found, scaling=scaling)
 
@@ -238,16 +202,6 @@ class Autoscaler:
                 return False
         return True
 
-    def _as_published(self, state: ScaledModel, found: Capacity) -> Scaling | None:
-        """Number that stands as long as the platform has not told what it has."""
-        if state.published is None:
-            return None
-        there = found.healthy + found.drained
-        coming = max(state.published.desired - there - state.published.late, 0)
-        return msgspec.structs.replace(
-            state.published, current=found.healthy, coming=coming, driver=self._name, trouble=state.trouble
-        )
-
     def _shown(self, state: ScaledModel, scaler: Scaler, ready: int) -> Scaling:
         limits, utilisation = scaler.limits, scaler.utilisation
         now = self._clock()
@@ -265,16 +219,15 @@ class Autoscaler:
             rate=round(scaler.forecast.rate, 3),
             least=0 if limits.idle_after else limits.least,
             most=limits.most if limits.most < MOST_SLOTS else 0,
-            trouble=state.trouble or scaler.trouble,
+            trouble=scaler.trouble,
             start_seconds=round(scaler.seen_start, 3),
             starts_in=None if starts_in is None else round(starts_in, 3),
             awaited=round(scaler.awaited(now), 3),
         )
 
     def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:
-        """Tell of a decision, and have it carried out."""
-        state.due, state.follows = True, False
-        self._periodic.soon()
+        """Tell of a decision."""
+        state.follows = False
         self._counters.scaling_decisions[model, decision.direction] += 1
         self._counters.departures.scaled(
             ScalingChange(model, decision.before, decision.desired, decision.direction, decision.reason)
@@ -289,89 +242,19 @@ class Autoscaler:
             driver=self._name,
         )
 
-    def _every(self) -> float:
-        """Seconds until decisions are carried out again: more where nobody sets the numbers, once each has begun."""
-        begun = self._models and all(state.scaler is not None for state in self._models.values())
-        return REST_EVERY if self._name == NONE and begun else CARRY_OUT_EVERY
-
-    async def _carry_out(self) -> None:
-        for model, state in list(self._models.items()):
-            if not state.not_before <= self._clock() < self.leads_until:
-                continue
-            try:
-                if state.scaler is None:
-                    await self._begin(model, state)
-                elif state.due:
-                    await self._scale(model, state, state.scaler)
-                elif self._clock() >= state.check_at:
-                    await self._check(model, state, state.scaler)
-            except (ScalingRefused, ScalingUnavailable) as exc:
-                self._failed(model, state, exc)
-            else:
-                if state.trouble:
-                    log.info("the number of workers can be set again", model=model, driver=self._name)
-                state.trouble = ""
-
-    async def _begin(self, model: str, state: ScaledModel) -> None:
-        """Take over what was published last, or what the platform has, or what is there."""
-        limits, published = self._limits(model), state.published
-        if limits is None:
-            return
-        try:
-            current = await self._driver.current(model)
-        except (ScalingRefused, ScalingUnavailable):
-            self._decide_from(state, limits, 0)
-            state.due = published is not None
-            raise
-        if published is None and not current and self._clock() < state.since + SETTLES_AFTER:
-            return  # Workers tell of themselves one after another, as when the broker has lost what it knew.
-        scaler = self._decide_from(state, limits, current)
-        state.set_to, state.due = current, scaler.desired != current
-        state.check_at = self._clock() + CHECK_EVERY
-
-    def _decide_from(self, state: ScaledModel, limits: ScaleLimits, current: int) -> Scaler:
-        """Begin to decide. `current`: workers that the platform was last asked for; 0: that is not known."""
+    def _begin(self, model: str, state: ScaledModel, limits: ScaleLimits) -> Scaler | None:
+        """Go on from what was published last, or from the workers that are there."""
         published, now = state.published, self._clock()
+        current = 0 if self._pools is None else self._pools.current(model)
         if published is not None:
             state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
+        elif now == state.since or (not current and now < state.since + SETTLES_AFTER):
+            return None  # At the first look rates are those of an instant.
         else:
             may_have_none = limits.idle_after > 0 and self._name != NONE
             state.scaler = Scaler(limits, current or max(state.live, 0 if may_have_none else 1), now)
         state.follows = published is None and not current
         return state.scaler
-
-    async def _scale(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
-        desired = scaler.desired
-        await self._driver.scale(model, desired)
-        state.set_to = await self._driver.current(model)
-        state.due = scaler.desired != desired
-
-    async def _check(self, model: str, state: ScaledModel, scaler: Scaler) -> None:
-        """Take over what another has set on the platform, such as an operator."""
-        state.check_at = self._clock() + CHECK_EVERY
-        current = await self._driver.current(model)
-        first = state.set_to is None
-        if current != state.set_to and (not first or (state.follows and current)):
-            reason = AS_FOUND if first else f"{current} were set by another"
-            decision = scaler.adopt(current, self._clock(), reason)
-            if decision is not None:
-                self._order(model, state, decision)
-                state.due = False
-        state.set_to = current
-
-    def _failed(self, model: str, state: ScaledModel, exc: ScalingRefused | ScalingUnavailable) -> None:
-        refused = isinstance(exc, ScalingRefused)
-        state.not_before = self._clock() + (REFUSED_AGAIN_AFTER if refused else AGAIN_AFTER)
-        if str(exc) != state.trouble:
-            state.trouble = str(exc)
-            what = "the number of workers cannot be set" if refused else "the platform of the workers does not answer"
-            log.error(
-                what,
-                model=model,
-                error=state.trouble,
-                driver=self._name,
-                asked_again_in=state.not_before - self._clock(),
-            )
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:

@@ -121,8 +121,6 @@ class Controller:
     def start(self, supervisor: Supervisor) -> None:
         """Start to ask for the lead."""
         self._periodic.start(supervisor)
-        if self.autoscaler is not None:
-            self.autoscaler.start(supervisor)
 
     def soon(self) -> None:
         """Look at the fleet now."""
@@ -130,8 +128,6 @@ class Controller:
 
     async def stop(self) -> None:
         """Stop asking. The lead itself is given up when its process leaves the fleet."""
-        if self.autoscaler is not None:
-            await self.autoscaler.stop()
         await self._periodic.stop()
 
     async def _control(self) -> None:
@@ -151,8 +147,6 @@ class Controller:
                 self._begin(published)
             if leads:
                 self._pace.stir()
-                if self.autoscaler is not None:
-                    self.autoscaler.leads_until = until
                 rollouts = await self._rollouts.look(seen.rollouts, seen.members) if self.leads_now else {}
                 await self._publish(seen, rollouts)
         except BrokerUnavailable:

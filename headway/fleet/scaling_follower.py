@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from headway.config.checks import LOCAL
 from headway.core.capacity import Freshness
 from headway.core.scaling.shares import shares
-from headway.errors import ScalingRefused, ScalingUnavailable
-from headway.ports import Fleet, ScalingDriver
+from headway.fleet.local_scaling import LocalScaling
+from headway.ports import Fleet
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import PERIOD, Periodic, PeriodicResource
 
@@ -22,15 +22,15 @@ class ScalingFollower(PeriodicResource):
     Arguments:
         process: id of the process.
         models: models whose workers it has.
-        driver: sets their numbers in this process.
+        pools: sets their numbers in this process.
         fleet: fleet that knows the numbers of all.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, process: str, models: Collection[str], driver: ScalingDriver, fleet: Fleet, clock: Callable[[], float]
+        self, process: str, models: Collection[str], pools: LocalScaling, fleet: Fleet, clock: Callable[[], float]
     ) -> None:
-        self._process, self._models, self._driver, self._fleet = process, models, driver, fleet
+        self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
         self._clock, self._freshness = clock, Freshness(clock())
         self._warned: set[tuple[str, str]] = set()
         """Models with the drivers of their controller that were warned of."""
@@ -46,12 +46,7 @@ class ScalingFollower(PeriodicResource):
             if self._process not in of_each:
                 continue
             self._warn_of_other(model, scaling.driver)
-            own = shares(scaling.desired, of_each)[self._process]
-            try:
-                if own != await self._driver.current(model):
-                    await self._driver.scale(model, own)
-            except (ScalingRefused, ScalingUnavailable) as exc:
-                log.warning("the workers of this process cannot be scaled", model=model, workers=own, error=str(exc))
+            self._pools.scale(model, shares(scaling.desired, of_each)[self._process])
 
     def _warn_of_other(self, model: str, driver: str) -> None:
         """Warn once of a controller that was not told that processes scale their own workers."""

@@ -274,7 +274,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         utilisation: offered load over the capacity of those that serve; None while it is not known.
         rate: offered entries per second.
         least, most: bounds of the number; most is 0 where there is none.
-        trouble: why the number could not be set, or a worker did not load, in words; empty otherwise.
+        trouble: why a worker did not load, in words; empty while none has failed to.
         start_seconds: seconds that a worker was seen to need for its start; 0: none was seen yet.
         starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
             would begin now. None of a model that always has a worker.

@@ -147,14 +147,14 @@ def test_the_workers_that_are_wanted_and_why_are_told() -> None:
         "current": 2,
         "coming": 1,
         "late": 1,
-        "trouble": "403 Forbidden",
+        "trouble": "gpu-1 does not start: no memory",
         "reason": "queue above 100",
     }
     shown = text(
         start(snapshot=SNAPSHOT | {"scaling": {"default": scaling}}, changes=[], departures=[],
               scalings=[[990.0, "default", 2, 4, "up", "queue above 100 for 60 s"]]),
     ).splitlines()  # fmt: skip
-    assert "wanted        default: 4 workers, 2 there, 1 coming, 1 late, cannot be set: 403 Forbidden" in shown
+    assert "wanted        default: 4 workers, 2 there, 1 coming, 1 late; gpu-1 does not start: no memory" in shown
     assert shown[-1] == "  10 s ago  default: 2 to 4 workers, queue above 100 for 60 s"
 
 

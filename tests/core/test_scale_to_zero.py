@@ -73,8 +73,9 @@ def test_a_start_in_which_a_worker_failed_to_load_does_not_tell_how_long_one_tak
     decided(scaler, state(0, queue=1.0), 1.5, 158.0)
     scaler.decide(state(1), 158.5)
     assert scaler.seen_start == 0.4
-    scaler.adopt(2, 200.0, "2 were set by another")
-    scaler.decide(state(2), 203.0)
+    decided(scaler, state(1), 159.0, 199.0)
+    scaler.decide(state(0, queue=1.0), 200.0)
+    scaler.decide(state(1), 203.0)
     assert scaler.seen_start == 3.0, "the next one does"
 
 
@@ -146,12 +147,6 @@ def test_a_model_without_such_a_time_keeps_a_worker_and_tells_of_no_start() -> N
     assert scaler.starts_in(5000.0) is None
     other = Scaler(replace(IDLE, idle_after=0.0), 0, 0.0)
     assert [one.desired for _, one in decided(other, state(0), 0.0, 1.0)] == [1]
-
-
-def test_what_an_operator_sets_stays_for_as_long_as_what_was_asked_for() -> None:
-    scaler = Scaler(IDLE, 0, 0.0)
-    scaler.adopt(2, 100.0, "2 were set by another")
-    assert [now for now, _ in decided(scaler, state(2), 100.0, 200.0)] == [130.0]
 
 
 @given(

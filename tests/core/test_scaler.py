@@ -243,14 +243,6 @@ def test_bounds_that_change_are_kept_at_once() -> None:
     assert [one.desired for one in fleet.run(1, 400)] == [3]
 
 
-def test_a_number_that_another_has_set_is_taken_over() -> None:
-    scaler = Scaler(ScaleLimits(), 4, 0.0)
-    assert scaler.adopt(4, 1.0, "found") is None
-    told = scaler.adopt(9, 1.0, "9 were set by another")
-    assert told == ScaleDecision(4, 9, UP, "9 were set by another")
-    assert scaler.coming == 5
-
-
 def test_a_worker_that_died_counts_as_coming_and_not_as_removed() -> None:
     fleet = Fleet(ScaleLimits(), 4)
     fleet.run(10, 200)

@@ -17,9 +17,9 @@ from headway.controller.controller import Controller
 from headway.core.queue_limits import QueueLimits
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
+from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
 from headway.model import Capacity, ProcessInfo, Role, Scaling, WorkerInfo, WorkerStatus
-from headway.ports import ScalingDriver
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import Clock
@@ -75,13 +75,13 @@ class Scene:
 
     def controller(
         self,
-        driver: ScalingDriver,
+        pools: LocalScaling | None = None,
         name: str = "c",
         limits: ScaleLimits | None = QUICK,
         named: Collection[str] = (),
     ) -> Controller:
         made = Controller(name, self.broker, self.fleet, 1.0, self.clock, Pace(self.clock))
-        made.autoscaler = Autoscaler(driver, lambda model: limits, self.counters, self.clock, "fake", named)
+        made.autoscaler = Autoscaler(pools, lambda model: limits, self.counters, self.clock, "fake", named)
         made.start(self.supervisor)
         return made
 

@@ -1,4 +1,4 @@
-"""The autoscaler of a controller: what it asks of its driver, what it goes by and tells, and who may decide."""
+"""The autoscaler of a controller: what it asks of its pools, what it goes by and tells, and who may decide."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ from structlog.testing import capture_logs
 
 from headway.brokers.memory.fleet import MemoryFleet
 from headway.controller.autoscaler import (
-    AGAIN_AFTER,
-    CHECK_EVERY,
     LEFT_FOR,
-    REFUSED_AGAIN_AFTER,
     SETTLES_AFTER,
     Autoscaler,
 )
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
-from headway.errors import ScalingRefused, ScalingUnavailable
+from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
 from headway.fleet.scaling_follower import ScalingFollower
 from headway.gateway.capacity_watcher import CapacityWatcher
-from headway.model import ProcessInfo, Role, Scaling, WorkerStatus
-from headway.scaling.local import LocalScaling
-from headway.scaling.none import NoScaling
+from headway.model import ProcessInfo, Role, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling
 from tests.services.scaling_scene import QUICK, Scene
@@ -37,82 +32,33 @@ from tests.virtual_time import Clock
 
 
 async def test_a_decision_is_carried_out_told_counted_and_published(clock: Clock) -> None:
-    driver = FakeScaling({"m": 2})
+    pools = FakeScaling({"m": 2})
     async with Scene(clock) as scene:
-        scene.controller(driver)
+        scene.controller(pools)
         await asyncio.sleep(2)
         assert (await scene.scaling()).desired == 2
-        assert driver.asked == []
+        assert pools.asked == []
         scene.rate = 300.0
         for _ in range(200):
             await asyncio.sleep(0.1)
             if scene.counters.scaling_decisions["m", "up"]:
                 break
         await asyncio.sleep(1.1)
-        assert driver.asked == [("m", 4)], "at once"
+        assert pools.asked == [("m", 4)], "at once"
         await asyncio.sleep(20)
         shown = await scene.scaling()
         assert (shown.current, shown.coming, shown.driver, shown.policy) == (2, shown.desired - 2, "fake", "rules")
         assert "utilisation above 0.85 for 5 s" in shown.reason
-        assert scene.counters.scaling_decisions["m", "up"] == len(driver.asked)
+        assert scene.counters.scaling_decisions["m", "up"] == len(pools.asked)
         [first, *_] = scene.counters.departures.take_scalings()
         assert (first.model, first.before, first.desired, first.direction) == ("m", 2, 4, "up")
         assert 0 < first.ago < 30
         assert scene.counters.departures.take_scalings() == ()
 
 
-@pytest.mark.parametrize(
-    ("trouble", "again_after"),
-    [
-        (ScalingRefused("an HPA owns the replicas. Remove it."), REFUSED_AGAIN_AFTER),
-        (ScalingUnavailable("no answer within 5 s"), AGAIN_AFTER),
-    ],
-)
-async def test_trouble_is_published_and_a_call_is_tried_again(
-    trouble: ScalingRefused, again_after: float, clock: Clock
-) -> None:
-    driver = FakeScaling({"m": 2})
+async def test_the_number_is_published_for_who_sets_it_elsewhere(clock: Clock) -> None:
     async with Scene(clock) as scene:
-        scene.controller(driver)
-        await asyncio.sleep(2)
-        driver.trouble = trouble
-        scene.rate = 180.0
-        await asyncio.sleep(60)
-        shown = await scene.scaling()
-        assert (shown.desired, shown.trouble) == (4, str(trouble))
-        driver.trouble = None
-        await asyncio.sleep(again_after + 2)
-        assert driver.asked[0] == ("m", 4)
-        assert (await scene.scaling()).trouble == ""
-
-
-async def test_a_platform_that_is_away_at_first_keeps_nobody_from_knowing_the_number(clock: Clock) -> None:
-    driver = FakeScaling({"m": 2})
-    async with Scene(clock) as scene:
-        driver.trouble = ScalingUnavailable("no answer within 5 s")
-        scene.controller(driver)
-        scene.rate = 100.0
-        await asyncio.sleep(3)
-        shown = await scene.scaling()
-        assert (shown.desired, shown.trouble) == (2, "no answer within 5 s")
-
-
-async def test_what_an_operator_sets_is_taken_over(clock: Clock) -> None:
-    driver = FakeScaling({"m": 2})
-    async with Scene(clock) as scene:
-        scene.rate = 120.0
-        scene.controller(driver)
-        await asyncio.sleep(2)
-        driver.workers["m"] = 6
-        await asyncio.sleep(CHECK_EVERY + 1)
-        shown = await scene.scaling()
-        assert (shown.desired, shown.reason) == (6, "6 were set by another")
-        assert driver.asked == []
-
-
-async def test_without_a_platform_the_number_is_published_all_the_same(clock: Clock) -> None:
-    async with Scene(clock) as scene:
-        scene.controller(NoScaling())
+        scene.controller()
         await asyncio.sleep(SETTLES_AFTER + 1)
         assert (await scene.scaling()).desired == 2
         scene.rate = 180.0
@@ -126,7 +72,7 @@ async def test_without_a_platform_the_number_is_published_all_the_same(clock: Cl
 async def test_workers_that_turn_up_after_the_first_leader_are_no_surplus(clock: Clock) -> None:
     async with Scene(clock, 1) as scene:
         scene.rate = 250.0
-        scene.controller(NoScaling(), limits=replace(QUICK, rules=read("")))
+        scene.controller(limits=replace(QUICK, rules=read("")))
         await asyncio.sleep(SETTLES_AFTER + 1)
         assert (await scene.scaling()).desired == 1
         scene.workers = 4
@@ -137,13 +83,13 @@ async def test_workers_that_turn_up_after_the_first_leader_are_no_surplus(clock:
 
 
 async def test_workers_that_share_gpus_with_other_models_are_not_scaled(clock: Clock) -> None:
-    driver = FakeScaling({"m": 2})
+    pools = FakeScaling({"m": 2})
     async with Scene(clock) as scene:
         scene.gpu, scene.rate = "gpu-0", 1000.0
-        scene.controller(driver)
+        scene.controller(pools)
         await asyncio.sleep(30)
         shown = await scene.scaling()
-        assert (shown.desired, driver.asked) == (2, [])
+        assert (shown.desired, pools.asked) == (2, [])
         assert "share GPUs" in shown.reason
 
 
@@ -172,7 +118,7 @@ async def test_hosts_share_what_is_wanted_and_move_no_worker(clock: Clock) -> No
                 await asyncio.sleep(0.5)
 
         scene.supervisor.start("hosts", live)
-        scene.controller(NoScaling())
+        scene.controller()
         for id, pool in pools.items():
             ScalingFollower(id, ["m"], LocalScaling({"m": pool}), scene.fleet, clock).start(scene.supervisor)
         await asyncio.sleep(2)
@@ -201,7 +147,7 @@ async def test_a_host_warns_once_of_a_controller_that_was_not_told_of_it(clock: 
                 await asyncio.sleep(0.5)
 
         scene.supervisor.start("host", live)
-        scene.controller(NoScaling())
+        scene.controller()
         with capture_logs() as logs:
             ScalingFollower("a", ["m"], LocalScaling({"m": pool}), scene.fleet, clock).start(scene.supervisor)
             await asyncio.sleep(20)
@@ -215,10 +161,9 @@ async def test_under_real_batchers_the_pool_grows_and_shrinks_and_no_request_fai
         backend.start_seconds = 3.0
     backends[2].refuse_start = 2
     async with Stand(clock, *backends, slots=1, max_batch=4, policy="window") as stand:
-        stand.controller.autoscaler = scaler = Autoscaler(
+        stand.controller.autoscaler = Autoscaler(
             LocalScaling({"m": stand.pool}), lambda model: QUICK, stand.counters, clock, "local"
         )
-        scaler.start(stand.service._supervisor)
         asked = []
         for rate, seconds in ((4, 10), (18, 40), (2, 90)):
             for _ in range(rate * seconds):
@@ -254,55 +199,10 @@ async def test_another_leader_goes_on_from_the_published_number_and_removes_noth
         assert first.asked == [("m", 4)]
 
 
-async def test_a_new_leader_whose_platform_is_slow_never_unpublishes_the_number(clock: Clock) -> None:
-    async with Scene(clock, 1) as scene:
-        scene.rate = 350.0
-        told = Scaling(desired=4, current=1, coming=3, reason="queue above 3 for 1 s", driver="fake", most=8)
-        await scene.publish(told)
-        driver = FakeScaling({"m": 1})
-        driver.answers.clear()
-        scene.controller(driver)
-        for number in range(100):
-            await asyncio.sleep(0.1)
-            shown = await scene.scaling()
-            assert (shown.desired, shown.reason) == (4, told.reason)
-            if number == 50:
-                driver.answers.set()
-        assert driver.asked == [("m", 4)]
-
-
-async def test_a_new_leader_decides_though_its_platform_does_not_answer_and_has_it_set_later(clock: Clock) -> None:
-    async with Scene(clock) as scene:
-        await scene.publish(Scaling(desired=4, current=2, coming=2, driver="fake"))
-        driver = FakeScaling({"m": 2})
-        driver.trouble = ScalingUnavailable("no answer within 5 s")
-        scene.controller(driver)
-        await asyncio.sleep(3)
-        assert (await scene.scaling()).desired == 4
-        driver.trouble = None
-        await asyncio.sleep(AGAIN_AFTER)
-        assert driver.asked == [("m", 4)]
-
-
-async def test_a_number_that_was_guessed_while_the_platform_was_away_gives_way_to_that_of_the_platform(
-    clock: Clock,
-) -> None:
-    async with Scene(clock, 1) as scene:
-        scene.rate = 150.0
-        driver = FakeScaling({"m": 3})
-        driver.trouble = ScalingUnavailable("no answer within 5 s")
-        scene.controller(driver, limits=replace(QUICK, rules=read("")))
-        await asyncio.sleep(2)
-        assert (await scene.scaling()).desired == 1
-        driver.trouble = None
-        await asyncio.sleep(AGAIN_AFTER + 1)
-        assert ((await scene.scaling()).desired, driver.asked) == (3, [])
-
-
 async def test_a_leader_goes_on_from_its_own_number_when_the_broker_was_away_and_has_lost_it(clock: Clock) -> None:
     async with Scene(clock) as scene:
         scene.rate = 240.0
-        controller = scene.controller(NoScaling())
+        controller = scene.controller()
         await asyncio.sleep(25)
         assert (await scene.scaling()).desired == 4
         controller._fleet = away = Away(MemoryFleet(clock))
@@ -320,7 +220,7 @@ async def test_a_leader_goes_on_from_its_own_number_when_the_broker_was_away_and
 async def test_a_controller_that_another_one_followed_knows_nothing_of_its_own_any_more(clock: Clock) -> None:
     async with Scene(clock) as scene:
         scene.rate = 240.0
-        controller = scene.controller(NoScaling())
+        controller = scene.controller()
         await asyncio.sleep(25)
         controller._fleet = other = MemoryFleet(clock)
         await other.acquire_leadership("d", 2.0)
@@ -334,28 +234,12 @@ async def test_a_leader_that_knows_no_number_waits_until_the_workers_that_are_th
 ) -> None:
     async with Scene(clock, 1) as scene:
         scene.rate = 120.0
-        scene.controller(NoScaling())
+        scene.controller()
         await asyncio.sleep(SETTLES_AFTER - 0.5)
         assert [one.scaling for one in await scene.fleet.capacities()] == [None]
         scene.workers = 3
         await asyncio.sleep(2)
         assert (await scene.scaling()).desired == 3
-
-
-async def test_a_controller_whose_lead_has_run_out_asks_its_platform_for_nothing(clock: Clock) -> None:
-    async with Scene(clock) as scene:
-        driver = FakeScaling({"m": 2})
-        controller = scene.controller(driver)
-        await asyncio.sleep(2)
-        driver.trouble = ScalingUnavailable("no answer within 5 s")
-        scene.rate = 300.0
-        await asyncio.sleep(12)
-        assert (await scene.scaling()).desired > 2
-        await controller._periodic.stop()
-        await asyncio.sleep(LEADS_FOR)
-        driver.trouble = None
-        await asyncio.sleep(AGAIN_AFTER + 1)
-        assert driver.asked == []
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -364,7 +248,7 @@ async def test_a_model_whose_workers_have_all_left_has_no_number_unless_a_settin
 ) -> None:
     async with Scene(clock) as scene:
         scene.rate = 240.0
-        scene.controller(NoScaling(), named=("m",) if named else ())
+        scene.controller(named=("m",) if named else ())
         await asyncio.sleep(25)
         scene.status = WorkerStatus.OFFLINE
         await asyncio.sleep(LEFT_FOR - 1)
@@ -380,7 +264,7 @@ async def test_a_model_whose_workers_have_all_left_has_no_number_unless_a_settin
 async def test_a_model_whose_workers_were_all_lost_keeps_its_number(clock: Clock) -> None:
     async with Scene(clock) as scene:
         scene.rate = 240.0
-        scene.controller(NoScaling())
+        scene.controller()
         await asyncio.sleep(25)
         scene.workers = 0
         await asyncio.sleep(LEFT_FOR + 5)
@@ -419,7 +303,6 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
         stand.controller.autoscaler = Autoscaler(
             LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters, clock, "local"
         )
-        stand.controller.autoscaler.start(stand.service._supervisor)
         await asyncio.gather(*(stand.asking("first", timeout=20.0) for _ in range(8)))
         honest, others = [], []
         for number in range(rate * SECONDS):

@@ -18,6 +18,7 @@ from headway.controller.autoscaler import Autoscaler
 from headway.controller.controller import Controller
 from headway.core.scaling.rules import read
 from headway.core.scaling.scaler import ScaleLimits
+from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
@@ -26,7 +27,6 @@ from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import ProcessInfo, Reply, Role, Slot
 from headway.model.bulk import BulkLine
 from headway.runtime.request_id import new_id
-from headway.scaling.local import LocalScaling
 from headway.worker.batcher import Batcher
 from headway.worker.pool import Places, WorkerPool
 from headway.worker.pools import WorkerPools
@@ -68,8 +68,9 @@ class ByTurns(TwoModels):
         self.membership = Membership(self.fleet, describe, clock, self.broker)
         pace = Pace(clock, may_rest=False)
         self.controller = Controller("c", self.broker, self.fleet, 1.0, clock, pace, counters=self.counters)
-        driver = LocalScaling(pools)
-        self.controller.autoscaler = Autoscaler(driver, lambda model: IDLE, self.counters, clock, "local", names)
+        self.controller.autoscaler = Autoscaler(
+            LocalScaling(pools), lambda model: IDLE, self.counters, clock, "local", names
+        )
         self.watchers = (
             CapacityWatcher(self.gateway, self.fleet, clock, pace),
             WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock),

@@ -220,13 +220,6 @@ class Scaler:
         """Workers that take longer to start than is usual; those that are late among them."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
-    def adopt(self, desired: int, now: float, reason: str) -> ScaleDecision | None:
-        """Take over a number that somebody else has set; None if it is the same."""
-        if desired == self.desired:
-            return None
-        self._asked_at = now
-        return self._change(desired, now, reason)
-
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
         """Decide at an instant; None to leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)

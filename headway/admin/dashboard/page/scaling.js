@@ -27,7 +27,7 @@ export class Scaling {
     rows(find("scaling").tBodies[0], Object.entries(models ?? {}).sort(([one], [other]) => (one < other ? -1 : 1)), ([model, one]) => plain(
       [model, "name"], [one.desired, "n"], [one.current, one.current < one.desired ? "n bad" : "n"], [one.coming, "n"], [one.late, one.late ? "n bad" : "n"],
       [one.utilisation === null ? "–" : share(one.utilisation), "n"], `${one.min_workers} to ${one.max_workers || "any"}`, `${one.driver}, ${one.policy}`,
-      [one.trouble ? `cannot be set: ${one.trouble}` : one.reason, one.trouble ? "bad" : ""],
+      [one.trouble || one.reason, one.trouble ? "bad" : ""],
     ), ([model]) => model, "No controller has said how many there should be.");
   }
 }

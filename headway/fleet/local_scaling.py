@@ -1,4 +1,4 @@
-"""Driver that makes the pools of workers in this process larger and smaller.
+"""Numbers of workers in the pools of this process, as the autoscaler or its follower sets them.
 
 A slot that leaves claims no more and finishes its batch; a slot that does not start is started again and again.
 """
@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from headway.errors import ScalingRefused, ScalingUnavailable
-from headway.ports import ScalingDriver
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -35,8 +33,8 @@ class Pool(Protocol):
         """Serve with so many slots; returns when those that leave have gone."""
 
 
-class LocalScaling(ScalingDriver):
-    """Driver of this process's own workers. See `headway.ports.ScalingDriver`.
+class LocalScaling:
+    """Numbers of workers in the pools of this process.
 
     Arguments:
         pools: pool of each model.
@@ -47,18 +45,19 @@ class LocalScaling(ScalingDriver):
         self._asked: dict[str, int] = {}
         self._resizing: set[asyncio.Task[None]] = set()
 
-    async def current(self, model: str) -> int:
-        return self._asked.get(model, self._pool(model).size)
+    def current(self, model: str) -> int:
+        """Return the number that was asked for last, or else that of the slots; 0 for a model without a pool."""
+        pool = self._pools.get(model)
+        return 0 if pool is None else self._asked.get(model, pool.size)
 
-    async def scale(self, model: str, workers: int) -> None:
-        """See ScalingDriver. What leaves is not waited for."""
-        pool = self._pool(model)
-        if workers > pool.most:
-            raise ScalingRefused(
-                f"{workers} workers of {model}: there are devices for {pool.most}. Name more, or lower --max-workers."
-            )
-        if not pool.serving:
-            raise ScalingUnavailable(f"the workers of {model} do not serve yet, or no more")
+    def scale(self, model: str, workers: int) -> None:
+        """Begin to have so many workers, as far as there are devices.
+
+        Nothing happens while the pool has yet to start: callers look again anyway.
+        """
+        pool = self._pools.get(model)
+        if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
+            return
         self._asked[model] = workers
         task = asyncio.get_running_loop().create_task(self._resize(model, pool, workers), name=f"resize {model}")
         self._resizing.add(task)
@@ -69,11 +68,3 @@ class LocalScaling(ScalingDriver):
             await pool.resize(workers)
         except Exception as exc:
             log.exception("a pool of workers cannot be resized", model=model, workers=workers, error=str(exc))
-
-    def _pool(self, model: str) -> Pool:
-        pool = self._pools.get(model)
-        if pool is None:
-            raise ScalingRefused(
-                f"{model!r} has no workers in this process. Serve it here, or choose another --autoscale."
-            )
-        return pool

@@ -38,15 +38,17 @@ UNASKED = frozenset((
     "headway.protos", "headway.simulator", "headway.storage", "headway.telemetry.tracing",
 ))  # fmt: skip
 """Modules that no process has in its memory unless a setting asks for them."""
+FLEET = UNASKED - {"opentelemetry"}
+"""The same of who asks Redis: its client imports OpenTelemetry where that is installed."""
 NO_CLIENTS = frozenset((
     "headway.gateway.gateway", "headway.http.inference", "headway.http.oip", "headway.http.openai", "headway.http.public", "headway.oip",
 ))  # fmt: skip
 NO_WORKERS = frozenset(("headway.backends.process.backend", "headway.worker"))
 LEAN = {
     "serve": (295, UNASKED | {"headway.brokers.redis", "redis"}),
-    "gateway": (296, UNASKED | NO_WORKERS | {"headway.brokers.memory", "headway.controller"}),
-    "worker": (238, UNASKED | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"}),
-    "controller": (225, UNASKED | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"}),
+    "gateway": (296, FLEET | NO_WORKERS | {"headway.brokers.memory", "headway.controller"}),
+    "worker": (238, FLEET | NO_CLIENTS | {"headway.brokers.memory", "headway.controller"}),
+    "controller": (225, FLEET | NO_CLIENTS | NO_WORKERS | {"headway.brokers.memory"}),
 }
 """By role: how many modules of Headway a process has at most that no setting asks for more, and what it has not."""
 SUBCOMMANDS = [["dlq", "list"], ["keys", "create"]]

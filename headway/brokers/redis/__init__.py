@@ -40,21 +40,3 @@ sentinels          Sentinels, asked for the primary, and listened to for failove
 server             client of one server
 link               one connection to it
 """
-
-import contextlib
-import sys
-
-
-def _import_library() -> None:
-    """Import redis-py without OpenTelemetry's SDK: where that is there it takes 4 MB, for metrics that nobody asks it for."""
-    if "opentelemetry" in sys.modules:
-        return
-    sys.modules["opentelemetry"] = None  # type: ignore[assignment]
-    try:
-        with contextlib.suppress(ImportError):  # Whoever needs it says what is missing.
-            import redis  # noqa: F401
-    finally:
-        del sys.modules["opentelemetry"]
-
-
-_import_library()

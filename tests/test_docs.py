@@ -14,13 +14,9 @@ import pytest
 import headway
 from headway import errors
 from headway.cli import COMMANDS
-from headway.config import FIELDS, Settings
 from headway.config.extras import PACKAGES
 from headway.grpc.statuses import pushback, status_of
-from headway.http.openapi import document
-from headway.model import MOST_OUTPUT
 from headway.runtime.counters import Counters
-from headway.simulator.scenario import Scenario
 from headway.telemetry.figures import ProcessFigures, State
 from headway.telemetry.metrics import families
 from tests.cli.command import code_of
@@ -73,31 +69,6 @@ def test_a_quote_follows_its_number_and_one_of_nothing_is_told() -> None:
     )
     with pytest.raises(ValueError, match=r"nothing is kept of <!-- peer: window -->"):
         NUMBERS["renewed"]("0.98 × <!-- peer: window -->", kept)
-
-
-def test_figures_of_overload_are_those_of_the_default_target_utilisation() -> None:
-    """With a lower one the lowest tier is refused although there is room, and all figures of overload are others."""
-    assert (
-        FIELDS["target_utilisation"].default
-        == Scenario(rate=1.0, workers=1, alpha=1.0, max_batch=1).target_utilisation
-        == 1.0
-    )
-    small_rooms = {"worst.py"}  # What floods of the lowest tier do is measured where nobody waits for GPUs.
-    for program in (ROOT / "bench" / "load").glob("*.py"):
-        assert program.name in small_rooms or "--target-utilisation" not in program.read_text(encoding="utf-8"), (
-            program.name
-        )
-    measured, simulated = (
-        (DOCS / "benchmarks" / name).read_text(encoding="utf-8") for name in ("measured.md", "simulated.md")
-    )
-    for text, heading in ((measured, "## Overload"), (measured, "## Floods"), (simulated, "# Simulated")):
-        section = text[text.index(heading) :].split("\n## ", 1 if heading.startswith("## ") else 2)[0]
-        assert "--target-utilisation" in section, heading
-
-
-def test_the_contract_tells_the_bounds_of_outputs() -> None:
-    outputs = document(Settings(memory_mb=256))["components"]["schemas"]["InferenceAnswer"]["properties"]["outputs"]
-    assert f"One has at most {MOST_OUTPUT >> 20} MiB, and all together 32 MiB." in outputs["description"]
 
 
 def test_every_error_is_in_the_guide_with_its_status() -> None:
@@ -170,13 +141,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_a_decision_is_short_and_in_the_list() -> None:
-    """What the docs or the code tell, and figures, which age, belong elsewhere."""
+def test_a_decision_is_in_the_list() -> None:
     listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
     for record in (DOCS / "decisions").glob("0*.md"):
-        heading, *lines = record.read_text(encoding="utf-8").splitlines()
-        assert len(lines) < 20, f"{record}: at most 20 lines: what, why, what was rejected, which limits hold"
-        assert max(map(len, lines)) <= 132, record
+        heading = record.read_text(encoding="utf-8").partition("\n")[0]
         number, title = re.findall(r"^# (\d{4}) · (.+)$", heading)[0]
         assert list(record.parent.glob(f"{number}-*")) == [record], "each number is of one record"
         assert f"| [{number}]({record.name}) | {title} |" in listed
@@ -232,12 +200,6 @@ def test_every_member_of_a_class_that_is_named_exists() -> None:
             if not any(re.search(rf"\b{member}\b", text) for text in texts):
                 missing.append((page, owner, member))
     assert missing == []
-
-
-def test_the_remote_example_runs_as_many_batches_as_it_is_sent() -> None:
-    """A call more than the API has GPUs waits inside it, and makes all of them slower."""
-    [(gpus, workers)] = re.findall(r"remote_api\.py.* --gpus (\d+) .*\n\$ headway serve http\S+ --workers (\d+)", GUIDE)
-    assert gpus == workers
 
 
 def test_no_hint_asks_a_package_index_for_headway() -> None:

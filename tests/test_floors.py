@@ -61,7 +61,7 @@ PURE = frozenset((
 IMPURE_CALLS = frozenset(["__import__", "eval", "exec", "input", "open", "print"])
 CLOCK_CALLS = frozenset(["monotonic", "now", "perf_counter", "sleep", "time", "today", "utcnow"])
 
-ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.scaling", "headway.storage")
+ADAPTERS = ("headway.brokers", "headway.backends", "headway.input_policy", "headway.storage")
 """Packages whose modules only `app` may import, besides each package itself."""
 
 ADAPTER_EXCEPTIONS: dict[str, str] = {}

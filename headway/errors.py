@@ -33,11 +33,12 @@ header fields, contract and ledger follow from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
-from headway.model import Cause
+from headway.model import Cause, Failure
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -428,3 +429,13 @@ class PayloadTooLarge(RequestError):
     """The body is larger than the limit."""
 
     code = PAYLOAD_TOO_LARGE
+
+
+LABEL = re.compile(r"[a-z0-9_-]{1,40}")
+"""Labels of metrics that clients read, too, as the reason of a refusal."""
+
+AnyError = RequestError | Failure
+"""Error that an answer tells: of a request, or of its entry."""
+
+UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
+"""Message that a client reads when the server raised an unforeseen exception."""

@@ -15,11 +15,11 @@ from headway.core import tensor_json
 from headway.core.tensors import header_of, shown_heads
 from headway.core.trace_context import read_carried
 from headway.core.values import embedded
+from headway.doors.fields import ID_PREFIX
+from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, NotFound
-from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer, refusal
 from headway.http.routing import Route
-from headway.http.server.head import ID_PREFIX
 from headway.model import DeadLetter, Entry, InferenceRequest, Principal, RequestOptions, Tensors, TraceContext, Value
 from headway.runtime.request_id import new_id
 

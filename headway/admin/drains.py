@@ -9,8 +9,8 @@ from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.core.drains import NoDrain, UnknownName, bared, covered, ended, outlived, wanted
 from headway.core.health import heard
+from headway.doors.readiness import within_answer_time
 from headway.errors import BadRequest, BrokerUnavailable, NotFound
-from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import Drain, ProcessInfo, WorkerInfo

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.config import Settings
+from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import within_answer_time
 from headway.model import Role
 from headway.ports import Board, Broker, DeadLetters, Fleet, Ledger
 from headway.runtime.counters import Counters

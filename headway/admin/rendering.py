@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from headway.doors.fields import ID_PREFIX
 from headway.http.requests import JSON, Request, RouteAnswer
-from headway.http.server.head import ID_PREFIX
 
 
 def id_in(request: Request) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 from headway import errors
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json, id_in, instant, text, tier_name
+from headway.doors.fields import ID_PREFIX
+from headway.doors.readiness import ANSWER_WITHIN, within_answer_time
 from headway.errors import SHOWN, BrokerUnavailable, NotFound, SettingError, StoreUnavailable
-from headway.http.readiness import ANSWER_WITHIN, within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
-from headway.http.server.head import ID_PREFIX
 from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 

@@ -10,8 +10,8 @@ from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.core.capacity import STALE_AFTER
 from headway.core.rollout import SLOWER, TESTS, NoRollout, Unknown, begun, bound_of, decided, p95_of
+from headway.doors.readiness import within_answer_time
 from headway.errors import SERVICE_OVERLOADED, BadRequest, NotFound, RequestError
-from headway.http.readiness import within_answer_time
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo

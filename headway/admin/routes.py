@@ -26,9 +26,9 @@ from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
 from headway.admin.sessions import Sessions, Tries
 from headway.admin.snapshot_source import SnapshotSource
+from headway.doors.readiness import SERVING, CachedReadiness, Readiness, within_answer_time
 from headway.errors import BrokerUnavailable, NotFound
-from headway.http import readiness
-from headway.http.readiness import CachedReadiness, Readiness, within_answer_time
+from headway.http import probes
 from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
@@ -54,7 +54,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
     router = Router(
         [
-            *readiness.routes(CachedReadiness(ready), for_clients=False, troubles=process.troubles),
+            *probes.routes(CachedReadiness(ready), for_clients=False, troubles=process.troubles),
             Route("/metrics", on.metrics),
             Route("/internal/health", on.health),
             Route("/internal/workers", on.workers),
@@ -96,7 +96,7 @@ class _Routes:
             workers, depths, bulk, dead = await within_answer_time(asked)
         except BrokerUnavailable as exc:
             status = await self._ready.alone()
-            code = 200 if status in readiness.SERVING else 503
+            code = 200 if status in SERVING else 503
             return as_json({"status": status, "message": str(exc), **self._own()}, code)
         status = await self._ready.judge(workers)
         if status == "ok" and process.troubles():

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from headway.admin import snapshot
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot
+from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import within_answer_time
 from headway.model import WorkerInfo
 from headway.runtime.periodic import Periodic, PeriodicResource
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headway.config.extras import needing
-from headway.http.entrance import Entrance
-from headway.http.readiness import Readiness
+from headway.doors.entrance import Entrance
+from headway.doors.readiness import Readiness
 from headway.runtime.certificates import Certificates
 
 if TYPE_CHECKING:

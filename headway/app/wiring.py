@@ -30,11 +30,11 @@ from headway.app.roles import ROLES, Parts
 from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
 from headway.config.target import Target
 from headway.core.health import HEARTBEAT_EVERY
+from headway.doors.readiness import Readiness
 from headway.errors import SettingError
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
-from headway.http.readiness import Readiness
 from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
 from headway.ports import Broker, Ledger
@@ -356,9 +356,9 @@ class _Wiring:
     def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, WorkersWatcher]:
         """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
         from headway.app.stores import look_for_unused_keys, make_identity
+        from headway.doors.entrance import Entrance
         from headway.gateway.capacity_watcher import CapacityWatcher
         from headway.http import public
-        from headway.http.entrance import Entrance
 
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
         identity, stores = make_identity(settings, counters)

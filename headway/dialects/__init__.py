@@ -3,10 +3,9 @@
 dialect     what a dialect is
 table       each dialect by its name, and the one that an API is spoken to in
 json_lists  lists of exactly so many elements, out of JSON that may be anything
-open_inference  what both dialects of the Open Inference Protocol have in common
 
-Each other module is one dialect, or several that differ in a word, and has its line in `table`. The names alone are here, as
-settings need these and no more.
+Each other module is one dialect, or several that differ in a word; those of the Open Inference Protocol are in `headway.oip`.
+Each has its line in `table`. The names alone are here, as settings need these and no more.
 """
 
 AUTO = "auto"

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from headway.dialects import AUTO
 from headway.dialects.dialect import Dialect, Remote
-from headway.dialects.oip import OpenInferenceHttp
-from headway.dialects.oip_grpc import OpenInferenceGrpc
 from headway.dialects.openai import Completions, Embeddings
 from headway.dialects.texts import NamedInputs, TextList
 from headway.errors import SettingError
+from headway.oip.dialect_grpc import OpenInferenceGrpc
+from headway.oip.dialect_rest import OpenInferenceHttp
 
 DIALECTS: Mapping[str, type[Dialect]] = {
     "list": TextList,

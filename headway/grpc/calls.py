@@ -17,16 +17,15 @@ from time import monotonic
 from typing import Any
 
 from headway.config import Settings
-from headway.errors import INTERNAL, REQUEST_TIMEOUT, BadRequest, RequestError
+from headway.doors.entrance import Entrance
+from headway.doors.fields import ID_PREFIX, TRACE_FIELDS, picked
+from headway.errors import INTERNAL, REQUEST_TIMEOUT, UNFORESEEN, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
 from headway.grpc.call_quotas import STRANGERS, CallQuotas
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.statuses import Metadata, StatusCode, details_of, status_of, trailers_of
 from headway.grpc.stream import CallStream, Ended
-from headway.http.entrance import Entrance
-from headway.http.requests import UNFORESEEN
-from headway.http.server.head import ID_PREFIX, TRACE_FIELDS, picked
 from headway.model import Principal
 from headway.runtime.logger import get_logger
 

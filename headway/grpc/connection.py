@@ -22,8 +22,8 @@ from headway.grpc.header_blocks import RequestFields
 from headway.grpc.http2 import DEFAULT_WINDOW, Broken, ErrorCode, Http2
 from headway.grpc.statuses import StatusCode
 from headway.grpc.stream import PREFIX, WINDOW, CallStream, Ended
-from headway.http.server.hangups import descriptor_of
 from headway.runtime import protocol_hints
+from headway.runtime.listening import descriptor_of
 
 if TYPE_CHECKING:
     from headway.grpc.connections import PortConnections

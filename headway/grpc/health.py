@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
+from headway.doors.fields import ID_PREFIX
+from headway.doors.readiness import AGE, CachedReadiness
 from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream, to_be_opened_anew
-from headway.http.readiness import AGE, CachedReadiness
-from headway.http.server.head import ID_PREFIX
 from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")

@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
+from headway.doors.exchange import Exchange, Outcome, Reader, marks_of
+from headway.doors.fields import ID_PREFIX, MOMENT, hurried, read_id, read_options
+from headway.doors.large_answers import LargeAnswer
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink
 from headway.grpc.calls import Call, PortContext, read_fields
 from headway.grpc.statuses import Metadata
 from headway.grpc.stream import CallStream
-from headway.http.inference.exchange import Exchange, Outcome, Reader, marks_of
-from headway.http.inference.inference_head import MOMENT, hurried, read_options
-from headway.http.server.head import ID_PREFIX, read_id
-from headway.http.server.large_answers import LargeAnswer
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20

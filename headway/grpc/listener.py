@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable
 from time import monotonic
 
+from headway.doors.entrance import Entrance
+from headway.doors.readiness import CachedReadiness, Readiness
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
 from headway.grpc.connection import CallConnection
@@ -21,8 +23,6 @@ from headway.grpc.connections import PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of
-from headway.http.entrance import Entrance
-from headway.http.readiness import CachedReadiness, Readiness
 from headway.runtime.certificates import Certificates
 from headway.runtime.listening import SPARE, ListeningPort, descriptor_ceiling
 from headway.runtime.tls_transport import TlsPort

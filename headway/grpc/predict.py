@@ -19,13 +19,13 @@ from headway.core import tensor_json, values
 from headway.core.failures import no_json
 from headway.core.json_pages import SHORT, Steps, finish
 from headway.core.tensors import NoTensors
+from headway.doors.answer_pieces import is_large
+from headway.doors.bodies import read_text
+from headway.doors.exchange import Exchange, Outcome, Reader, Written
+from headway.doors.tensor_bodies import fitting_in_steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
-from headway.http.inference.answer_pieces import is_large
-from headway.http.inference.bodies import read_text
-from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
-from headway.http.inference.tensor_bodies import fitting_in_steps
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind, added_up
 
 _REQUEST = messages.message("headway.v1.PredictRequest")

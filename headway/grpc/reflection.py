@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.excerpt import excerpt
+from headway.doors.fields import ID_PREFIX
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
 from headway.grpc.statuses import Metadata, StatusCode
 from headway.grpc.stream import CallStream
-from headway.http.server.head import ID_PREFIX
 
 
 class ReflectionCall(StreamCall):

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from enum import IntEnum
 
-from headway.errors import HOPELESS, REFUSALS, SHOWN, STATUS
-from headway.http.problem import LABEL, AnyError
+from headway.errors import HOPELESS, LABEL, REFUSALS, SHOWN, STATUS, AnyError
 
 
 class StatusCode(IntEnum):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from headway.doors.entrance import Entrance
 from headway.errors import RequestError
-from headway.http.entrance import Entrance
 from headway.http.requests import Handler, Request, RouteAnswer, refuse, without_reason
 
 

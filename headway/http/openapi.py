@@ -13,8 +13,8 @@ from headway import __version__, errors
 from headway.config import Settings
 from headway.core.tensor_json import BOUNDS
 from headway.core.tensors import BYTES, JSON, MOST_AXES, MOST_TENSORS, SIZES, count_of
+from headway.doors.fields import MOST_KEY
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.http.inference.inference_head import MOST_KEY
 from headway.http.openai.completions import MOST_CHOICES
 from headway.http.openai.members import MOST_MESSAGES, MOST_TEXTS
 from headway.http.openai.responses import SETTLED

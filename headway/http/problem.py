@@ -6,17 +6,12 @@ The latter are those of all routes whose API has no form of its own.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from http import HTTPStatus
 
 import msgspec
 
-from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, UNAUTHENTICATED, RequestError
-from headway.model import Failure
-
-LABEL = re.compile(r"[a-z0-9_-]{1,40}")
-"""Labels of metrics that clients read, too, as the reason of a refusal."""
+from headway.errors import HOPELESS, LABEL, SHOWN, STATUS, TITLE, UNAUTHENTICATED, AnyError
 
 
 class Problem(msgspec.Struct, gc=False):
@@ -34,9 +29,6 @@ class Problem(msgspec.Struct, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 
-
-AnyError = RequestError | Failure
-"""Error that an answer tells: of a request, or of its entry."""
 
 Encoded = tuple[dict[str, str], bytes]
 """Header fields and body of an answer. The fields are ASCII and name the content type, but nothing that framing adds."""

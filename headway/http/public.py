@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.doors.entrance import Entrance
+from headway.doors.readiness import CachedReadiness, Readiness
 from headway.errors import SERVICE_OVERLOADED, FolderUnavailable, StoreUnavailable
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
-from headway.http import openapi, readiness, tasks
+from headway.http import openapi, probes, tasks
 from headway.http.authentication import Authentication
-from headway.http.entrance import Entrance
 from headway.http.inference import routes as inference_routes
-from headway.http.oip import models as oip_models
-from headway.http.oip.models import ShownModels
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
-from headway.http.readiness import CachedReadiness, Readiness
 from headway.http.requests import JSON, Handler, Request, RouteAnswer, refuse
 from headway.http.routing import NoRoute, Route, Router
 from headway.model import Failure
+from headway.oip.rest import models as oip_models
+from headway.oip.rest.models import ShownModels
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 
@@ -59,7 +59,7 @@ def build(entrance: Entrance, ready: Readiness, bulk: BulkJobs | None = None) ->
     on, glance = _Routes(gateway), CachedReadiness(ready)
     return Router(
         [
-            *readiness.routes(glance, for_clients=True),
+            *probes.routes(glance, for_clients=True),
             *tasks.routes(gateway, known),
             *models.routes(gateway, known),
             *(() if bulk is None else _bulk_routes(bulk, known)),

@@ -9,15 +9,12 @@ from functools import cached_property
 from urllib.parse import parse_qs, unquote
 
 from headway import errors
-from headway.errors import RequestError
-from headway.http.problem import AnyError, EncodeError, encode_problem
+from headway.errors import AnyError, RequestError
+from headway.http.problem import EncodeError, encode_problem
 from headway.http.server.head import Head
 from headway.model import Failure, Principal
 
 JSON = "application/json"
-
-UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
-"""Message that a client reads when the server raised an unforeseen exception."""
 
 
 class ClientLeft(Exception):

@@ -280,3 +280,9 @@ def descriptor_ceiling(spare: int) -> int:
     """First descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
+
+
+def descriptor_of(transport: asyncio.Transport) -> int:
+    """Descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
+    sock = transport.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())

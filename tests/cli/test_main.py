@@ -41,7 +41,7 @@ UNASKED = frozenset((
 FLEET = UNASKED - {"opentelemetry"}
 """The same of who asks Redis: its client imports OpenTelemetry where that is installed."""
 NO_CLIENTS = frozenset((
-    "headway.gateway.gateway", "headway.http.inference", "headway.http.oip", "headway.http.openai", "headway.http.public", "headway.oip",
+    "headway.gateway.gateway", "headway.http.inference", "headway.oip.rest", "headway.http.openai", "headway.http.public", "headway.oip",
 ))  # fmt: skip
 NO_WORKERS = frozenset(("headway.backends.process.backend", "headway.worker"))
 LEAN = {

@@ -12,7 +12,7 @@ import numpy as np
 from headway.client import ApiError, Client
 from headway.core.tensors import join_elements
 from headway.grpc import messages
-from headway.grpc.infer_messages import _FIELDS
+from headway.oip.grpc.infer_messages import _FIELDS
 from tests.e2e.client import Connection, request
 from tests.targets.arrays import TWICE
 

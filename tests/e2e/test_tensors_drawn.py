@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headway.grpc.infer_messages import _FIELDS
+from headway.oip.grpc.infer_messages import _FIELDS
 from tests.e2e import tensor_doors as at
 from tests.e2e.client import request
 from tests.e2e.server import Server, serving

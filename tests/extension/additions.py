@@ -233,8 +233,8 @@ class KettleList(TextList, frozen=True):
         ),
         (
             "headway/dialects/table.py",
-            "from headway.dialects.oip import",
-            "from headway.dialects.kettle import KettleList\nfrom headway.dialects.oip import",
+            "from headway.dialects.openai import",
+            "from headway.dialects.kettle import KettleList\nfrom headway.dialects.openai import",
         ),
         (
             "headway/dialects/__init__.py",
@@ -438,9 +438,9 @@ from typing import ClassVar
 import msgspec
 
 from headway.config import Settings
-from headway.http.inference.bodies import ABSENT, body_reader, value_reader
+from headway.doors.bodies import ABSENT, body_reader, value_reader
+from headway.errors import AnyError
 from headway.http.inference.codecs import Codec
-from headway.http.problem import AnyError
 from headway.model import TokenCount
 
 

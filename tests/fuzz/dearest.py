@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from headway.config import Settings
 from headway.core.json_pages import PAGE, Steps
+from headway.doors.exchange import CodecContext, Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.oip.bodies import LENGTH_FIELD
+from headway.http.inference.target import RequestTarget
 from headway.http.server.head import Head
 from headway.model import TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import pack
 from headway.runtime.counters import Counters
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from headway.config import Settings
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
-from headway.grpc.infer_messages import infer_reader
 from headway.grpc.messages import varint
 from headway.grpc.predict import predict_reader
 from headway.model import RequestOptions, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.oip.grpc.infer_messages import infer_reader
 
 MOST = 1_000_000
 """Bytes of the largest message, as `max_body_bytes` is by default, with room for what is around the pieces."""

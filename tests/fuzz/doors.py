@@ -9,21 +9,22 @@ from headway import protos
 from headway.config import Settings
 from headway.dialects.dialect import BadMetadata, NoOutputs
 from headway.dialects.table import DIALECTS, reach
+from headway.doors.exchange import CodecContext, Exchange, Outcome
 from headway.errors import BadRequest, RequestError, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.infer_messages import infer_reader
 from headway.grpc.predict import predict_reader
-from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
+from headway.http.inference.target import RequestTarget
 from headway.http.openai.chat_template import Message, load_template
 from headway.http.openai.members import MOST_TEXTS
 from headway.http.server.head import Head
 from headway.input_policy.file import read_policy
 from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip import tensors
+from headway.oip.grpc.infer_messages import infer_reader
 from headway.runtime.counters import Counters
 
 _SETTINGS = Settings(), Settings(max_queue=5)

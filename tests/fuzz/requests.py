@@ -6,12 +6,14 @@ import json
 import uuid
 
 from headway.config import Settings
+from headway.doors.bodies import read_text
+from headway.doors.exchange import CodecContext
+from headway.doors.fields import MOST_KEY
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.bodies import read_text
-from headway.http.inference.exchange import CodecContext, RequestTarget
-from headway.http.inference.inference_head import MOST_KEY, InferenceHead, read_inference_head
+from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import Routes, codecs
+from headway.http.inference.target import RequestTarget
 from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
 from headway.runtime.counters import Counters

@@ -11,16 +11,17 @@ import zlib
 from headway.config import Settings
 from headway.core.tensors import count_of, pack, rows_of
 from headway.core.tensors import unpack as unpacked
+from headway.doors.exchange import CodecContext, Exchange, Outcome
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.compressed_bodies import Unpacker
-from headway.http.inference.exchange import CodecContext, Exchange, Outcome, RequestTarget
 from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.oip.bodies import LENGTH_FIELD
+from headway.http.inference.target import RequestTarget
 from headway.http.server.head import Head
 from headway.model import Octets, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
+from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import element_of, unpack
 from headway.oip.tensors import pack as pack_elements
 from headway.runtime.counters import Counters

@@ -26,13 +26,13 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.config import Settings
 from headway.core.queue_limits import QueueLimits
+from headway.doors.entrance import Entrance
+from headway.doors.readiness import Readiness
 from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
-from headway.http.entrance import Entrance
-from headway.http.readiness import Readiness
 from headway.identity.anonymous import AnonymousIdentity
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.certificates import Certificates

@@ -15,12 +15,12 @@ import pytest
 
 from headway.config import Settings
 from headway.core.tensors import SIZES, join_elements
+from headway.doors.exchange import Outcome
 from headway.gateway.limiter import Limiter
 from headway.gateway.served_models import ServedModels
-from headway.grpc.infer_messages import infer_reader
 from headway.grpc.message_turns import MessageTurns
-from headway.http.inference.exchange import Outcome
 from headway.model import RequestOptions, Tensors, TensorSpec, WorkerInfo, WorkerStatus
+from headway.oip.grpc.infer_messages import infer_reader
 from tests.grpc.stand import INFER, PREDICT, Port, failed, on_port, predict, predicted
 from tests.grpc.test_open_inference import STREAM, Request, answered, request, say, streamed
 from tests.grpc.test_open_inference import outputs as elements

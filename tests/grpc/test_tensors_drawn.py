@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.core.tensors import unpack
+from headway.doors.exchange import Outcome
+from headway.errors import UNFORESEEN
 from headway.gateway.served_models import ServedModels
-from headway.grpc.infer_messages import _FIELDS, infer_reader
-from headway.http.inference.exchange import Outcome
-from headway.http.requests import UNFORESEEN
 from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
+from headway.oip.grpc.infer_messages import _FIELDS, infer_reader
 from tests.grpc.stand import INFER, PREDICT, Port, served
 from tests.grpc.test_open_inference import STREAM, Request, answered, request, streamed
 from tests.grpc.test_tensors import model, told

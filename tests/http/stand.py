@@ -30,6 +30,8 @@ from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.core.values import shown
+from headway.doors.entrance import Entrance
+from headway.doors.readiness import Readiness
 from headway.gateway.client_quotas import Quotas
 from headway.gateway.gateway import Gateway
 from headway.gateway.lane import Lane
@@ -41,9 +43,7 @@ from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.gateway.several_inputs import SeveralInputs
 from headway.http import public
-from headway.http.entrance import Entrance
 from headway.http.inference import fast_path
-from headway.http.readiness import Readiness
 from headway.http.server import connection
 from headway.http.server import listener as door
 from headway.http.server.listener import Listener

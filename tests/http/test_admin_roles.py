@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.app.process_figures import FigureSource
+from headway.doors.readiness import AGE, ANSWER_WITHIN
 from headway.errors import TITLE, BrokerUnavailable
-from headway.http.readiness import AGE, ANSWER_WITHIN
 from headway.model import LedgerRecord, ProcessInfo, Role, WorkerInfo, WorkerStatus
 from headway.ports import Broker
 from tests.http.away import Away

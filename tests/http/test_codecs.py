@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import Settings
+from headway.doors.bodies import read_text
 from headway.errors import HOPELESS, SHOWN, STATUS, TITLE, BadRequest
-from headway.http.inference.bodies import read_text
 from headway.http.inference.codecs import Codec
 from headway.http.inference.routes import codecs
 from headway.http.problem import encode_problem, frame_error, problem, problem_body, problem_header

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from headway.config import Settings
-from headway.errors import REJECTED_BY_MODEL
+from headway.errors import REJECTED_BY_MODEL, AnyError
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
-from headway.http.problem import AnyError, Encoded
+from headway.http.problem import Encoded
 from headway.http.server.connection import REQUESTS_PER_TURN
 from headway.model import Failure
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, settled

@@ -10,14 +10,15 @@ import pytest
 
 from headway.config import Settings
 from headway.core.values import as_json
-from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, BadRequest, RequestError
+from headway.doors.exchange import JSON, CodecContext, Exchange, Outcome, Reader, Written
+from headway.doors.rate_limit_headers import RateLimitHeaders
+from headway.errors import BACKEND_ERROR, REJECTED_BY_MODEL, STATUS, AnyError, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
-from headway.http.inference.exchange import JSON, CodecContext, Exchange, Outcome, Reader, RequestTarget, Written
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.problem import AnyError, Encoded
-from headway.http.rate_limit_headers import RateLimitHeaders
+from headway.http.inference.target import RequestTarget
+from headway.http.problem import Encoded
 from headway.http.server.head import Head
 from headway.model import DedupKind, Failure, Limit, RequestOptions, Value, ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled

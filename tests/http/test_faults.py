@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import structlog
 
+from headway.doors.exchange import Usual
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Usual
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.requests import Request, RouteAnswer
 from headway.http.server.connection import Connection

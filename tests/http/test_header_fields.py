@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.gateway.broker_session import MOST_REPLIES
 from headway.gateway.gateway import Gateway
 from headway.gateway.limiter import Limiter
 from headway.gateway.pending import Ending, PendingRequest
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import DedupKind, Failure, Limit
 from tests.http.stand import KEPT_LIMITS, Stand, get, on_stand, post, settled
 

@@ -12,18 +12,19 @@ import pytest
 
 from headway.config import Settings
 from headway.config.models import ModelSettings
+from headway.doors.exchange import CodecContext, Exchange
 from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.grpc import messages
-from headway.grpc.infer_messages import infer_reader
 from headway.grpc.predict import predict_reader
-from headway.http.inference.exchange import CodecContext, Exchange, RequestTarget
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.oip.infer import infer
+from headway.http.inference.target import RequestTarget
 from headway.http.openapi import document
 from headway.http.server.head import Head
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
+from headway.oip.grpc.infer_messages import infer_reader
+from headway.oip.rest.infer import infer
 from headway.runtime.counters import Counters
 from tests.grpc.stand import PREDICT, Port, on_port, predict
 from tests.http.stand import Stand, on_stand, post

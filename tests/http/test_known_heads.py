@@ -10,8 +10,8 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headway.doors.exchange import Usual
 from headway.errors import SERVICE_OVERLOADED, RequestError, Unauthenticated
-from headway.http.inference.exchange import Usual
 from headway.model import Principal
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
+from headway.doors import answer_pieces, large_answers
 from headway.errors import BACKEND_ERROR, PAYLOAD_TOO_LARGE
 from headway.gateway.client_quotas import HeldBytes, Quotas
-from headway.http.inference import answer_pieces
-from headway.http.server import large_answers
 from tests.http.stand import Answer, Stand, on_stand, post, settled
 
 ADA, BOB = "Authorization: Bearer ada", "Authorization: Bearer bob"

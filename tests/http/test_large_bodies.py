@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from headway.doors.entrance import CHARGED
 from headway.gateway.limiter import Limiter
-from headway.http.entrance import CHARGED
 from headway.http.inference import fast_path
 from headway.http.inference.compressed_bodies import STEP
 from headway.http.server.connection_context import LARGE

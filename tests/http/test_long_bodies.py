@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from headway.core import json_pages
 from headway.core.json_pages import MAX_LEVELS, SHORT, Pages, Steps, TooDeep, drop_strings, finish, members, split
 from headway.core.values import NoValue, read, read_in_steps
+from headway.doors.entrance import CHARGED
 from headway.errors import RequestError
-from headway.http.entrance import CHARGED
 from headway.http.openai.chat import MOST_PARTS
 from headway.http.openai.members import MOST_MESSAGES, MOST_VALUES
 from tests.fuzz.dearest import MOST_AT_ONCE, Dear, at_once, bodies, steps_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.http.inference.bodies import meant
+from headway.doors.bodies import meant
 from tests.http.stand import Stand, get, on_stand, post
 
 MISSING = "Object missing required field `input`"

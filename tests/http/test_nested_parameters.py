@@ -14,9 +14,9 @@ import pytest
 from headway.config import Settings
 from headway.errors import BadRequest
 from headway.http.inference import codecs
-from headway.http.oip import bodies
 from headway.http.openai.members import parameters_reader, read_members
 from headway.oip.parameters import KNOWN
+from headway.oip.rest import bodies
 
 TREES = {
     "lists": b"[" + b",".join([b"[" * 20 + b"]" * 20] * 10_000) + b"]",

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from headway.config import Settings
 from headway.core.tensors import join_elements, unpack
+from headway.doors.exchange import Outcome
 from headway.errors import RequestError
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.exchange import Outcome
-from headway.http.oip.answers import Answerer
-from headway.http.oip.requests import request_reader
-from headway.http.oip.tensor_requests import TensorsRequest
 from headway.model import Tensors, TensorSpec, Value, ValueKind
+from headway.oip.rest.answers import Answerer
+from headway.oip.rest.requests import request_reader
+from headway.oip.rest.tensor_requests import TensorsRequest
 from tests.oip.arrays import DTYPES, Drawn, body_of, several
 
 SETTINGS = Settings()

@@ -11,7 +11,8 @@ import pytest
 
 from headway import errors
 from headway.config import Settings
-from headway.http import openapi, readiness
+from headway.doors import readiness
+from headway.http import openapi
 from headway.http.inference.inference_head import read_prefer
 from headway.model import WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Stand, get, on_stand, post

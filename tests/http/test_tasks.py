@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from headway.doors import answer_pieces
+from headway.doors.entrance import CHARGED
 from headway.errors import BrokerUnavailable
 from headway.gateway.limiter import POLLS, POLLS_AT_ONCE
 from headway.http import tasks
-from headway.http.entrance import CHARGED
-from headway.http.inference import answer_pieces, octets
+from headway.http.inference import octets
 from headway.http.server.connection_context import GRACE
 from headway.model import Failure, Reply
 from headway.runtime.fair_turns import Begin, FairTurns
@@ -388,7 +389,7 @@ async def test_a_large_outcome_is_told_in_turns(stand: Stand, monkeypatch: pytes
     id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
     monkeypatch.setattr(answer_pieces, "PIECE", 1 << 7)
-    monkeypatch.setattr("headway.http.server.large_answers.TURN", -1.0)
+    monkeypatch.setattr("headway.doors.large_answers.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)
     assert (await stand.ask(get(f"/v1/result/{id}"))).json["output"] == long.upper()
     assert len(turns) > len(long) / 128
@@ -408,7 +409,7 @@ async def test_a_large_outcome_is_sent_in_pieces(stand: Stand, monkeypatch: pyte
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
     for module in (answer_pieces, octets, tasks):
         monkeypatch.setattr(module, "PIECE", piece)
-    monkeypatch.setattr("headway.http.server.large_answers.TURN", -1.0)
+    monkeypatch.setattr("headway.doors.large_answers.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)
     for accept in ("application/json", "application/octet-stream"):
         turns.clear()

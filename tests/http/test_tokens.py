@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headway.http.inference.exchange import Outcome
+from headway.doors.exchange import Outcome
 from headway.http.openai.answers import ChoicesWriter
 from headway.model import TokenCount, added_up
 from headway.oip.tensors import pack

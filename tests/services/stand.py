@@ -22,6 +22,7 @@ from headway.controller.controller import Controller
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
+from headway.doors.readiness import Readiness
 from headway.fleet.board_reporter import BoardReporter
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
@@ -29,7 +30,6 @@ from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.screened import ScreenedGateway
-from headway.http.readiness import Readiness
 from headway.http.requests import Handler
 from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Gpu, Ledger

@@ -10,8 +10,8 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.core.ratelimit import LOOKS, Debts
+from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.gateway.limiter import Limiter
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import InferenceRequest, Limit, Principal, RequestOptions
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id

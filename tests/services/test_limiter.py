@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from headway import errors
+from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.gateway.limiter import POLLS_AT_ONCE, Limiter
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import DedupKey, DedupKind, Failure, Limit, Principal
 from tests.core.entries import entry
 from tests.services.fake_backend import FakeBackend

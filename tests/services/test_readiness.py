@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
+from headway.doors.readiness import CachedReadiness, Readiness
 from headway.gateway.workers_watcher import WorkersWatcher
-from headway.http.readiness import CachedReadiness, Readiness
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters
 from headway.runtime.supervisor import Supervisor

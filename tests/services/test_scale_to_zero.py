@@ -18,11 +18,11 @@ from headway.app.scaling import scalable
 from headway.config.target import parse_target
 from headway.controller.autoscaler import SETTLES_AFTER, Autoscaler
 from headway.core.scaling.scaler import ScaleLimits
+from headway.doors.readiness import Readiness
 from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.workers_watcher import WorkersWatcher
-from headway.http.readiness import Readiness
 from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id

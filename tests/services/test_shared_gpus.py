@@ -17,10 +17,10 @@ from headway.config import Settings
 from headway.config.models import ModelSettings
 from headway.core.locality.placement import LEAST_OVERDUE
 from headway.core.versions import read_weights
+from headway.doors.readiness import Readiness
 from headway.errors import TargetError
 from headway.fleet.reaper import reap_on
 from headway.gateway.gateway import Gateway
-from headway.http.readiness import Readiness
 from headway.model import Failure, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.ports import WorkSource
 from headway.runtime.counters import Counters

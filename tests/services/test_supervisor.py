@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from headway.doors.readiness import within_answer_time
 from headway.errors import BrokerUnavailable
-from headway.http.readiness import within_answer_time
 from headway.runtime.periodic import Periodic
 from headway.runtime.race import TIDIES
 from headway.runtime.supervisor import Supervisor

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.http.readiness import ANSWER_WITHIN
+from headway.doors.readiness import ANSWER_WITHIN
 from headway.model import InferenceRequest, LedgerRecord, Principal, RequestOptions, Role
 from headway.runtime.request_id import new_id
 from tests.http.test_admin import Port, Touchy, on_admin

@@ -2,12 +2,10 @@
 
 fast_path           a connection of the public port: from its bytes to the gateway, and back
 routes, codecs      the codec of each route; the native ones
-inference_head      what a head says of a request, and the options of one over any port
-exchange            what every body and message is read to, and what its answer is written from
-bodies, bad_bodies  decoders and checks of bodies, and why one cannot be read
+inference_head      what a head says of a request
+target              target of a request, and what opens its head
 octets              bodies and answers that are the value itself
 body_receiver, compressed_bodies  bodies that come in pieces, or packed
-answer_pieces       answers of large outputs
 async_handoff, prefer_header      requests whose clients take the id of a task for an answer
 cross_origin        connections that pages of other sites may ask
 """

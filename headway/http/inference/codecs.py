@@ -18,31 +18,17 @@ from msgspec.structs import replace
 from headway.config import Settings
 from headway.core import values
 from headway.core.json_pages import Steps
+from headway.doors.answer_pieces import HOLE, array_within, is_large, items_of, tensor_pieces, value_within
+from headway.doors.bodies import ABSENT, Asked, OtherInput, body_reader, long_value_reader, read_text, value_reader
+from headway.doors.exchange import JSON, Exchange, Outcome, ReadText, Usual, WriteText, Written
+from headway.doors.rate_limit_headers import RateLimitHeaders
+from headway.doors.tensor_bodies import fitting, fitting_in_steps
 from headway.errors import BadRequest
 from headway.gateway.client_quotas import UNHELD
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.answer_pieces import (
-    HOLE,
-    array_within,
-    is_large,
-    items_of,
-    tensor_pieces,
-    value_within,
-)
-from headway.http.inference.bodies import (
-    ABSENT,
-    Asked,
-    OtherInput,
-    body_reader,
-    long_value_reader,
-    read_text,
-    value_reader,
-)
-from headway.http.inference.exchange import JSON, Exchange, OpenHead, Outcome, ReadText, Usual, WriteText, Written
 from headway.http.inference.octets import open_octets
-from headway.http.inference.tensor_bodies import fitting, fitting_in_steps
+from headway.http.inference.target import OpenHead
 from headway.http.problem import EncodeError, encode_problem
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 SHORT_ANSWER = UNHELD // 4
@@ -94,7 +80,7 @@ class Codec(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "usual", Usual(self.read, self.write, JSON, self.write_one))
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        """Read a body in JSON that the native API defines; see `headway.http.inference.exchange.ReadRequest`."""
+        """Read a body in JSON that the native API defines; see `headway.doors.exchange.ReadRequest`."""
         try:
             return Exchange(*self.read(body), options, self.write_one, usual=self.usual)
         except OtherInput as exc:

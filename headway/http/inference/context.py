@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from headway.core.json_pages import SHORT
+from headway.doors.entrance import Entrance
+from headway.doors.exchange import CodecContext
+from headway.doors.fields import TRACE_FIELDS, picked
 from headway.errors import RequestError
-from headway.http.entrance import Entrance
-from headway.http.inference.exchange import CodecContext
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
 from headway.http.server.connection_context import ConnectionContext
-from headway.http.server.head import TRACE_FIELDS, Head, picked
+from headway.http.server.head import Head
 from headway.model import RequestOptions
 from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.listening import SPARE

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from headway.doors.fields import ID_PREFIX
 from headway.errors import FORBIDDEN, RequestError
 from headway.http.inference.context import InferenceContext
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.inference.inference_head import InferenceHead
 from headway.http.server.connection import IDLE
-from headway.http.server.head import ID_PREFIX, Head
+from headway.http.server.head import Head
 
 ANY = "*"
 _EXPOSED = (

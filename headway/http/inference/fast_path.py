@@ -21,24 +21,25 @@ from time import monotonic
 
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
-from headway.errors import RequestError
+from headway.doors.answer_pieces import is_large
+from headway.doors.entrance import stranger
+from headway.doors.exchange import Exchange, Outcome, ReadRequest, Usual, marks_of, unusual
+from headway.doors.fields import ID_PREFIX, hurried
+from headway.doors.large_answers import LargeAnswer
+from headway.errors import AnyError, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.lane import CLOSED
 from headway.gateway.served_models import KnownModels
-from headway.http.entrance import stranger
-from headway.http.inference.answer_pieces import is_large
 from headway.http.inference.async_handoff import AsyncHandoff, task_answer
 from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.exchange import Exchange, Outcome, ReadRequest, RequestTarget, Usual, marks_of, unusual
-from headway.http.inference.inference_head import HEAD, InferenceHead, hurried, read_inference_head, several_as_task
-from headway.http.problem import AnyError
+from headway.http.inference.inference_head import HEAD, InferenceHead, read_inference_head, several_as_task
+from headway.http.inference.target import RequestTarget
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
 from headway.http.server.connection_context import LARGE
-from headway.http.server.head import ID_PREFIX, Head
-from headway.http.server.large_answers import LargeAnswer
+from headway.http.server.head import Head
 from headway.model import Principal, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.fair_turns import MILLISECOND
 

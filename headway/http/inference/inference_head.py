@@ -7,34 +7,25 @@ equal.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import msgspec
 
-from headway.config import Settings
-from headway.core.trace_context import read_trace_context
+from headway.doors.exchange import CodecContext, Reader, ReadInSteps, ReadRequest
+from headway.doors.fields import ID_PREFIX, read_id, read_options, shorten
 from headway.errors import BadRequest
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Reader, ReadInSteps, ReadRequest, RequestTarget
-from headway.http.server.head import ID_PREFIX, Head, read_id, shorten, too_large
+from headway.http.inference.target import RequestTarget
+from headway.http.server.head import Head, too_large
 from headway.model import RequestOptions
-from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
 """Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
 
-MOST_KEY = 255
-"""Most characters of an idempotency key."""
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 """Codings of a body that some routes take."""
 
-MOMENT = 0.001
-"""Seconds left of a request whose time is over."""
-
-_KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
-_ESCAPED = re.compile(rb'\\(["\\])')
-_MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 _PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _SECONDS = re.compile(rb"[0-9]{1,30}")
@@ -140,86 +131,6 @@ def several_as_task() -> BadRequest:
         "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
         "or leave Prefer out and wait for the outputs"
     )
-
-
-def hurried(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
-    """Options of a request that has waited for some seconds, and whose call has some left."""
-    left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
-    if remaining is not None:
-        left = min(left, remaining)
-    if left >= options.timeout:
-        return options
-    return msgspec.structs.replace(options, timeout=max(left, MOMENT))
-
-
-def read_options(
-    single: Mapping[bytes, bytes],
-    settings: Settings,
-    longest: float,
-    chosen: bool,
-    origin: str | None,
-    *,
-    task: bool = False,
-    way: str = "",
-) -> RequestOptions:
-    """Options in header fields, or in metadata of the same names.
-
-    Arguments:
-        single: value of each field, by its name in lower case.
-        settings: settings of the tiers.
-        longest: seconds that the request may take.
-        chosen: see RequestOptions.
-        origin: see RequestOptions.
-        task: see RequestOptions.
-        way: see RequestOptions.
-
-    Raises:
-        BadRequest: a field is wrong.
-    """
-    key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
-    fresh = unkept = False
-    if b"cache-control" in single:
-        fresh, unkept = _freshness(single[b"cache-control"])
-    timeout = longest
-    if b"x-request-timeout-ms" in single:
-        timeout = min(timeout, _seconds(single[b"x-request-timeout-ms"]))
-    tier = _tier(single[b"x-request-tier"], settings.tier_names) if b"x-request-tier" in single else 0
-    trace = None
-    if settings.trace and b"traceparent" in single:
-        trace = read_trace_context(single[b"traceparent"], single.get(b"tracestate", b""))
-    return RequestOptions(timeout, tier, key, task, fresh, chosen, origin, way=way, trace=trace, unkept=unkept)
-
-
-def _key(value: bytes) -> str:
-    """Key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
-    key = b""
-    if _KEY.fullmatch(value) is not None:
-        key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
-    if not 1 <= len(key) <= MOST_KEY:
-        raise BadRequest(f"the Idempotency-Key is malformed; expected 1 to {MOST_KEY} printable ASCII characters")
-    return key.decode("ascii")
-
-
-def _freshness(value: bytes) -> tuple[bool, bool]:
-    """Whether a request asks for an answer of its own, and whether this is not to be kept."""
-    asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
-    unkept = b"no-store" in asked
-    return unkept or b"no-cache" in asked, unkept
-
-
-def _seconds(value: bytes) -> float:
-    if _MILLISECONDS.fullmatch(value) is None or float(value) <= 0:
-        raise BadRequest(
-            f"X-Request-Timeout-Ms is {shorten(value)}; expected a number of milliseconds above 0, for example 1500"
-        )
-    return float(value) / 1000
-
-
-def _tier(value: bytes, names: tuple[str, ...]) -> int:
-    name = value.decode("latin-1").strip()
-    if name not in names:
-        raise BadRequest(f"X-Request-Tier is {shorten(value)}; expected one of {', '.join(names)}")
-    return names.index(name)
 
 
 class Wish(msgspec.Struct, frozen=True):

@@ -14,22 +14,21 @@ from msgspec.structs import replace
 
 from headway.core import values
 from headway.core.json_pages import Steps
-from headway.errors import BadRequest
-from headway.gateway.served_models import KnownModels
-from headway.http.inference.answer_pieces import PIECE, cut
-from headway.http.inference.exchange import (
+from headway.doors.answer_pieces import PIECE, cut
+from headway.doors.exchange import (
     CodecContext,
     Exchange,
-    OpenHead,
     Outcome,
     Reader,
     ReadInSteps,
     ReadRequest,
-    RequestTarget,
     WriteAnswer,
     Written,
 )
-from headway.http.inference.tensor_bodies import as_octets, octets_of_tensors
+from headway.doors.tensor_bodies import as_octets, octets_of_tensors
+from headway.errors import BadRequest
+from headway.gateway.served_models import KnownModels
+from headway.http.inference.target import OpenHead, RequestTarget
 from headway.http.server.head import Head, too_many_members
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind
 from headway.oip.inputs import value_of_raw

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
-from headway.http.inference.exchange import RequestTarget
-from headway.http.oip.answers import encode_error as encode_oip_error
-from headway.http.oip.infer import infer
+from headway.http.inference.target import RequestTarget
 from headway.http.openai.chat import chat
 from headway.http.openai.completions import completions
 from headway.http.openai.embeddings import embeddings
 from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.openai.responses import responses
 from headway.http.problem import EncodeError, encode_problem
+from headway.oip.rest.answers import encode_error as encode_oip_error
+from headway.oip.rest.infer import infer
 
 ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from headway.core.values import shown as shown_value
-from headway.http.inference.answer_pieces import PIECE, array_within, released, tensor_pieces, text_pieces
-from headway.http.inference.exchange import JSON, Outcome, ReadText, Usual, WriteText, Written
+from headway.doors.answer_pieces import PIECE, array_within, released, tensor_pieces, text_pieces
+from headway.doors.exchange import JSON, Outcome, ReadText, Usual, WriteText, Written
 from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from headway.bulk.jobs import BulkJobs
+from headway.doors.bodies import why_not
 from headway.errors import RATE_LIMITED, BadRequest, NotFound, RequestError
 from headway.http.authentication import Authentication
-from headway.http.inference.bodies import why_not
 from headway.http.openai.bulk_lines import READERS
 from headway.http.openai.files import PURPOSE, as_json, listed, not_kept, page, told
 from headway.http.requests import Request, RouteAnswer

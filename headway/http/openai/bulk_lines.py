@@ -17,19 +17,17 @@ from headway.bulk.forms import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.core.json_pages import SHORT, Steps
-from headway.errors import BadRequest, PayloadTooLarge, RequestError
+from headway.doors.bodies import members_in_steps, struct_reader, why_not
+from headway.doors.exchange import Exchange, Outcome, Reader
+from headway.doors.fields import ID_PREFIX
+from headway.errors import UNFORESEEN, AnyError, BadRequest, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import joined, too_many_bytes
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.bodies import members_in_steps, struct_reader, why_not
-from headway.http.inference.exchange import Exchange, Outcome, Reader
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.chat import chat_reader
 from headway.http.openai.completions import completions_reader
 from headway.http.openai.embeddings import embeddings_reader
 from headway.http.openai.errors import encode_error
-from headway.http.problem import AnyError
-from headway.http.requests import UNFORESEEN
-from headway.http.server.head import ID_PREFIX
 from headway.model import Failure, Reply, RequestOptions, Value
 from headway.model.bulk import BulkJob, BulkLine
 from headway.runtime.logger import get_logger

@@ -10,12 +10,12 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.json_pages import Steps
+from headway.doors.bodies import check_text
+from headway.doors.exchange import UNUSUAL, Exchange, Reader, unusual
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import UNUSUAL, Exchange, Reader, unusual
 from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (

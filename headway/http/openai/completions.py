@@ -7,11 +7,11 @@ from functools import partial
 import msgspec
 
 from headway.config import Settings
+from headway.doors.bodies import check_text
+from headway.doors.exchange import Exchange, Reader, unusual
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import Exchange, Reader, unusual
 from headway.http.openai.answers import ChoicesWriter
 from headway.http.openai.members import (
     MOST_TEXTS,

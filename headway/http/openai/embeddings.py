@@ -12,13 +12,13 @@ from headway.config import Settings
 from headway.core import failures, tensor_json
 from headway.core.tensors import NoTensors
 from headway.core.values import octets
+from headway.doors.answer_pieces import released
+from headway.doors.bodies import check_text
+from headway.doors.exchange import JSON, Exchange, Outcome, Reader, Written
+from headway.doors.tensor_bodies import one_embedding
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.answer_pieces import released
-from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
-from headway.http.inference.tensor_bodies import one_embedding
 from headway.http.openai.members import (
     MOST_TEXTS,
     drop_user,

@@ -11,7 +11,8 @@ import re
 import msgspec
 
 from headway import errors
-from headway.http.problem import AnyError, Encoded, escaped, problem_header
+from headway.errors import AnyError
+from headway.http.problem import Encoded, escaped, problem_header
 from headway.model import Failure
 
 MODEL_NOT_FOUND = "model_not_found"

@@ -10,23 +10,15 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.json_pages import SHORT, Pages, Steps, split
+from headway.doors.bodies import checked_parameters, members_in_steps, parameters_in_steps, why_not
+from headway.doors.exchange import UNUSUAL, CodecContext, Exchange, Reader, ReadInSteps, ReadRequest
+from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.bodies import checked_parameters, members_in_steps, parameters_in_steps, why_not
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import (
-    UNUSUAL,
-    CodecContext,
-    Exchange,
-    OpenHead,
-    Reader,
-    ReadInSteps,
-    ReadRequest,
-    RequestTarget,
-)
+from headway.http.inference.target import OpenHead, RequestTarget
 from headway.http.openai.errors import encode_error
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.http.server.head import Head
 from headway.model import RequestOptions
 

@@ -14,13 +14,13 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.json_pages import Steps
+from headway.doors.answer_pieces import HOLE, PIECE, value_within
+from headway.doors.bodies import check_text
+from headway.doors.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.answer_pieces import HOLE, PIECE, value_within
-from headway.http.inference.bodies import check_text
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import JSON, Exchange, Outcome, Reader, Written
 from headway.http.openai.answers import EVENTS, RichText, told_of
 from headway.http.openai.chat import TOGETHER, Part, check_parts, long_templates, templates, text_of
 from headway.http.openai.chat_template import Message

@@ -4,6 +4,6 @@ listener            a port: bind, open, retire, drain, close
 connection          one client: its requests in order, and their answers
 connection_context  what the connections of a port share
 head, chunks        parsers of heads and of chunked bodies
-large_answers, unread_answers, hangups  answers that take long to make or to take, and clients that leave meanwhile
+unread_answers, hangups  answers that clients do not take, and clients that leave meanwhile
 memory_listener     a port without a socket, for tests of targets
 """

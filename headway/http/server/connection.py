@@ -31,25 +31,16 @@ from time import monotonic
 import httptools
 
 from headway.core.excerpt import excerpt
-from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, BadRequest, RequestError
-from headway.http.problem import AnyError, frame_error
-from headway.http.requests import UNFORESEEN, ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
+from headway.doors.fields import ID_PREFIX, read_id
+from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, UNFORESEEN, AnyError, BadRequest, RequestError
+from headway.http.problem import frame_error
+from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
 from headway.http.server.chunks import Chunks
 from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
-from headway.http.server.hangups import Unread, bound, descriptor_of
-from headway.http.server.head import (
-    END,
-    ID_PREFIX,
-    Head,
-    past_blank,
-    read_head,
-    read_id,
-    suspect,
-    too_large,
-    too_long,
-    too_many_members,
-)
+from headway.http.server.hangups import Unread, bound
+from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long, too_many_members
 from headway.model import Failure
+from headway.runtime.listening import descriptor_of
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)

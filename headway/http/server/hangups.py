@@ -70,12 +70,6 @@ class Hangups:
                 gone()
 
 
-def descriptor_of(transport: asyncio.Transport) -> int:
-    """Descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
-    sock = transport.get_extra_info("socket")
-    return -1 if sock is None else int(sock.fileno())
-
-
 def bound(transport: asyncio.BaseTransport) -> None:
     """Have the kernel notice soon that the client of a stream takes nothing."""
     connected = transport.get_extra_info("socket")

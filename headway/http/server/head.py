@@ -8,17 +8,15 @@ header twice where only one makes sense, no slash of the path written as %2F. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
 
 import httptools
 
+from headway.doors.fields import TRACE_FIELDS, picked, shorten
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
 from headway.runtime import protocol_hints
 
 END = b"\r\n\r\n"
 
-ID_PREFIX = "req_"
-"""Prefix of a request's id wherever clients see it."""
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
@@ -29,7 +27,6 @@ _HTTP2 = b"PRI * HTTP/2"
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
-_ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 MOST_MEMBERS = 100
 """Members of a query: a header full of them takes several ms to read, and nobody has paid for it."""
@@ -39,7 +36,6 @@ _MOST_DIGITS = 20
 _NAMES = b"/v1/models/", b"/v2/models/"
 """Beginnings of paths in which a model is named. Its name may hold a slash, written as %2F, and is never used as a path."""
 
-TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
     b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"idempotency-key",
@@ -136,33 +132,6 @@ def read_head(raw: bytes) -> Head:
     return head
 
 
-def picked(
-    fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
-) -> dict[bytes, bytes]:
-    """Values of those header fields, or metadata, that are looked at, by name.
-
-    Arguments:
-        fields: names, in lower case, and values.
-        names: names of those that are looked at.
-        lists: names of those among them whose values are joined by commas, while others may come only once. A `traceparent` that
-            comes twice is so malformed.
-        kind: what they are, for the message.
-
-    Raises:
-        BadRequest: one came twice.
-    """
-    found: dict[bytes, bytes] = {}
-    for name, value in fields:
-        if name in names:
-            if name not in found:
-                found[name] = value
-            elif name in lists:
-                found[name] = b"%b, %b" % (found[name], value)
-            else:
-                raise BadRequest(f"the {kind} {name.decode()} was sent twice; send it once")
-    return found
-
-
 def _weigh(head: Head) -> None:
     single = head.single = picked(head.fields, _LOOKED_AT, _LISTS)
     if b"connection" in single and b"close" in map(bytes.strip, single[b"connection"].lower().split(b",")):
@@ -183,11 +152,6 @@ def _weigh(head: Head) -> None:
             raise BadRequest(f"Content-Length has {len(digits)} digits; expected at most {_MOST_DIGITS}")
         head.length = int(digits)
     head.expects = head.version == "1.1" and single.get(b"expect", b"").lower() == b"100-continue"
-
-
-def shorten(value: bytes) -> str:
-    """Beginning of a header field's value, as an error may show it."""
-    return repr(value[:60].decode("latin-1"))
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
@@ -241,10 +205,3 @@ def too_many_members(query: bytes) -> BadRequest | None:
 def too_long(most: int) -> RequestError:
     """Error of a head of more than `most` bytes."""
     return RequestError(f"request line and header exceed {most} bytes", code=HEADERS_TOO_LARGE)
-
-
-def read_id(single: Mapping[bytes, bytes]) -> str:
-    """UUID in the field `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
-    value = single.get(b"x-request-id")
-    found = None if value is None else _ID.fullmatch(value)
-    return found[1].decode().lower() if found else ""

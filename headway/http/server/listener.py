@@ -31,7 +31,7 @@ from headway.runtime.request_id import NewId
 from headway.runtime.tls_transport import TlsPort
 
 if TYPE_CHECKING:
-    from headway.http.entrance import Entrance
+    from headway.doors.entrance import Entrance
 
 SWEEP = 0.5
 """Seconds between two looks at all connections; shorter when a configured time-out is."""

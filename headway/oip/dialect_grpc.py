@@ -19,9 +19,9 @@ from headway.core.excerpt import excerpt
 from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead, join_elements
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.dialects.json_lists import with_tokens
-from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
+from headway.oip.dialect import MOST_DIMENSIONS, TensorDialect, element_items, sent_parameters
 from headway.oip.metadata import TensorMetadata
 from headway.oip.parameters import TOKENS
 

@@ -17,11 +17,15 @@ from headway.config import Settings
 from headway.core import tensor_json
 from headway.core.json_pages import SHORT, Steps
 from headway.core.tensors import ALIGNED, BYTES, MOST_TENSORS, SIZES, NoTensors, TensorHead, count_of, opening, quoted
+from headway.doors.bodies import ABSENT, members_in_steps, why_not
+from headway.doors.exchange import Exchange, WriteAnswer
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, members_in_steps, why_not
-from headway.http.inference.exchange import Exchange, WriteAnswer
-from headway.http.oip.bodies import (
+from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
+from headway.oip.inputs import checked_heads, value_in_steps, value_of, value_of_raw
+from headway.oip.outputs import WantedOutput, check_names, names_of
+from headway.oip.parameters import NONE, Wishes
+from headway.oip.rest.bodies import (
     LENGTH_FIELD,
     AskedInput,
     array_of,
@@ -35,10 +39,6 @@ from headway.http.oip.bodies import (
     take_request,
     wanted_outputs,
 )
-from headway.model import RequestOptions, Tensors, TensorSpec, ValueKind
-from headway.oip.inputs import checked_heads, value_in_steps, value_of, value_of_raw
-from headway.oip.outputs import WantedOutput, check_names, names_of
-from headway.oip.parameters import NONE, Wishes
 
 _SHORT = 1024
 """Bytes of a JSON object up to which what was read of it is remembered, where the data are behind it. Clients send the same again and again."""
@@ -110,7 +110,7 @@ _decode: Callable[[bytes], Any] = msgspec.json.Decoder(_Request).decode
 
 
 def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], TensorsRequest]:
-    """Make the function that reads bodies; its arguments are those of `headway.http.oip.requests.request_reader`'s.
+    """Make the function that reads bodies; its arguments are those of `headway.oip.rest.requests.request_reader`'s.
 
     Arguments:
         settings: bounds of parameters, and tiers.

@@ -18,9 +18,9 @@ from headway.core.tensors import BYTES, MOST_TENSORS, Tensor, TensorHead
 from headway.dialects import json_lists
 from headway.dialects.dialect import JSON_BODY, BadMetadata, NoOutputs, Remote, RemoteCall
 from headway.dialects.json_lists import with_tokens
-from headway.dialects.open_inference import MOST_DIMENSIONS, TensorDialect, sent_parameters
 from headway.errors import SettingError
 from headway.model import ItemResult, Value, ValueKind
+from headway.oip.dialect import MOST_DIMENSIONS, TensorDialect, sent_parameters
 from headway.oip.metadata import Int64, TensorMetadata
 from headway.oip.parameters import BINARY_OUTPUT
 

@@ -9,16 +9,18 @@ from msgspec.structs import replace
 from headway.config import Settings
 from headway.core.failures import error_of
 from headway.core.json_pages import Steps
+from headway.doors.exchange import CodecContext, Exchange, Reader
+from headway.doors.fields import shorten
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.inference.exchange import CodecContext, Exchange, Reader, RequestTarget
-from headway.http.oip.answers import Answerer, encode_error
-from headway.http.oip.bodies import LENGTH_FIELD
-from headway.http.oip.requests import long_request_reader, request_reader
-from headway.http.oip.tensor_requests import TensorsRequest
-from headway.http.server.head import Head, shorten
+from headway.http.inference.target import RequestTarget
+from headway.http.server.head import Head
 from headway.model import RequestOptions
+from headway.oip.rest.answers import Answerer, encode_error
+from headway.oip.rest.bodies import LENGTH_FIELD
+from headway.oip.rest.requests import long_request_reader, request_reader
+from headway.oip.rest.tensor_requests import TensorsRequest
 
 _LENGTH = re.compile(rb"[0-9]{1,19}")
 

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 
 from headway.core.tensors import BYTES, opening_of
-from headway.errors import SHOWN, BadRequest
-from headway.http.inference.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
-from headway.http.inference.exchange import JSON, Outcome, Written
-from headway.http.oip.bodies import LENGTH_FIELD
-from headway.http.problem import AnyError, Encoded, escaped, problem_header
+from headway.doors.answer_pieces import PIECE, array_within, cut, packed_pieces, released, text_pieces
+from headway.doors.exchange import JSON, Outcome, Written
+from headway.errors import SHOWN, AnyError, BadRequest
+from headway.http.problem import Encoded, escaped, problem_header
 from headway.model import Tensors, Value, ValueKind, added_up
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, form_of_output, told
+from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import OUTPUT, check_outputs, element_of, head_of, packed_size
 
 _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d\r\n".encode()

@@ -7,9 +7,8 @@ head on the same connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec.structs import replace
@@ -18,12 +17,8 @@ from headway.config import Settings
 from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.server.head import Head, too_many_members
 from headway.model import DedupKind, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.counters import Counters
-
-_NAMED = ("model", "model_id", "version")
-"""Members of a query that would say whom it is for."""
 
 _MARKS = {
     (DedupKind.SAME, True): (("x-headway-cache", "hit"),),
@@ -152,37 +147,6 @@ class CodecContext(msgspec.Struct, frozen=True):
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
-class RequestTarget(NamedTuple):
-    """Target of a request, apart from its path's constant parts.
-
-    Attributes:
-        names: parts of the path that the route leaves open, decoded, by name.
-        query: query as it stands in the request line.
-    """
-
-    names: Mapping[str, str]
-    query: bytes
-
-    def refuse_named(self, instead: str) -> None:
-        """Refuse a query that names a model or a version, where another place does.
-
-        Arguments:
-            instead: what to do instead, for the message.
-
-        Raises:
-            BadRequest: the query names one, or has too many members. Others are ignored, as those of bodies are.
-        """
-        if not self.query:
-            return
-        if (error := too_many_members(self.query)) is not None:
-            raise error
-        for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
-            if name in _NAMED:
-                raise BadRequest(
-                    f"the query names `{name}`, which only /v1/predict heeds, with application/octet-stream; {instead}"
-                )
-
-
 ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
 """The same for a long body, a little of it at a time. The steps raise RequestError."""
 
@@ -197,7 +161,3 @@ class Reader(NamedTuple):
 
     at_once: ReadRequest
     in_steps: ReadInSteps | None = None
-
-
-OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, Reader | None]]
-"""Head of a request to its options and the reader of its body; None for `Codec.read_json`. Raises RequestError."""

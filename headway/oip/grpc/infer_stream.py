@@ -16,14 +16,14 @@ import asyncio
 from functools import partial
 
 from headway.core.json_pages import SHORT
+from headway.doors.exchange import Reader
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
-from headway.grpc.infer_messages import front_of
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
 from headway.grpc.stream import CallStream
-from headway.http.inference.exchange import Reader
+from headway.oip.grpc.infer_messages import front_of
 from headway.oip.parameters import FINAL, FINAL_WISH
 
 _RESPONSE = messages.message("inference.ModelStreamInferResponse")

@@ -11,8 +11,8 @@ import msgspec
 from headway.core.json_pages import SHORT, Steps, members, split
 from headway.core.tensors import MOST_AXES, MOST_TENSORS
 from headway.core.values import name_of, of_json
+from headway.doors.bodies import ABSENT, MOST_MEMBERS, parameter_members, parameters_in_steps, struct_reader
 from headway.errors import BadRequest
-from headway.http.inference.bodies import ABSENT, MOST_MEMBERS, parameter_members, parameters_in_steps, struct_reader
 from headway.oip.outputs import WantedOutput
 from headway.oip.parameters import KNOWN, NONE, Wishes, for_target, read_wishes
 

@@ -15,9 +15,9 @@ from headway.errors import NO_WORKERS, NOT_FOUND, NOT_IMPLEMENTED, RequestError
 from headway.gateway.limiter import Limiter
 from headway.grpc import messages
 from headway.grpc.calls import PortContext
-from headway.http.oip.models import ShownModels
 from headway.model import Principal
 from headway.oip import metadata
+from headway.oip.rest.models import ShownModels
 
 _NOT_THERE = (NOT_FOUND, NO_WORKERS)
 """Codes of a model or version that is not served, or of which that is not known now: who waits for it asks until it is ready."""

@@ -35,22 +35,23 @@ from headway.core.tensors import (
     quoted,
     shown_shape,
 )
+from headway.doors.answer_pieces import PIECE, cut, packed_pieces, released
+from headway.doors.exchange import Exchange, Outcome, Reader, Written
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
-from headway.grpc import message_parts, messages
-from headway.grpc.message_parts import Data
-from headway.http.inference.answer_pieces import PIECE, cut, packed_pieces, released
-from headway.http.inference.exchange import Exchange, Outcome, Reader, Written
-from headway.http.oip.infer import check_version, with_version
-from headway.http.oip.requests import InferRequest
-from headway.http.oip.tensor_requests import TensorsRequest, packed_in_place
+from headway.grpc import messages
 from headway.model import RequestOptions, Tensors, TensorSpec, TokenCount, Value, ValueKind, added_up
 from headway.oip import parameters, tensors
+from headway.oip.grpc import message_parts
+from headway.oip.grpc.message_parts import Data
 from headway.oip.inputs import checked_heads, value_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, form_of_output, names_of, told
 from headway.oip.parameters import Wishes
+from headway.oip.rest.infer import check_version, with_version
+from headway.oip.rest.requests import InferRequest
+from headway.oip.rest.tensor_requests import TensorsRequest, packed_in_place
 from headway.oip.tensors import OUTPUT, NoElements
 
 _REQUEST = messages.message("inference.ModelInferRequest")

@@ -13,12 +13,15 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.json_pages import SHORT, Steps, split
+from headway.doors.bodies import ABSENT, members_in_steps, why_not
+from headway.doors.exchange import Exchange, WriteAnswer
 from headway.errors import BadRequest
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
-from headway.http.inference.bodies import ABSENT, members_in_steps, why_not
-from headway.http.inference.exchange import Exchange, WriteAnswer
-from headway.http.oip.bodies import (
+from headway.model import RequestOptions, ValueKind
+from headway.oip.outputs import WantedOutput, check_names, names_of
+from headway.oip.parameters import NONE, Wishes
+from headway.oip.rest.bodies import (
     LENGTH_FIELD,
     AskedInput,
     cut,
@@ -31,10 +34,7 @@ from headway.http.oip.bodies import (
     take_request,
     wanted_outputs,
 )
-from headway.http.oip.tensor_requests import TensorsRequest, long_tensors_reader, tensors_reader
-from headway.model import RequestOptions, ValueKind
-from headway.oip.outputs import WantedOutput, check_names, names_of
-from headway.oip.parameters import NONE, Wishes
+from headway.oip.rest.tensor_requests import TensorsRequest, long_tensors_reader, tensors_reader
 from headway.oip.tensors import (
     Element,
     NoElements,

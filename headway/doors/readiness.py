@@ -1,4 +1,4 @@
-"""Liveness and readiness of this process: the routes that every port has.
+"""Readiness of this process, as every port tells it.
 
 Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
 
@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
 
-import msgspec
-
 from headway.errors import BrokerUnavailable
-from headway.http.requests import JSON, Request, RouteAnswer
-from headway.http.routing import Route
 from headway.model import Scaling, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
@@ -36,10 +32,7 @@ AGE = 0.5
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
-_AT_ZERO = "none, as nobody asks for one"
-_AWAITED = "none; one is wanted, and on its way"
-_WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
-"""Words on the workers for clients, by the word of readiness."""
+AT_ZERO = "none, as nobody asks for one"
 
 T = TypeVar("T")
 
@@ -193,7 +186,7 @@ class Readiness:
     def _look_at(self, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, Any]]:
         word, counted = self._judge(workers)
         missing = self._missing(counted)
-        shown = _AT_ZERO if not counted and self.at_zero() and not missing else _healthy(counted)
+        shown = AT_ZERO if not counted and self.at_zero() and not missing else _healthy(counted)
         if missing:
             wanted, seconds = sum(one.desired for one in missing), max(one.awaited for one in missing)
             shown = f"{shown if counted else 'none'}; {wanted} wanted, on its way for {seconds:.0f} s"
@@ -244,48 +237,6 @@ class CachedReadiness:
         """Whether the process should get traffic; see `take`."""
         word, _ = await self.take()
         return word in SERVING
-
-
-def routes(
-    glance: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
-) -> list[Route]:
-    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
-
-    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, why models did not load, and
-    by `troubles` which stores do not answer.
-    """
-
-    async def live(request: Request) -> RouteAnswer:
-        return _answer(request, 200, "ok", {"process": "ok"})
-
-    async def ready(request: Request) -> RouteAnswer:
-        status, checks = await glance.take()
-        checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
-        return _answer(request, 200 if status in SERVING else 503, status, checks)
-
-    return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
-
-
-def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
-    """Checks without numbers and names."""
-    told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
-    if "workers" in checks:
-        known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
-        awaited = _AWAITED if checks["workers"].startswith("none; ") else known
-        told["workers"] = _AT_ZERO if checks["workers"] == _AT_ZERO else awaited
-    if "failed" in checks:
-        told["failed"] = "some models did not load"
-    return told
-
-
-def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:
-    content: dict[str, Any] = {"status": status}
-    if "verbose" in request.query:
-        content["checks"] = checks
-    headers = {"cache-control": "no-store"}
-    if code != 200:
-        headers["retry-after"] = "1"
-    return RouteAnswer(msgspec.json.encode(content), code, headers, JSON)
 
 
 async def within_answer_time(asked: Awaitable[T]) -> T:

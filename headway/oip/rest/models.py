@@ -17,7 +17,6 @@ from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, Forbidden, Pa
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
 from headway.http.authentication import Authentication
-from headway.http.oip.infer import check_version
 from headway.http.requests import JSON, Handler, Request, RouteAnswer
 from headway.http.routing import Route, WrongMethod
 from headway.model import Principal, ValueKind
@@ -33,6 +32,7 @@ from headway.oip.metadata import (
     described,
     statistics_of,
 )
+from headway.oip.rest.infer import check_version
 
 
 class ShownModels:

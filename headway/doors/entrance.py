@@ -10,13 +10,13 @@ from functools import partial
 from typing import Protocol
 
 from headway.core.failures import error_of
+from headway.doors.exchange import Exchange
+from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.errors import RequestError, Unauthenticated
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.http.inference.exchange import Exchange
-from headway.http.rate_limit_headers import RateLimitHeaders
 from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.credential import SERVICE
 from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions

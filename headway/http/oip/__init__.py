@@ -1,1 +1,0 @@
-"""The Open Inference Protocol, version 2, over REST."""

@@ -1,0 +1,58 @@
+"""Probes of a process, the routes that every port over HTTP has: whether it lives, and whether it should get traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from headway.doors.readiness import AT_ZERO, SERVING, CachedReadiness
+from headway.http.requests import JSON, Request, RouteAnswer
+from headway.http.routing import Route
+
+_AWAITED = "none; one is wanted, and on its way"
+_WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
+"""Words on the workers for clients, by the word of readiness."""
+
+
+def routes(
+    glance: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
+) -> list[Route]:
+    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
+
+    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, why models did not load, and
+    by `troubles` which stores do not answer.
+    """
+
+    async def live(request: Request) -> RouteAnswer:
+        return _answer(request, 200, "ok", {"process": "ok"})
+
+    async def ready(request: Request) -> RouteAnswer:
+        status, checks = await glance.take()
+        checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
+        return _answer(request, 200 if status in SERVING else 503, status, checks)
+
+    return [Route("/livez", live), Route("/readyz", ready), Route("/healthz", ready)]
+
+
+def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
+    """Checks without numbers and names."""
+    told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
+    if "workers" in checks:
+        known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
+        awaited = _AWAITED if checks["workers"].startswith("none; ") else known
+        told["workers"] = AT_ZERO if checks["workers"] == AT_ZERO else awaited
+    if "failed" in checks:
+        told["failed"] = "some models did not load"
+    return told
+
+
+def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:
+    content: dict[str, Any] = {"status": status}
+    if "verbose" in request.query:
+        content["checks"] = checks
+    headers = {"cache-control": "no-store"}
+    if code != 200:
+        headers["retry-after"] = "1"
+    return RouteAnswer(msgspec.json.encode(content), code, headers, JSON)

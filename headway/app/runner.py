@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -18,7 +19,6 @@ from headway.app.banner import banner
 from headway.app.lifecycle import Service
 from headway.app.model_plans import Given
 from headway.app.progress import Progress
-from headway.app.service_manager import ServiceManager
 from headway.app.signals import until_signalled
 from headway.app.target_code import source_folder
 from headway.app.wiring import Process, build
@@ -32,6 +32,42 @@ from headway.runtime.listening import check_descriptor_limit, descriptors
 from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 from headway.runtime.race import end, end_all
+
+VARIABLE = "NOTIFY_SOCKET"
+
+
+class ServiceManager:
+    """Service manager that started this process: systemd, or another that knows its protocol; without one nothing is told.
+
+    `NOTIFY_SOCKET` names its datagram socket. It is taken out of the environment, so that no process of a target can speak for
+    this one.
+
+    Arguments:
+        environ: environment that may name it.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        self._address = environ.pop(VARIABLE, "")
+
+    def tell_ready(self) -> None:
+        """Tell that the process serves."""
+        self._tell("READY=1\nSTATUS=serving")
+
+    def tell_stopping(self) -> None:
+        """Tell that the process is on its way out."""
+        self._tell("STOPPING=1\nSTATUS=draining")
+
+    def _tell(self, notice: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.sendto(notice.encode(), address)
+        except OSError as exc:
+            log.warning("the service manager cannot be told", notice=notice.partition("\n")[0], error=str(exc))
+
 
 log = get_logger(__name__)
 

@@ -21,8 +21,8 @@ from headway.runtime.counters import Counters
 
 if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
+    from headway.fleet.local_scaling import ScalingFollower
     from headway.fleet.models import FleetModels
-    from headway.fleet.scaling_follower import ScalingFollower
     from headway.worker.pool import WorkerPool
     from headway.worker.pools import Workers
 
@@ -135,6 +135,6 @@ def make_follower(
     clock: Callable[[], float],
 ) -> ScalingFollower:
     """Make the follower of a process that scales its own workers, `pools`, over a broker."""
-    from headway.fleet.scaling_follower import ScalingFollower
+    from headway.fleet.local_scaling import ScalingFollower
 
     return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

@@ -2,7 +2,6 @@
 
     spec        order for a load test: target, rate, arrivals, mix; checked when built
     schedule    due instants of the requests (from `core.arrivals`, and trace files)
-    payload     bytes of each request, all different, and the right answer to each
     answer      reads an HTTP answer of any form
     connection  keep-alive connection: one request, one answer at a time
     pool        connections, opened when wanted

@@ -11,7 +11,6 @@ spans          spans of traces, until they are sent
 log            log lines that never block
 file_watcher   changes of files
 memory_reuse   large blocks stay with the process
-sockets        connections to servers elsewhere, whose end can be waited for
 fair_turns     work on the event loop, and things under way at once, by turns of the tenants
 folder_lock    turns at files that processes share
 """

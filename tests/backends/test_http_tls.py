@@ -17,13 +17,12 @@ from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.connections import tls_error
+from headway.backends.http.connections import Sockets, tls_error
 from headway.backends.remote.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
 from headway.runtime.certificates import Certificates, RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.sockets import Sockets
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority
 from tests.backends.entries import batch

@@ -20,12 +20,11 @@ import uvloop
 from headway.backends.grpc.backend import IDLE as IDLE_CHANNEL
 from headway.backends.grpc.backend import GrpcBackend
 from headway.backends.http.backend import HttpBackend
-from headway.backends.http.connections import IDLE
+from headway.backends.http.connections import IDLE, Sockets
 from headway.config.target import RemoteTarget
 from headway.model import ItemResult
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
-from headway.runtime.sockets import Sockets
 from tests.authority import Authority
 from tests.backends.entries import batch
 from tests.backends.grpc_remote import answer, served_grpc, texts_of

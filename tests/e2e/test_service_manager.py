@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.app.service_manager import VARIABLE, ServiceManager
+from headway.app.runner import VARIABLE, ServiceManager
 from tests.e2e.client import PATIENCE
 from tests.e2e.server import launched
 

@@ -24,7 +24,7 @@ from headway.http.openapi import document
 from headway.http.server.head import Head
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.grpc.infer_messages import infer_reader
-from headway.oip.rest.infer import infer
+from headway.oip.rest.requests import infer
 from headway.runtime.counters import Counters
 from tests.grpc.stand import PREDICT, Port, on_port, predict
 from tests.http.stand import Stand, on_stand, post

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.load.payload import Payload
+from headway.load.generator import Payload
 from headway.load.spec import LoadSpec, Target
 
 TARGET = Target("h", 80, "h:80", "/v1/inference")

@@ -18,9 +18,8 @@ from headway.controller.autoscaler import (
 )
 from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
-from headway.fleet.local_scaling import LocalScaling
+from headway.fleet.local_scaling import LocalScaling, ScalingFollower
 from headway.fleet.pace import Pace
-from headway.fleet.scaling_follower import ScalingFollower
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.model import ProcessInfo, Role, WorkerStatus
 from tests.services.fake_backend import FakeBackend

@@ -26,13 +26,12 @@ import msgspec
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.credentials import Credentials
-from headway.backends.remote.grouping import RequestGroup, grouped, rows_of_each
+from headway.backends.remote.grouping import RequestGroup, grouped, rows_of_each, shares
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.call_pace import CallPace
 from headway.core.excerpt import excerpt
 from headway.core.retry import backoff
-from headway.core.token_shares import shares
 from headway.core.values import octets, shown
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (

@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from headway.config import remote_headers
-from headway.config.remote_headers import BadHeaders
 from headway.errors import SettingError
 from headway.runtime.file_watcher import stamp
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
+
+HINT = "Write one field a line, for example Authorization: Bearer …"
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?")
+_OURS = frozenset((
+    "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
+    "inference-header-content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "x-request-timeout-ms",
+))  # fmt: skip
+"""Fields that are set by what is sent, or by the connection."""
+
+
+class BadHeaders(ValueError):
+    """The text is none of header fields. Says in which line."""
+
+
+def read_header_fields(text: str) -> dict[str, str]:
+    """Read one `Name: value` a line. Empty lines, and those that begin with #, are passed over.
+
+    They may be credentials, so no message quotes any of them.
+
+    Raises:
+        BadHeaders: a line is none, or a field is there twice or not for others to set.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, value = line.partition(":")
+        if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value.strip(" \t")):
+            raise BadHeaders(f"has no header field in line {number}")
+        if name.lower() in _OURS:
+            raise BadHeaders(f"sets {name.lower()} in line {number}, which Headway sets")
+        if name.lower() in map(str.lower, found):
+            raise BadHeaders(f"has a field twice, again in line {number}")
+        found[name] = value.strip(" \t")
+    return found
 
 
 class Credentials:
@@ -21,7 +57,7 @@ class Credentials:
 
     Arguments:
         token: bearer token; empty for none.
-        file: path of a file of header fields, as `config.remote_headers` reads them; empty for none.
+        file: path of a file of header fields, as `read_header_fields` reads them; empty for none.
 
     Raises:
         SettingError: the file cannot be read, or does not go with the rest.
@@ -37,7 +73,7 @@ class Credentials:
             try:
                 self._all = self._read(self._path)
             except (OSError, UnicodeDecodeError, BadHeaders) as exc:
-                raise SettingError("remote_headers_file", file, _reason(exc), remote_headers.HINT) from None
+                raise SettingError("remote_headers_file", file, _reason(exc), HINT) from None
 
     def __repr__(self) -> str:
         return "Credentials(…)"
@@ -56,7 +92,7 @@ class Credentials:
         return self._all
 
     def _read(self, path: Path) -> Mapping[str, str]:
-        found = remote_headers.read(path.read_text("utf-8"))
+        found = read_header_fields(path.read_text("utf-8"))
         if self._fixed and "authorization" in map(str.lower, found):
             raise BadHeaders("has Authorization, which remote_token sets, too")
         return {**self._fixed, **found}

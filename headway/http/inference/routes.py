@@ -19,7 +19,7 @@ from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.openai.responses import responses
 from headway.http.problem import EncodeError, encode_problem
 from headway.oip.rest.answers import encode_error as encode_oip_error
-from headway.oip.rest.infer import infer
+from headway.oip.rest.requests import infer
 
 ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v1/inference": inference,

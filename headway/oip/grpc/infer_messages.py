@@ -49,8 +49,7 @@ from headway.oip.grpc.message_parts import Data
 from headway.oip.inputs import checked_heads, value_of
 from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, form_of_output, names_of, told
 from headway.oip.parameters import Wishes
-from headway.oip.rest.infer import check_version, with_version
-from headway.oip.rest.requests import InferRequest
+from headway.oip.rest.requests import InferRequest, check_version, with_version
 from headway.oip.rest.tensor_requests import TensorsRequest, packed_in_place
 from headway.oip.tensors import OUTPUT, NoElements
 

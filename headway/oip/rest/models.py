@@ -32,7 +32,7 @@ from headway.oip.metadata import (
     described,
     statistics_of,
 )
-from headway.oip.rest.infer import check_version
+from headway.oip.rest.requests import check_version
 
 
 class ShownModels:

@@ -82,9 +82,8 @@ def make_memory_broker(
 
 def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
     """Make the broker in this process. It is imported only here."""
-    from headway.brokers.memory.board import MemoryBoard
     from headway.brokers.memory.dead_letters import DeadLetterBox
-    from headway.brokers.memory.fleet import MemoryFleet
+    from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 
     letters = DeadLetterBox()
 

@@ -14,8 +14,7 @@ from contextlib import aclosing
 from functools import partial
 
 from headway.bulk.folder import BulkFolder, PartLog
-from headway.bulk.line_reader import LineSplitter
-from headway.bulk.line_set import LineSet
+from headway.bulk.line_reader import LineSet, LineSplitter
 
 OUT, ERR = "out", "err"
 """Kinds of records: answers, and errors."""

@@ -24,8 +24,7 @@ from msgspec.structs import replace
 from headway.bulk.answer_log import ERR, OUT, AnswerLog
 from headway.bulk.folder import BulkFolder, FileWriter, why
 from headway.bulk.forms import AskedLine, LineForm, Making, NotYet
-from headway.bulk.line_reader import pages
-from headway.bulk.line_set import LineSet
+from headway.bulk.line_reader import LineSet, pages
 from headway.bulk.turns import Turns
 from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply

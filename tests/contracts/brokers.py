@@ -16,10 +16,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import LEASE_SECONDS, MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.brokers.memory.fleet import MemoryFleet
+from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 from headway.brokers.redis import function_library
 from headway.brokers.redis.blocking import GATHERED
 from headway.brokers.redis.board import RedisBoard

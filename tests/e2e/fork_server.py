@@ -36,7 +36,6 @@ IMPORTED = (
     "headway.app.wiring",
     "headway.app.workers",
     "headway.backends.process.backend",
-    "headway.brokers.memory.board",
     "headway.brokers.memory.broker",
     "headway.brokers.memory.fleet",
     "headway.controller.autoscaler",

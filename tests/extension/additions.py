@@ -111,9 +111,8 @@ class KettleBroker(MemoryBroker):
             "BROKERS: Mapping",
             """def _kettle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
     from headway.brokers.kettle import KettleBroker
-    from headway.brokers.memory.board import MemoryBoard
     from headway.brokers.memory.dead_letters import DeadLetterBox
-    from headway.brokers.memory.fleet import MemoryFleet
+    from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 
     letters = DeadLetterBox()
 

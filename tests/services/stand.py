@@ -13,10 +13,9 @@ from headway.admin.process import ProcessView
 from headway.admin.snapshot_source import SnapshotSource
 from headway.app.lifecycle import Service
 from headway.app.roles import ROLES
-from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
-from headway.brokers.memory.fleet import MemoryFleet
+from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 from headway.config import Settings
 from headway.controller.controller import Controller
 from headway.core import policies

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.brokers.memory.board import MemoryBoard
 from headway.brokers.memory.broker import REST_SECONDS
+from headway.brokers.memory.fleet import MemoryBoard
 from headway.controller.controller import LEADS_FOR
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_AFTER, REST_EVERY, STANDBY_EVERY, heard
 from headway.fleet.board_reporter import PERIOD, BoardReporter

@@ -14,9 +14,9 @@ The map of the packages. Imports only point down the list, from package to packa
     testing      a target under the real batcher, for tests of targets
     app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
     admin        the admin port of every process
-    http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary
-                 ones; and the entrance of requests, which every way in goes by
+    http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary ones
     grpc         the way in over gRPC
+    doors        what all ways in ask and tell: the entrance of requests, what each is read to, large answers, readiness
     telemetry    metrics, named in one place; traces on their way to a collector
     simulator    the production policies under virtual time
     load         the load generator
@@ -27,14 +27,13 @@ The map of the packages. Imports only point down the list, from package to packa
     fleet        membership of the processes, and reaping of ended leases
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
-    scaling      ways to set the number of workers: in these processes, or not at all
     identity     authentication: who asks and what they may ask, by API key or JSON Web Token
     input_policy rules on inputs from a file, and searches for their patterns
     storage      SQLite and PostgreSQL: the ledger and the keys
     runtime      what every loop uses: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters (no TCP port is meant)
     protos       messages of gRPC, in a descriptor pool of their own
-    oip          the Open Inference Protocol, as its ways in over HTTP and gRPC have it in common
+    oip          the Open Inference Protocol: what its wire forms have in common; above the ports, each of these
     config       all settings, and the target that is served
     client       clients of a running service, for programs; needs nothing of the rest
     core         the pure rules: departures (a batch is born in `queue`), fair queueing, admission, retries

@@ -144,6 +144,7 @@ def test_models_that_share_gpus_may_all_be_kept_loaded() -> None:
         ("[models.a]\nversion = '1'\nmodel_version = '2'", "[models.a] = 'a'", "has both"),
         ("[models.'a b']", "[models.a b] = 'a b'", "must be 1 to 128 letters"),
         ("[models.a]\ntarget = 3", "[models.a] target", "must be text"),
+        ("[models.a]\narguments = {size = 3}", "[models.a] arguments = '…'", 'target = "path/file.py:Class(size=3)"'),
         ("[models.a]\nqueue_timeout_ms = 9000", "[models.a] queue_timeout_ms = 9000", "is longer than"),
         ("[models.a]\nversion = 3", "[models.a] version = 3", "must be text"),
         ("[models.a]\nversion = 'a b'", "[models.a] version = 'a b'", "must be 1 to 128 letters"),

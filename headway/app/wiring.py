@@ -424,7 +424,7 @@ class _Wiring:
         if (pool := made.pool) is not None and any(plan.versioned(model) for model, plan in self.plans.items()):
             from headway.worker.helping import StrayWatcher
 
-            self.resources.append(StrayWatcher(lambda: pool.batchers, bundle.broker, clock))
+            self.resources.append(StrayWatcher(lambda: (one.claims for one in pool.batchers), bundle.broker, clock))
 
 
 def make_fleet_models(

@@ -167,6 +167,8 @@ def _values(
         if name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
             whole = f"{prefix.rpartition('[models.')[2].removesuffix('] ')}.{name}"
             hint = f'If it is the name of a model, put that in quotes: [models."{whole}"]; else remove it. {VERSIONS}'
+            if name == "arguments":
+                hint = 'Write the arguments of a class in its target: target = "path/file.py:Class(size=3)".'
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         if name not in allowed:
             names = (*allowed, *_OF_MODELS) if prefix.endswith("] ") else (*allowed, "models")

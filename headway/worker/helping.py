@@ -26,7 +26,6 @@ from headway.worker.gpu_turns import NOT_ITS_TURN
 
 if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
-    from headway.worker.batcher import Batcher
 
 FIND_UNSERVED_EVERY = 1.0
 """Seconds between two looks for queues that nobody serves, of a process alone."""
@@ -148,15 +147,13 @@ class StrayWatcher(PeriodicResource):
     """Watcher for queues that nobody serves, as a resource of its process; see `headway.app.lifecycle.Resource`.
 
     Arguments:
-        batchers: returns the batchers of the process.
+        claims: returns the claims of the slots of the process.
         registry: broker that knows workers and depths.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, batchers: Callable[[], Iterable[Batcher]], registry: Registry, clock: Callable[[], float]
-    ) -> None:
-        self._batchers, self._registry, self._clock = batchers, registry, clock
+    def __init__(self, claims: Callable[[], Iterable[Claims]], registry: Registry, clock: Callable[[], float]) -> None:
+        self._claims, self._registry, self._clock = claims, registry, clock
         super().__init__(Periodic("strays", self._look_in_turn, clock, every=FIND_UNSERVED_EVERY))
         self._next_at = 0.0
         self._healthy_at: dict[QueueName, float] = {}
@@ -174,10 +171,10 @@ class StrayWatcher(PeriodicResource):
         for one in depths:
             if one.depth and one.queue not in served:
                 strays.setdefault(one.model, set()).add(one.version)
-        for batcher in self._batchers():
-            slot = batcher.slot
+        for claims in self._claims():
+            slot = claims.slot
             if slot.version:
-                batcher.claims.help(sorted(strays.get(slot.model, set()) - {slot.version}))
+                claims.help(sorted(strays.get(slot.model, set()) - {slot.version}))
         return len(workers)
 
     def _served(self, workers: Sequence[WorkerInfo]) -> set[QueueName]:

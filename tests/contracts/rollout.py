@@ -91,7 +91,7 @@ class _Host:
 
         self.version, self.name = version, name
         self.pool = WorkerPool(batcher, 1, 1)
-        self._strays = StrayWatcher(lambda: self.pool.batchers, broker, clock)
+        self._strays = StrayWatcher(lambda: (one.claims for one in self.pool.batchers), broker, clock)
         self.supervisor = Supervisor()
         self.presence = Presence(name, version, clock(), host=True)
         history.processes.append(self.presence)

@@ -535,7 +535,7 @@ async def test_a_cold_version_gets_its_weight(clock: Clock) -> None:
 async def test_a_shared_gpu_that_is_never_idle_helps_a_version_that_has_left(clock: Clock) -> None:
     one = Stand(clock, "ab", 1, 2, version="1")
     async with one, Stand(clock, "a", 1, 1, beside=one, version="2") as two:
-        watcher = StrayWatcher(lambda: one.pool.batchers, one.broker, clock)
+        watcher = StrayWatcher(lambda: (each.claims for each in one.pool.batchers), one.broker, clock)
         workers = await one.broker.workers()
         one.gateway.served.learn(workers)
         one.gateway.served.weigh({"": read_weights("2=1")})

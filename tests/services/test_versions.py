@@ -48,7 +48,7 @@ class Rollout:
         self.backends = {version: FakeBackend(0.1) for version in versions}
         self.pools = {version: WorkerPool(partial(self._slot_of, version, counters), 1, 1) for version in versions}
         self.strays = StrayWatcher(
-            lambda: [one for pool in self.pools.values() for one in pool.batchers], self.broker, clock
+            lambda: [one.claims for pool in self.pools.values() for one in pool.batchers], self.broker, clock
         )
         self.supervisor = Supervisor()
 

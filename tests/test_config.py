@@ -173,6 +173,10 @@ BAD_FILES: list[tuple[str, str]] = [
     ),
     ("[server]\nprt = 80", r"server = '…': there is no such setting\. Remove it"),
     ("zzzzzz = 4", r"some\.toml: zzzzzz = 4: there is no such setting\. Remove it"),
+    (
+        "[target.arguments]\nsize = 3",
+        r"target = .….: there is no such setting\. Name it on the command line, with the arguments of",
+    ),
     ("port = ", r"--config = '.*some\.toml': is not valid TOML"),
     ("port = " + "9" * 5000, r"--config = '.*some\.toml': is not valid TOML"),
     ("x = " + "[" * 50_000, r"--config = '.*some\.toml': is not valid TOML"),

@@ -211,6 +211,8 @@ def unknown(
     table = value if isinstance(value, dict) and "models" in allowed else None
     near = nearest(name, allowed if table is None else ("models",))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
+    if name == "target":
+        hint = "Name it on the command line, with the arguments of a class in it: path/file.py:Class(size=3)."
     if not near and table and not table.keys() - FIELDS.keys():
         hint = (
             f"Settings stand in no table: write {', '.join(table)} at the top of the file, without the line [{name}]."

@@ -254,11 +254,11 @@ class Gateway:
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
         """Lane of requests of a principal with these options that name model `asked`."""
-        if options.key:
-            options = msgspec.structs.replace(options, key=ANY_KEY)
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
+        if options.key not in ("", ANY_KEY):
+            return self.lane(principal, msgspec.structs.replace(options, key=ANY_KEY), asked)
         lane = Lane(self.facts, principal, options, asked)
         model = asked or self.served.default_of(principal.models)
         principal = principal.asking(model)
@@ -326,10 +326,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request in, under a fresh id: by its lane or, where that is closed for it, by `submit`."""
-        if lane.open or (lane.rows and self.served[lane.model].takes_unweighed(input)):
-            self.enter(sink, lane, id, input, parameters)
-            return
+        """Take a request in whose lane is not open for `enter`: to be kept, if the lane is for that, else by `submit`."""
         if lane.keeps:
             kind, key = (DedupKind.KEY, options.key) if options.key else (DedupKind.TASK, id)
             dedup_key = DedupKey(kind, key, digest_of(lane.named, input, parameters), lane.keep)

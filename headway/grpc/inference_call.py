@@ -192,12 +192,16 @@ class InferenceCall(Call):
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
         self._exchange, sink = exchange, FutureSink()
-        alike = exchange.options is options and options.timeout == self.port.longest
-        if alike and not isinstance(exchange.input, list):  # Else hardly any other asks alike.
-            lane, input = entrance.gateway.lane(asker, options, exchange.model), exchange.input
-            exchange.input, self.principal, self._sink = "", lane.principal, sink
-            entrance.gateway.take_in(sink, lane, options, id, input, exchange.parameters)
-            return
+        if exchange.options is options and options.timeout == self.port.longest:  # Else hardly any other asks alike.
+            input = exchange.input
+            if not isinstance(input, list):
+                lane = entrance.gateway.lane(asker, options, exchange.model)
+                exchange.input, self.principal, self._sink = "", lane.principal, sink
+                if lane.open or (lane.rows and served[lane.model].takes_unweighed(input)):
+                    entrance.gateway.enter(sink, lane, id, input, exchange.parameters)
+                else:
+                    entrance.gateway.take_in(sink, lane, options, id, input, exchange.parameters)
+                return
         self._fan_out = entrance.submit(sink, principal, id, exchange, self.owner, MOST_ANSWER, _ONE_MESSAGE)
         self._sink = sink
 

@@ -686,11 +686,13 @@ class MemoryBroker(Broker, NearQueue):
             self._mailboxes[gateway].put(owned)
 
     def _end(self, ended: Sequence[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> None:
-        """End entries that have their outcomes, and those that joined them."""
-        wanted = [(queued, reply) for queued, reply in ended if not self._dedup.unwanted(queued)]
-        consequences = self._dedup.end_all(list(ended), now, late=late)
-        consequences.replies[:0] = wanted
-        self._follow_up(consequences, now)
+        """End entries that have their outcomes, and those that joined them, in order: a follower may run anew, and the next may join it."""
+        for queued, reply in ended:
+            wanted = not self._dedup.unwanted(queued)
+            consequences = self._dedup.end(queued, reply, now, late=late)
+            if wanted:
+                consequences.replies.insert(0, (queued, reply))
+            self._follow_up(consequences, now)
 
     def _post(self, replies: Sequence[tuple[QueuedEntry, Reply]]) -> None:
         for queued, reply in replies:

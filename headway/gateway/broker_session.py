@@ -345,13 +345,19 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered, so that none of them is offered."""
+        """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered.
+
+        No submission that is withdrawn is offered. Of many withdrawals one call goes before the next entries, which would else wait for
+        all that one tenant's clients leave behind.
+        """
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
-            await self._let_go()
+            await self._let_go(whole=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
+        if self._departed:
+            self._work.set()
         self.waits = bool(self._outbox or self._departed or self._cancelled)
 
     async def _hand_over(self, probe: bool) -> None:
@@ -367,6 +373,11 @@ class BrokerSession:
             self._doubtful = bool(self._outbox)
             await self._offer_again(entries)
             return
+        if self._departed:  # An entry makes way for the one of its id that is not withdrawn yet.
+            departed = {submission[:2] for submission in self._departed}
+            wait = [entry for entry in entries if (entry.tenant, entry.id) in departed]
+            entries = [entry for entry in entries if (entry.tenant, entry.id) not in departed]
+            self._outbox.put_back(wait)
         if self.broker.apart_from < math.inf:
             entries, later = self._large.split(entries, self.broker.apart_from)
             if later:
@@ -375,14 +386,19 @@ class BrokerSession:
         if entries:
             await self._offer(entries)
 
-    async def _let_go(self) -> None:
-        """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither."""
+    async def _let_go(self, whole: bool) -> None:
+        """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither.
+
+        Unless all of it has to go, `whole`, only as much as one call takes.
+        """
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
         while self._departed:
             departed = self._departed[:CHUNK]
             await self._ask(self.broker.withdraw(departed, self._gateway))
             del self._departed[: len(departed)]
+            if not whole:
+                break
         while self._cancelled:
             await self._ask(self.broker.cancel_task(*self._cancelled[0]))
             del self._cancelled[0]

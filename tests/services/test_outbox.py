@@ -13,6 +13,7 @@ from headway.errors import BrokerUnavailable
 from headway.gateway import outbox
 from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_REPLIES, in_turns
 from headway.gateway.outbox import AT_ONCE, LargeEntries, Outbox
+from headway.gateway.resubmitter import CHUNK
 from headway.model import Entry, Failure, Octets, Reply
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once
@@ -110,6 +111,21 @@ async def test_who_leaves_before_being_offered_costs_the_broker_no_call(clock: C
         assert await fleet.answered(there) == ["ok"]
         assert [entry.input for entry in offered(fleet, before)] == ["there"]
         assert len(fleet.server.named("withdraw")) == withdrawn
+
+
+async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(clock: Clock) -> None:
+    async with Fleet(clock, FakeBackend(0.1)) as fleet:
+        await fleet.answered(fleet.ask("so that all is known"))
+        session, before = fleet.gateway._session, len(fleet.server.calls)
+        departed = [ask(id=f"{nonce}", nonce=nonce, tenant="greedy") for nonce in range(1000, 1000 + 3 * CHUNK)]
+        for entry in departed:
+            session.withdraw(entry.submission)
+        session.offer(ask(id="modest", nonce=1, tenant="modest"))
+        session.offer(ask(id=departed[-1].id, nonce=2, tenant="greedy"))  # It makes way for the one of its id.
+        await asyncio.sleep(0.1)
+        calls = [(name, len(what)) for _, name, what in fleet.server.calls[before:] if name in ("withdraw", "enqueue")]
+        assert calls == [("withdraw", CHUNK), ("enqueue", 1), ("withdraw", CHUNK), ("withdraw", CHUNK), ("enqueue", 1)]
+        assert [entry.nonce for entry in offered(fleet)][-2:] == [1, 2]
 
 
 async def test_they_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:

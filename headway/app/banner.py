@@ -132,7 +132,8 @@ def _connections(settings: Settings, descriptors: int) -> str:
     most = settings.max_connections
     if descriptors >= most + ENOUGH:
         return f", enough for {most} connections (--max-connections)"
-    return f", too few for {most} connections (--max-connections): raise the hard limit, as with ulimit -Hn or LimitNOFILE="
+    needed = f"which need {most + ENOUGH}: raise the hard limit, as with ulimit -Hn or LimitNOFILE="
+    return f", too few for {most} connections (--max-connections), {needed}"
 
 
 def _rules(settings: Settings, target: Target | None) -> Iterator[str]:

@@ -33,8 +33,11 @@ one, who comes behind 300 others waits for 300 turns, however much else each of 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
 
-LEAST, EACH_WORKER = 36, 4
-"""Descriptors that a process needs for its start, and for each of its workers."""
+LEAST, EACH_WORKER = 64, 7
+"""Descriptors that a process needs to start and to serve a few connections, and for each of its workers.
+
+It opens 31, with two addresses for each port 46, and 5 for each worker; up to a quarter is spare, see `descriptor_ceiling`.
+"""
 
 
 class ListeningSocket:

@@ -53,8 +53,8 @@ def test_a_worker_is_replaced_and_operators_are_answered_while_clients_hold_all_
         wait_until(lambda: victim not in {worker["pid"] for worker in server.workers()})
 
 
-@pytest.mark.parametrize("limit", [16, 24, 30])
-def test_a_limit_too_low_for_a_start_is_told_with_what_is_needed(tmp_path: Path, limit: int) -> None:
+@pytest.mark.parametrize("limit", [16, 24, 30, 40, 70])
+def test_a_limit_too_low_to_serve_anybody_is_told_with_what_is_needed(tmp_path: Path, limit: int) -> None:
     (tmp_path / "target.py").write_text("def echo(inputs: list[str]) -> list[str]:\n    return inputs\n")
     command = [sys.executable, "-m", "headway", "serve", "target.py:echo", "--port", "0", "--admin-port", "0"]
     done = subprocess.run(
@@ -62,7 +62,7 @@ def test_a_limit_too_low_for_a_start_is_told_with_what_is_needed(tmp_path: Path,
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr
-    assert f"headway: ulimit -n = {limit}: 40 open files are needed" in done.stderr
+    assert f"headway: ulimit -n = {limit}: 71 open files are needed" in done.stderr
     assert "LimitNOFILE=" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -103,7 +103,10 @@ def test_what_one_tenant_holds_open_keeps_no_other_out(tmp_path: Path) -> None:
             before=low_soft_limit, lawful=False,
         ) as server,
     ):  # fmt: skip
-        assert f"files    {HARD} descriptors, too few for 10000 connections" in server.banner()
+        assert (
+            f"files    {HARD} descriptors, too few for 10000 connections (--max-connections), which need 10256"
+            in server.banner()
+        )
         first = server.connect()
         kind = f"content-type: multipart/form-data; boundary={BOUNDARY}"
         first.send(request(form(b"a" * 100_000 * 40), "/v1/files", acme, kind))

@@ -26,7 +26,7 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 SETTLES_AFTER = 3.0
-"""Seconds for which a leader that knows no number of a model hears of its workers, which come one by one, before it tells one."""
+"""Seconds for which a leader hears of workers and hosts, which come one by one, before it tells a number that it does not know, or bounds one."""
 YIELDS_AFTER = 2.0
 """Seconds after which a model that nobody asks for gives its last worker up where another waits for its GPU."""
 LEFT_FOR = 30.0
@@ -125,10 +125,11 @@ class Autoscaler:
         """
         model = found.model
         limits = self._bounded(model, members)
-        own = [one for one in workers if one.model == model and one.status is not WorkerStatus.OFFLINE]
-        if limits is None or any(one.gpu for one in own):
+        kept = [one for one in workers if one.model == model and not _left(one)]
+        own = [one for one in kept if one.status is not WorkerStatus.OFFLINE]
+        if limits is None or any(one.gpu for one in kept):
             reason = "its workers share GPUs with other models, which are not scaled"
-            held = Scaling(desired=len(own), current=found.healthy, reason=reason, driver=self._name)
+            held = Scaling(desired=len(kept), current=found.healthy, reason=reason, driver=self._name)
             return msgspec.structs.replace(found, scaling=held)
         now = self._clock()
         state = self._models.setdefault(model, ScaledModel(now))
@@ -141,7 +142,10 @@ class Autoscaler:
         scaler = state.scaler or self._begin(model, state, limits)
         if scaler is None:
             return found
-        scaler.limits = self._kept_alive(model, state, limits)
+        limits = self._kept_alive(model, state, limits)
+        if now < state.since + SETTLES_AFTER:  # Hosts tell what they have room for one by one, too.
+            limits = replace(limits, most=max(limits.most, scaler.desired))
+        scaler.limits = limits
         if state.follows and state.live > scaler.desired:
             scaler.desired = limits.clamp(state.live)
         lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
@@ -260,7 +264,11 @@ class Autoscaler:
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
     """Whether all workers of a model were told to stop. One that was lost has not left: its reason says so."""
     own = [one for one in workers if one.model == model]
-    return bool(own) and all(one.status is WorkerStatus.OFFLINE and not one.reason for one in own)
+    return bool(own) and all(map(_left, own))
+
+
+def _left(worker: WorkerInfo) -> bool:
+    return worker.status is WorkerStatus.OFFLINE and not worker.reason
 
 
 def failed_starts(workers: Sequence[WorkerInfo]) -> tuple[str, float]:

@@ -21,7 +21,7 @@ from headway.core.scaling.rules import read
 from headway.fleet.local_scaling import LocalScaling, ScalingFollower
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
-from headway.model import ProcessInfo, Role, WorkerStatus
+from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling
 from tests.services.scaling_scene import QUICK, Scene
@@ -269,6 +269,44 @@ async def test_a_model_whose_workers_were_all_lost_keeps_its_number(clock: Clock
         await asyncio.sleep(LEFT_FOR + 5)
         shown = await scene.scaling()
         assert (shown.desired, shown.current, shown.utilisation) == (4, 0, None)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_no_number_falls_as_hosts_tell_of_themselves_one_after_the_other_after_an_outage(
+    shared: bool, clock: Clock
+) -> None:
+    async with Scene(clock, workers=0) as scene:
+        heard = ["a", "b"]
+
+        async def live() -> None:
+            while True:
+                for id in heard:
+                    room = {} if shared else {"m": (3, 3)}
+                    await scene.fleet.heartbeat(ProcessInfo(id=id, role=Role.WORKER, host=id, pid=1, scalable=room))
+                    for number in range(3):
+                        gpu = f"{id}-{number}" if shared else ""
+                        own = WorkerInfo(worker_id=f"{id}/{number}", model="m", status=WorkerStatus.HEALTHY, gpu=gpu)
+                        await scene.broker.heartbeat(own)
+                await asyncio.sleep(0.5)
+
+        scene.supervisor.start("hosts", live)
+        leader, heir = scene.controller(), scene.controller(name="d")
+        heir._fleet = away = Away(scene.fleet)
+        await asyncio.sleep(SETTLES_AFTER + 2)
+        assert (await scene.scaling()).desired == 6
+        await leader.stop()
+        away.away = True
+        heard.clear()
+        await asyncio.sleep(20)
+        away.away = False
+        seen = set()
+        for id in "ab":
+            heard.append(id)
+            for _ in range(25):
+                await asyncio.sleep(0.1)
+                seen.add((await scene.scaling()).desired)
+        assert heir.leads_now
+        assert seen == {6}
 
 
 WORKERS = 4

@@ -131,10 +131,10 @@ class Culprits:
         caller = self._set_apart(key, now)
         caller.largest = max(caller.largest, size)
 
-    def sends_large(self, key: CallerKey) -> bool:
+    def sends_large(self, key: CallerKey, now: float) -> bool:
         """Whether a caller rides apart as its outputs are large."""
         caller = self._callers.get(key)
-        return caller is not None and caller.largest > 0
+        return caller is not None and caller.until > now and caller.largest > 0
 
     def _set_apart(self, key: CallerKey, now: float) -> _Caller:
         caller = self._callers.pop(key, None)

@@ -148,10 +148,11 @@ class ModelQueue:
         """
         if slots != self.slots:
             self.culprits.renew(now)
-        self.slots = slots
         self.factors.keep(slots, workers, self._departures)
+        before, self.slots = (self.slots, self.whole_slots), slots
         self.whole_slots = min(slots, whole) or self.whole_slots
-        self._judge_anew()
+        if (slots, self.whole_slots) != before:
+            self._judge_anew()
 
     def bound(self, limits: QueueLimits) -> None:
         """Bound batches by weight from now on, or no longer; in nothing else may the bounds be others than before.
@@ -649,7 +650,7 @@ class ModelQueue:
             past.ended(self._fresh, self._running, self._newest, now)
         wanted = self._arrive(departure, now, GONE)
         seconds = now - departure.left_at
-        if departure.quarantine is not None and self.culprits.sends_large(departure.quarantine):
+        if departure.quarantine is not None and self.culprits.sends_large(departure.quarantine, now):
             if self._fresh:
                 self._suspects.overrun(seconds - self.service.seconds(departure.size))
         elif learns and not (

@@ -27,12 +27,24 @@ from headway.core import failures
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.bulk import QUIET
+from headway.core.culprits import LONE_ROOM
 from headway.core.departure import Hold, Rule
 from headway.core.fair_queue import LOOK_AHEAD, PAGE, QueuedEntry
 from headway.core.health import DEGRADED_AFTER, HEARTBEAT_EVERY, REST_EVERY, grace
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import Padding, QueueLimits
-from headway.model import BatchFailure, Cause, Entry, Failure, ItemResult, QueueName, WorkerInfo, WorkerStatus
+from headway.model import (
+    MOST_OUTPUT,
+    BatchFailure,
+    Cause,
+    Completion,
+    Entry,
+    Failure,
+    ItemResult,
+    QueueName,
+    WorkerInfo,
+    WorkerStatus,
+)
 from headway.runtime.counters import Counters
 from tests.contracts.brokers import Fixed, KnownServer, ask, slot
 from tests.servers.redis import RunningServer, SharedServers
@@ -54,6 +66,9 @@ COUNTS = (1, 1, 1, 2, 5, 15, 16, 17, 40)
 """Weights where these are rows: those of most requests, of full batches and of what no batch holds."""
 STEPS = 120
 SEEDS = range(8)
+ENDS = ("finish", "finish", "finish", "fail", "hand back")
+SIZES = (1 << 20, 5 << 20, MOST_OUTPUT, LONE_ROOM)
+"""Bytes of outputs that are left out."""
 
 
 class Pair:
@@ -81,6 +96,10 @@ class Pair:
         self.ended: set[str] = set()
         self.told: set[str] = set()
         self.cursor = 0
+        self.ends: tuple[str, ...] = ENDS
+        """Ways in which batches end, as often as they are here."""
+        self.rest = QUIET
+        """Longest pause of a queue with bulk entries."""
 
     async def start_clocks(self) -> None:
         """One entry of each tier: from the first one on, rates are measured."""
@@ -187,14 +206,16 @@ class Pair:
         if not self.running:
             return
         there, here = self.running.pop(self.rng.randrange(len(self.running)))
-        how = self.rng.choice(("finish", "finish", "finish", "fail", "hand back"))
+        how = self.rng.choice(self.ends)
         poisoned = any(str(member.entry.input).startswith("poison") for member in here.members)
-        how = "fail" if poisoned and how == "finish" else how
+        how = "fail" if poisoned and how in ("finish", "leave out") else how
         if how == "finish":
             wanted = self.queue.finish(here, self.now())
             settled = await self.broker.complete(there.lease, [ItemResult("out") for _ in there.lease.entries])
             assert settled.answered == len(wanted)
             self.note(wanted)
+        elif how == "leave out":
+            await self.leave_out(there, here)
         elif how == "fail":
             throw = self.rng.random()
             cause = Cause.RAISED if poisoned and self.rng.random() < 0.8 else self.rng.choice(list(Cause))
@@ -210,6 +231,22 @@ class Pair:
         else:
             self.queue.hand_back(here, self.now())
             assert await self.there.release(there.lease.fence // 256, there.lease, None) == 0
+
+    async def leave_out(self, there: Granted, here: Departure) -> None:
+        """Complete a batch without some of its outputs, of which none is a bulk entry's: those are told apart before."""
+        others = len(here.members) - here.bulk
+        places = set(self.rng.sample(range(others), self.rng.randint(min(1, others), others)))
+        sizes = [self.rng.choice(SIZES) if place in places else 0 for place in range(len(here.members))]
+        wanted = self.queue.finish(here, self.now(), learns=not places)
+        left_out = {member.entry.id: size for member, size in zip(here.members, sizes, strict=True) if size}
+        again = [(member, left_out[member.entry.id]) for member in wanted if member.entry.id in left_out]
+        if again:
+            self.queue.leave_out(here, again, self.now())
+        items = [ItemResult(None, left_out=size) if size else ItemResult("out") for size in sizes]
+        settled = await self.broker.complete(there.lease, items)
+        answered = [member for member in wanted if member.entry.id not in left_out]
+        assert settled == Completion(len(answered), len(here.members) - len(wanted))
+        self.note(answered)
 
     async def withdraw(self) -> None:
         if self.known:
@@ -280,7 +317,7 @@ async def trace(pair: Pair) -> None:
     pauses = [0.0, 0.001, 0.02, 0.2]
     if pair.queue.limits.promise:
         steps += [pair.enqueue_bulk, pair.claim, pair.claim, pair.end, pair.end, pair.beat]
-        pauses += [*pauses, *pauses, QUIET]
+        pauses += [*pauses, *pauses, pair.rest]
     await pair.start_clocks()
     for _ in range(STEPS):
         step = rng.choice(steps)
@@ -319,6 +356,19 @@ async def trace(pair: Pair) -> None:
 )
 def test_a_random_trace_comes_out_the_same(seed: int, kind: str, limits: QueueLimits, servers: SharedServers) -> None:
     play(trace, seed, kind, limits, servers)
+
+
+@pytest.mark.usefixtures("all_written")
+@pytest.mark.processes
+@pytest.mark.parametrize("limits", [LIMITS, ROWS, BULK_PADDED], ids=["even", "rows", "bulk"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_outputs_that_are_left_out_come_out_the_same(seed: int, limits: QueueLimits, servers: SharedServers) -> None:
+    async def without_some(pair: Pair) -> None:
+        pair.ends = (*ENDS, "leave out", "leave out")
+        pair.rest = 1.0  # Far from APART_SECONDS: what is past is forgotten there at another look than here.
+        await trace(pair)
+
+    play(without_some, seed, "valkey", limits, servers)
 
 
 @pytest.mark.usefixtures("all_written")

@@ -115,19 +115,14 @@ local function give_alike(s, lease, args, first)
   return #members
 end
 
--- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
--- Returns answered, departed, load; or nothing.
-step('complete', function(s, args)
+-- A batch came back with outputs: as `ModelQueue.finish`. `learns`: its time says something.
+local function finish(s, lease, learns)
   local q, now = s.q, s.now
-  local lease = take_lease(s, args[HEAD + 1])
-  if not lease then
-    return {}, true
-  end
   if lease.caller ~= '' and culprits.sends_large(s, lease.caller) then
     if q.fresh > 0 then
       suspects.overrun(s, now - lease.left_at - batch_seconds(q, lease.size))
     end
-  elseif lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]') then  -- What rides apart is unlike all others.
+  elseif learns and (lease.bulk ~= WHOLE or not string.find(shape_of(lease.members[1]), '[^0]')) then  -- What rides apart is unlike all others.
     observe_run(s, lease.slot, lease.size, now - lease.left_at, lease.parted)
   end
   q.gate_at = -INF
@@ -138,6 +133,16 @@ step('complete', function(s, args)
   if lease.caller ~= '' then
     culprits.ran(s, lease.caller, #lease.members, true)
   end
+end
+
+-- complete: a batch came back. Arguments after the head: fence, and the outcomes of its entries.
+-- Returns answered, departed, load; or nothing.
+step('complete', function(s, args)
+  local lease = take_lease(s, args[HEAD + 1])
+  if not lease then
+    return {}, true
+  end
+  finish(s, lease, true)
   local answered = give_alike(s, lease, args, HEAD + 2)
   if not answered then
     local entries = wanted(s, lease.members)
@@ -176,11 +181,7 @@ step('leave_out', function(s, args)
   if not lease then
     return {}, true
   end
-  s.q.gate_at = -INF
-  local rest = suspects.let_go(s, lease.rest)
-  if #rest > 0 then
-    suspects.halve(s, rest, {ready_at = s.now, failures = lease.failures, attempts = lease.attempts - 1})
-  end
+  finish(s, lease, false)
   for _, left in ipairs(cmsgpack.unpack(args[HEAD + 2])) do
     sizes[left[1] + 1] = left[2]
   end

@@ -167,7 +167,7 @@ end
 
 -- Whether a caller rides apart as its outputs are large.
 function culprits.sends_large(s, caller)
-  local record = records(s)[caller]
+  local record = record_of(s, caller)
   return record and record[LARGEST] > 0
 end
 

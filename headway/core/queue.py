@@ -727,7 +727,9 @@ class ModelQueue:
             self.culprits.ran(departure.quarantine, len(departure.members), clean=False)
         if members and is_over(cause, len(members), attempts, alone):
             after.dead, members = members, []
-            if cause in BLAMED:
+            if (
+                cause in BLAMED
+            ):  # What waits of its caller stays: as no failed batch has company again, it costs each input of others one run.
                 self.culprits.found(after.dead[0].entry, now, cause not in SEARCHED, error, departure.left_at)
         elif cause not in SEARCHED:
             members = self._paid(members, after.spent, now)

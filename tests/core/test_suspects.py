@@ -123,6 +123,19 @@ def test_a_failed_batch_is_split_by_caller_first_and_the_innocent_run_next() -> 
     assert (len(bench.answered), inputs(bench.dead)) == (21, ["bad"])
 
 
+@pytest.mark.parametrize("evil", [1, 3])
+@pytest.mark.parametrize("max_batch", [4, 32])
+def test_what_waits_of_a_hostile_caller_costs_no_input_of_others_more_than_one_run(max_batch: int, evil: int) -> None:
+    """With what it had waiting before it was found, too: it still rides with others then, once with each of them."""
+    bench = Bench(max_batch)
+    for number in range(100):
+        bench.offer((f"evil {number % evil}", f"bad {number}"), ("good", f"good {number}"))
+    bench.drain()
+    assert (len(bench.answered), len(bench.dead)) == (100, 100)
+    runs = Counter(text for run in bench.runs for text in inputs(run.members) if text.startswith("good"))
+    assert max(runs.values()) == 2
+
+
 def test_nothing_is_paid_for_a_search_and_others_budgets_are_left_alone() -> None:
     bench = Bench()
     for _ in range(60):

@@ -40,9 +40,12 @@ The map of the packages. Imports only point down the list, from package to packa
     model        the nouns: plain data
     v1           where programs find the code that protoc has made of our .proto file
     errors       the tree of errors
+    version      the version
 """
 
 from typing import TYPE_CHECKING
+
+from headway.version import __version__
 
 if TYPE_CHECKING:
     from headway import testing as testing
@@ -50,7 +53,6 @@ if TYPE_CHECKING:
     from headway.client import AsyncClient, Client
     from headway.model import Output
 
-__version__ = "0.1.0"
 __all__ = ["AsyncClient", "BackgroundService", "Client", "Output", "__version__", "serve"]
 
 if not TYPE_CHECKING:  # Else every name would pass.

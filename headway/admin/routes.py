@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from headway import __version__
 from headway.admin import dead_letters, drains, request_status, rollouts, snapshot
 from headway.admin.dashboard import files
 from headway.admin.dashboard.hub import Hub
@@ -33,6 +32,7 @@ from headway.http.requests import Request, RouteAnswer
 from headway.http.routing import Route, Router
 from headway.model import TierDepth, WorkerInfo, WorkerStatus
 from headway.telemetry import metrics
+from headway.version import __version__
 
 _HINTS = {
     ("/health",): "; /healthz and /internal/health are",

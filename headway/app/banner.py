@@ -11,7 +11,7 @@ from headway.app.backends import BACKENDS, worker_name
 from headway.app.devices import CPU, NO_DEVICES, Devices
 from headway.app.roles import ROLES, Parts
 from headway.config import CHARS, Settings, fallback_batches, fallbacks_of, shown_url
-from headway.config.checks import LOCAL
+from headway.config.settings import LOCAL
 from headway.config.target import Target, shown_target
 from headway.core.policies import POLICIES
 from headway.core.tensors import BYTES

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from headway.config import Settings
-from headway.config.checks import LOCAL, MOST_WORKERS
+from headway.config.settings import LOCAL, MOST_WORKERS
 from headway.errors import SettingError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

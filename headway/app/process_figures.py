@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from headway import __version__
 from headway.app.model_plans import ModelPlan
 from headway.app.roles import ROLES, Parts
 from headway.config import Settings, fallbacks_of
-from headway.config.checks import NONE
+from headway.config.settings import NONE
 from headway.model import GpuFigures, ProcessInfo, Role
 from headway.runtime.counters import Counters
 from headway.telemetry.figures import ProcessFigures
+from headway.version import __version__
 
 if TYPE_CHECKING:
     from headway.bulk.feeder import Feeder

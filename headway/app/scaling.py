@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headway.app.devices import CPU
 from headway.app.model_plans import ModelPlan
 from headway.config import Settings
-from headway.config.checks import LOCAL
+from headway.config.settings import LOCAL
 from headway.core.scaling import rules
 from headway.core.scaling.scaler import ScaleLimits
 from headway.core.scaling.shares import Holding, rooms

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway import __version__
 from headway.config import Settings
 from headway.config.extras import needing
 from headway.core.trace_sampling import Sampler
@@ -19,6 +18,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder
 from headway.telemetry.tracing.environment import read_environment
+from headway.version import __version__
 
 if TYPE_CHECKING:
     from headway.telemetry.tracing.exporter import SpanExporter

@@ -18,8 +18,8 @@ from typing import NoReturn
 
 import click
 
-from headway import __version__
 from headway.cli.commands import CommandGroup, Lazy
+from headway.version import __version__
 
 EXIT_FAILED = 1
 EXIT_SETTING = 3

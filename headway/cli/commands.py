@@ -82,7 +82,7 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
-            from headway.cli.roles import better_error
+            from headway.cli.usage_errors import better_error
 
             raise better_error(exc, self.name) from None
 

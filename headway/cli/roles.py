@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 from headway.app.roles import ROLES
 from headway.cli.commands import command
 from headway.cli.flags import with_settings
-from headway.config import FIELDS, Settings, flag
+from headway.config import Settings
 from headway.model import Role
 
 targets_argument = click.argument(
@@ -24,8 +23,6 @@ targets_argument = click.argument(
     help="module:attribute, path/file.py:attribute, or the URL of a remote batch API; of several models NAME=TARGET for "
     "each, or the NAME of a table [models.NAME] in the file; NAME@VERSION for versions of one model; left out: all of the file's.",
 )
-
-_EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
 def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -184,37 +181,3 @@ def controller(settings: Settings) -> None:
     Exit codes: 0 stopped in good order, 1 the broker does not answer, 3 a bad setting.
     """
     run(settings, Role.CONTROLLER)
-
-
-def better_error(error: click.UsageError, command: str | None) -> click.UsageError:
-    """Error of the parser that names who takes what a role does not, an option or a target; the same one where nobody does.
-
-    Arguments:
-        error: the error.
-        command: name of the command that was called.
-    """
-    role = next((role for role in ROLES if role.value == command), None)
-    if role is None:
-        return error
-    if isinstance(error, click.NoSuchOption):
-        takers = takers_of(error.option_name)
-        if not takers or command in takers:
-            return error
-        named = " and ".join(filter(None, (", ".join(takers[:-1]), takers[-1])))
-        message = f"headway {command} has no {error.option_name}: it is a flag of headway {named}."
-    elif not ROLES[role].batchers and (found := _EXTRA.fullmatch(error.message)):
-        message = (
-            f"headway {command} takes no TARGET, and was given {found[1]}: workers run it. Start headway worker {found[1]} "
-            f"beside it with the same --broker, or all in one process: headway serve {found[1]}"
-        )
-    else:
-        return error
-    return click.UsageError(message, error.ctx)
-
-
-def takers_of(option: str) -> list[str]:
-    """Commands of the roles that take an option."""
-    name = next((name for name in FIELDS if option in (flag(name), f"--no-{flag(name)[2:]}")), "")
-    if not name:
-        return []
-    return [role.value for role, parts in ROLES.items() if name in parts.settings]

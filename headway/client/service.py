@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
-from headway import __version__
 from headway.client.call import Call
 from headway.client.errors import InvalidArgument
 from headway.client.messages import ROUTE, Request
+from headway.version import __version__
 
 URL = "http://127.0.0.1:8000"
 """Address of `headway serve` unless it is told otherwise."""

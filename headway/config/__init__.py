@@ -4,9 +4,8 @@ Each field carries its help text, its unit and the group it is shown under; flag
 (`HEADWAY_` and the name in capitals) and the keys of `headway.toml` are all derived from the same table.
 A flag beats the environment, which beats the file, which beats the default.
 
-    settings   the table: every field, with all that is known of it
+    settings   the table: every field, with all that is known of it, and what is refused of several together
     fields     what can be known of a field, and the bounds of its value by itself
-    checks     what is refused of several fields together, and how to mend it
     sources    flags, environment and file, merged
     broker     the URL of a broker
     database   the URL of a database
@@ -19,10 +18,9 @@ A flag beats the environment, which beats the file, which beats the default.
 """
 
 from headway.config.broker import shown_url
-from headway.config.checks import ALL_ROWS, is_loopback
 from headway.config.fallbacks import fallback_batches, fallbacks_of
 from headway.config.fields import Setting
-from headway.config.settings import CHARS, FIELDS, PREFIX, Settings, flag, idle, kind
+from headway.config.settings import ALL_ROWS, CHARS, FIELDS, PREFIX, Settings, flag, idle, is_loopback, kind
 from headway.config.sources import load, load_arguments, misspelt, read_weights_again, spelling_of
 from headway.config.terms import on_terms, terms_of
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.checks import is_file
 from headway.config.models import MOST_MODELS, SHORT, VERSIONS
-from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, kind
+from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, is_file, kind
 from headway.core.likeness import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
 from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
 from headway.config.models import VERSIONS, ModelSettings, named_targets
-from headway.config.settings import FIELDS, MODEL_FIELDS, PREFIX, Settings, flag, kind
+from headway.config.settings import FIELDS, MAX_REQUEST_TIMEOUT_MS, MODEL_FIELDS, PREFIX, Settings, flag, kind
 from headway.core.likeness import nearest
 from headway.errors import SettingError
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from headway.config.checks import NONE
+from headway.config.settings import NONE
 from headway.core.departure import Load
 from headway.core.scaling.scaler import ModelState, ScaleDecision, ScaleLimits, Scaler
 from headway.core.scaling.sizing import MOST_SLOTS, BatchCost

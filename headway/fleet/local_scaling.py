@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from headway.config.checks import LOCAL
+from headway.config.settings import LOCAL
 from headway.core.capacity import Freshness
 from headway.core.scaling.shares import shares
 from headway.ports import Fleet

@@ -13,8 +13,8 @@ from headway.doors.readiness import AGE, CachedReadiness
 from headway.errors import NotFound
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
+from headway.grpc.connection import CallStream, to_be_opened_anew
 from headway.grpc.statuses import Metadata
-from headway.grpc.stream import CallStream, to_be_opened_anew
 from headway.model import Principal
 
 _REQUEST = messages.message("grpc.health.v1.HealthCheckRequest")

@@ -17,8 +17,8 @@ from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink
 from headway.grpc.calls import Call, PortContext, read_fields
+from headway.grpc.connection import CallStream
 from headway.grpc.statuses import Metadata
-from headway.grpc.stream import CallStream
 from headway.model import Reply, RequestOptions
 
 MOST_ANSWER = 32 << 20

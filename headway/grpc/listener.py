@@ -18,8 +18,7 @@ from headway.doors.entrance import Entrance
 from headway.doors.readiness import CachedReadiness, Readiness
 from headway.grpc.call_quotas import CallQuotas
 from headway.grpc.calls import PortContext
-from headway.grpc.connection import CallConnection
-from headway.grpc.connections import PortConnections
+from headway.grpc.connection import CallConnection, PortConnections
 from headway.grpc.health import Health
 from headway.grpc.message_turns import MessageTurns
 from headway.grpc.methods import methods_of

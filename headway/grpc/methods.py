@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from headway.grpc import messages
-from headway.grpc.calls import Call, PlainCall, PortContext, Respond
+from headway.grpc.calls import PlainCall, PortContext, Respond
+from headway.grpc.connection import CallStream, MakeCall
 from headway.grpc.health import Health, WatchCall
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.predict import predict_reader
 from headway.grpc.reflection import ReflectionCall
-from headway.grpc.stream import CallStream
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.grpc.infer_stream import InferStreamCall
 from headway.oip.grpc.models import OpenInference, responder
-
-MakeCall = Callable[[CallStream], Call]
-"""Stream to the call that it carries."""
 
 _PREDICTS, _INFERS = f"{messages.HEADWAY}/Predict", f"{messages.OPEN_INFERENCE}/ModelInfer"
 _STREAMS = f"{messages.OPEN_INFERENCE}/ModelStreamInfer"

@@ -8,8 +8,8 @@ from headway.core.excerpt import excerpt
 from headway.doors.fields import ID_PREFIX
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall
+from headway.grpc.connection import CallStream
 from headway.grpc.statuses import Metadata, StatusCode
-from headway.grpc.stream import CallStream
 
 
 class ReflectionCall(StreamCall):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headway import __version__, errors
+from headway import errors
 from headway.config import Settings
 from headway.core.tensor_json import BOUNDS
 from headway.core.tensors import BYTES, JSON, MOST_AXES, MOST_TENSORS, SIZES, count_of
@@ -22,6 +22,7 @@ from headway.http.problem import anchor
 from headway.http.tasks import LONGEST_WAIT
 from headway.model import ALL_PARAMETERS, MOST_OUTPUT, PerCall, TensorSpec, ValueKind
 from headway.oip.tensors import INPUT
+from headway.version import __version__
 
 MOST_ZEROS = 64
 """Most numbers of an example that is made of zeros."""

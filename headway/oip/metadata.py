@@ -12,11 +12,11 @@ from typing import Annotated
 
 import msgspec
 
-from headway import __version__
 from headway.core.tensors import BYTES, JSON
 from headway.model import TensorSpec
 from headway.oip.tensors import INPUT, OUTPUT
 from headway.runtime.counters import Counters
+from headway.version import __version__
 
 SERVER = "headway"
 """Name of the server, of its platform and of its backend."""

@@ -30,7 +30,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from headway.config.checks import MAX_BATCH, MOST_WEIGHT
+from headway.config.settings import MAX_BATCH, MOST_WEIGHT
 from headway.core.batch_cost import BatchCost
 from headway.errors import SettingError
 from headway.model import CostShape

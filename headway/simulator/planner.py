@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import msgspec
 
-from headway.config.checks import MAX_REQUEST_TIMEOUT_MS
+from headway.config.settings import MAX_REQUEST_TIMEOUT_MS
 from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 from headway.simulator.engine import simulate

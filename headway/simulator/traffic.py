@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from headway.config.checks import MOST_WEIGHT
+from headway.config.settings import MOST_WEIGHT
 from headway.core.arrival_trace import instants
 from headway.core.arrivals import poisson, replay
 from headway.errors import SettingError

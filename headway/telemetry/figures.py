@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from headway import __version__
 from headway.model import BulkDepth, Capacity, GpuFigures, ProcessInfo, TierDepth, WorkerInfo
 from headway.ports import Broker, DeadLetters, Fleet
 from headway.runtime.counters import Counters
+from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):

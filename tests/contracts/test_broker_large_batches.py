@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headway.config.checks import MAX_BATCH
+from headway.config.settings import MAX_BATCH
 from headway.core.queue_limits import QueueLimits
 from headway.errors import DEADLINE_EXCEEDED, NO_WORKERS, REJECTED_BY_MODEL
 from headway.model import Entry, Reply

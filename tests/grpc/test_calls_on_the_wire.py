@@ -10,11 +10,10 @@ import pytest
 
 from bench.load import http2
 from headway import errors
-from headway.grpc import stream
-from headway.grpc.connection import CallConnection
+from headway.grpc.connection import PREFIX, CallConnection
+from headway.grpc.connection import WINDOW as READ_AHEAD
 from headway.grpc.header_blocks import block_of
 from headway.grpc.http2 import ErrorCode
-from headway.grpc.stream import PREFIX
 from headway.model import Failure
 from tests.grpc.stand import PREDICT, Port, on_port, predict, predicted, served
 from tests.grpc.wire import DATA, GOAWAY, HEADERS, PADDED, READ, SETTINGS, WINDOW, Answer, Wire, connect
@@ -178,7 +177,7 @@ async def test_a_message_goes_on_that_was_begun_before_its_client_knew_the_windo
     await wire.settled()
     assert 1 not in wire.granted
     wire.send(READ)
-    await wire.until(lambda: stream.WINDOW + wire.granted.get(1, 0) >= len(octets))
+    await wire.until(lambda: READ_AHEAD + wire.granted.get(1, 0) >= len(octets))
     wire.send(data(0, octets[sent:], end=True))
     assert output(await wire.ended(0)) == b"A" * 60_000
 
@@ -189,7 +188,7 @@ async def test_data_beyond_the_window_of_a_stream_end_that_stream_alone(port: Po
     for number in (0, 1):
         wire.send(http2.headers(number, PREDICT), http2.message(number, predict("a"), end=False))
     await port.gateway.until(lambda: len(port.gateway.waiting) == 2)
-    wire.send(data(0, bytes(stream.WINDOW)))
+    wire.send(data(0, bytes(READ_AHEAD)))
     assert (await wire.ended(0)).code == ErrorCode.FLOW_CONTROL_ERROR
     port.gateway.release()
     assert output(await wire.ended(1)) == b"A"

@@ -15,12 +15,10 @@ from hpack import Encoder
 from bench.load import http2
 from headway.grpc import connection, messages
 from headway.grpc.calls import Call
-from headway.grpc.connection import LAST, LEAVING, CallConnection
-from headway.grpc.connections import PortConnections
+from headway.grpc.connection import LAST, LEAVING, CallConnection, CallStream, PortConnections
 from headway.grpc.header_blocks import HeaderReader
 from headway.grpc.http2 import PREFACE, Broken, Http2
 from headway.grpc.message_turns import SHARE
-from headway.grpc.stream import CallStream
 from tests.grpc.stand import PREDICT, Port, on_port, predict, served
 from tests.grpc.test_open_inference import STREAM, request
 from tests.grpc.wire import ACK, GOAWAY, PING, Answer, greeted

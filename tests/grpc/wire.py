@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hpack import Decoder
 
 from bench.load import http2
-from headway.grpc.connections import PortConnections
+from headway.grpc.connection import PortConnections
 from tests.grpc.stand import PREDICT, Port, predict
 
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW = 0, 1, 3, 4, 6, 7, 8

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from headway import __version__
 from headway.admin.dashboard.history import FleetHistory, scaling_of
 from headway.admin.dashboard.viewers import Viewer
 from headway.admin.process import ProcessView
@@ -27,6 +26,7 @@ from headway.core.departure_board import RECENT_SECONDS, STEP
 from headway.errors import BrokerUnavailable
 from headway.model.board import BatchDeparture, Notice
 from headway.runtime.logger import get_logger
+from headway.version import __version__
 
 log = get_logger(__name__)
 

@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from headway import __version__
 from headway.backends.remote import backend, tls_failures
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried, TryVerdict
 from headway.backends.remote.generations import Generation, Generations, NotStarted
@@ -40,6 +39,7 @@ from headway.dialects.table import reach
 from headway.errors import PAYLOAD_TOO_LARGE, BadOutput, RemoteAbsent, RemoteError, RemoteExhausted, RemoteRefused
 from headway.runtime.certificates import ClientTls
 from headway.runtime.spans import OUTGOING
+from headway.version import __version__
 
 IDLE = 30.0
 """Seconds for which an idle channel is kept at most."""

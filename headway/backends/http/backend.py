@@ -19,7 +19,6 @@ from typing import Any
 
 import aiohttp
 
-from headway import __version__
 from headway.backends.http.connections import Connections, TooLong, tls_error, was_sent
 from headway.backends.remote import backend, tls_failures
 from headway.backends.remote.backend import Answered, RemoteBackend, Tried, TryVerdict
@@ -30,6 +29,7 @@ from headway.dialects.dialect import Remote, RemoteCall
 from headway.dialects.table import reach
 from headway.errors import BadOutput, RemoteAbsent, RemoteError, RemoteRefused
 from headway.runtime.spans import OUTGOING
+from headway.version import __version__
 
 _JSON_BYTES = "Inference-Header-Content-Length"
 

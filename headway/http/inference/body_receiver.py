@@ -8,12 +8,10 @@ the connection lets go of its room, and ends: what still comes is thrown away.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from headway.http.server.connection import Connection
 from headway.runtime.memory_reuse import unfilled
-
-if TYPE_CHECKING:
-    from headway.http.inference.fast_path import FastPathConnection
 
 _WASTE = 1 << 16
 """Bytes that are read at a time to be thrown away."""
@@ -66,11 +64,12 @@ class BodyReceiver(asyncio.BufferedProtocol):
     """Protocol of a connection's transport while a large body comes.
 
     Arguments:
-        connection: the connection, which has made room for its body.
+        connection: the connection.
+        pieces: pieces of its body, for which there is room.
     """
 
-    def __init__(self, connection: FastPathConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, pieces: BodyPieces) -> None:
+        self._connection, self._pieces = connection, pieces
 
     def begin(self) -> None:
         """Take what comes from the next read on, until the body is complete."""
@@ -85,15 +84,15 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
         """Room of the body that is not filled yet."""
-        return self._connection.pieces.room() or bytearray(_WASTE)
+        return self._pieces.room() or bytearray(_WASTE)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was written there."""
         connection = self._connection
-        if connection.pieces.room() is None:
+        if self._pieces.room() is None:
             connection.drop()
             return
-        connection.pieces.fill(nbytes)
+        self._pieces.fill(nbytes)
         connection.missing -= nbytes
         if not connection.missing:
             connection.open = False

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 from headway.core.json_pages import SHORT
 from headway.doors.entrance import Entrance
 from headway.doors.exchange import CodecContext
@@ -50,16 +47,6 @@ class InferenceContext(ConnectionContext):
         self.served = gateway.served
         self.version = settings.model_version
         self.tiers = entrance.tiers
-
-    def protocol(self) -> Callable[[], asyncio.Protocol]:
-        """Maker of the listener's connections: those with the fast path."""
-        from headway.http.inference.cross_origin import CrossOriginConnection, Origins
-        from headway.http.inference.fast_path import FastPathConnection
-
-        if self.settings.cors_origins:
-            origins = Origins(self.settings.cors_origins)
-            return lambda: CrossOriginConnection(self, origins)
-        return lambda: FastPathConnection(self)
 
     def fit(self, connections: int) -> None:
         """Share no more connections among clients than this, as there are descriptors for no more."""

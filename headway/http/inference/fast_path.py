@@ -655,7 +655,7 @@ class FastPathConnection(Connection):
         """Make room for a large body, of which some bytes are there, and have the system write the others there, if they are many."""
         self.pieces.expect(length)
         if length - there >= LARGE and not self.ahead and self.inference.scheme == "http":
-            BodyReceiver(self).begin()
+            BodyReceiver(self, self.pieces).begin()
 
     def _belong(self, principal: Principal) -> None:
         """Count the connection for its principal's tenant from now on.

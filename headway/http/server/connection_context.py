@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from headway.config import Settings
 from headway.errors import RequestError
@@ -17,9 +17,6 @@ from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
-
-if TYPE_CHECKING:
-    from headway.http.server.connection import Connection
 
 LINGER = 1.0
 """Seconds for which a refused client may go on sending before it is cut off."""
@@ -83,15 +80,9 @@ class ConnectionContext:
         self.drops = FairTurns(loop=self.loop, rests=False)
         self._left = asyncio.Event()
         self._hints = ProtocolHints(self.label, self.loop.time)
-        self.connections: set[Connection] = set()
+        self.connections: set[asyncio.BaseProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.refresh()
-
-    def protocol(self) -> Callable[[], asyncio.Protocol]:
-        """Maker of the listener's connections."""
-        from headway.http.server.connection import Connection
-
-        return lambda: Connection(self)
 
     def fit(self, connections: int) -> None:
         """Share no more connections among clients than this, as there are descriptors for no more."""

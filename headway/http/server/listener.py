@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from headway.config import Settings
 from headway.errors import BadRequest
@@ -48,6 +49,7 @@ class Listener(ListeningPort):
         prefix: prefix of the names of these two settings, for errors.
         settings: limits and times.
         make_context: builds the context that the connections share; called within the event loop.
+        connect: makes a connection with that context.
         certificates: certificates of the port; None: it speaks plain HTTP.
     """
 
@@ -61,10 +63,11 @@ class Listener(ListeningPort):
         prefix: str,
         settings: Settings,
         make_context: Callable[[], ConnectionContext],
+        connect: Callable[[Any], Connection],
         certificates: Certificates | None = None,
     ) -> None:
         super().__init__(host, port, f"{prefix}host", f"{prefix}port")
-        self._make_context = make_context
+        self._make_context, self._connect = make_context, connect
         self._certificates = certificates
         self._context: ConnectionContext | None = None
 
@@ -77,9 +80,15 @@ class Listener(ListeningPort):
     ) -> Listener:
         """Listener for clients: the fast path, and `answer` for all other routes."""
         from headway.http.inference.context import InferenceContext
+        from headway.http.inference.cross_origin import CrossOriginConnection, Origins
+        from headway.http.inference.fast_path import FastPathConnection
 
         settings = entrance.settings
-        return cls(settings.host, settings.port, "", settings, lambda: InferenceContext(answer, entrance), certificates)
+        connect: Callable[[Any], Connection] = FastPathConnection
+        if settings.cors_origins:
+            connect = partial(CrossOriginConnection, origins=Origins(settings.cors_origins))
+        make_context = partial(InferenceContext, answer, entrance)
+        return cls(settings.host, settings.port, "", settings, make_context, connect, certificates)
 
     @classmethod
     def admin(
@@ -96,7 +105,8 @@ class Listener(ListeningPort):
             settings.admin_port,
             "admin_",
             settings,
-            lambda: ConnectionContext(answer, settings, new_id, counters),
+            partial(ConnectionContext, answer, settings, new_id, counters),
+            Connection,
             certificates,
         )
 
@@ -108,7 +118,7 @@ class Listener(ListeningPort):
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
         """Get ready for connections. Returns the maker of their protocols."""
         context = self._context = self._make_context()
-        protocol = context.protocol()
+        protocol: Callable[[], asyncio.Protocol] = partial(self._connect, context)
         if self._certificates is not None:
             context.scheme = "https"
             tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
@@ -172,7 +182,7 @@ class Listener(ListeningPort):
                 connection.fault(exc)
 
     def _connections(self) -> list[Connection]:
-        return [] if self._context is None else list(self._context.connections)
+        return [] if self._context is None else cast(list[Connection], list(self._context.connections))
 
     def look(self) -> float:
         """Have all connections looked at soon. Returns seconds until the next look."""

@@ -9,8 +9,8 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from headway import __version__
 from headway.runtime.file_watcher import Stamp, stamp
+from headway.version import __version__
 
 MAX_BYTES = 256 * 1024
 """Largest key set, in bytes."""

@@ -20,9 +20,9 @@ from headway.doors.exchange import Reader
 from headway.errors import BadRequest, RequestError
 from headway.grpc import messages
 from headway.grpc.calls import PortContext, StreamCall, read_fields, unforeseen
+from headway.grpc.connection import CallStream
 from headway.grpc.inference_call import InferenceCall
 from headway.grpc.statuses import Metadata, trailers_of
-from headway.grpc.stream import CallStream
 from headway.oip.grpc.infer_messages import front_of
 from headway.oip.parameters import FINAL, FINAL_WISH
 

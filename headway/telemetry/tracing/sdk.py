@@ -20,12 +20,12 @@ from opentelemetry.sdk.util import BoundedList
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from headway import __version__
 from headway.model import TraceContext
 from headway.runtime import spans
 from headway.runtime.quiet_grpc import import_quietly
 from headway.runtime.spans import Attribute, Attributes, Span, SpanLink
 from headway.telemetry.tracing.environment import GRPC, Collector
+from headway.version import __version__
 
 MOST_TEXT = 2048
 """Most characters of an attribute's value, and of the message of an error; the rest is cut off."""

@@ -26,10 +26,12 @@ from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
+from tests.core.entries import entry
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fake_scaling import FakeScaling
 from tests.services.scaling_scene import Scene
 from tests.services.stand import Stand, codes
+from tests.services.test_roles import Away
 from tests.virtual_time import Clock
 
 IDLE = ScaleLimits(idle_after=20.0, most=2)
@@ -330,3 +332,27 @@ async def test_lines_of_bulk_jobs_bring_no_worker_while_those_of_another_model_a
     wanted(0, 0)
     await asyncio.sleep(70)
     assert (wanted(1, 0), wanted(1, 1)) == ((1, 0), (1, 1))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_no_number_becomes_zero_while_somebody_waits_as_what_is_known_is_old(killed: bool, clock: Clock) -> None:
+    """The broker stood still for longer than a model may be idle; its leader stays, or is killed meanwhile."""
+    async with Scene(clock) as scene:
+        leader, heir = scene.controller(limits=IDLE, named=["m"]), scene.controller(name="d", limits=IDLE, named=["m"])
+        leader._fleet = heir._fleet = fleet = Away(scene.fleet)
+        await asyncio.sleep(SETTLES_AFTER + 1)
+        fleet.away = True
+        workers, scene.workers = scene.workers, 0
+        if killed:
+            await leader.stop()
+        await scene.broker.enqueue([entry(timeout=600.0, queue_timeout=600.0)])
+        await asyncio.sleep(IDLE.idle_after + 5)
+        fleet.away = False
+        seen = set()
+        for tick in range(300):
+            await asyncio.sleep(0.1)
+            seen.add((await scene.scaling()).desired)
+            if tick == 20:
+                scene.workers = workers
+        assert heir.leads_now or not killed
+        assert seen == {2}

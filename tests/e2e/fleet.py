@@ -201,15 +201,17 @@ class Fleet:
         stays for a while.
         """
         kept: Counter[str] = Counter()
-        gone = [*self._gone, *self._left]
-        dead = [id.encode() for id in gone]
+        gone = {_process(id) for id in (*self._gone, *self._left)}
         for key in self.redis.command("KEYS", "headway:{default*:*}*:*"):
             _, _, kind = key.decode().partition("}")[2].partition(":")  # Between them, `@` and the version of a queue.
             if kind == "e":
-                kept[kind] += sum(mark[:1] != b"!" or mark[9:] not in dead for mark in self.redis.command("HVALS", key))
+                kept[kind] += sum(
+                    mark[:1] != b"!" or _process(mark[9:].decode()) not in gone
+                    for mark in self.redis.command("HVALS", key)
+                )
             elif kind in _ENTRIES:
                 kept[kind] += self.redis.command(_SIZES[self.redis.command("TYPE", key)], key)
-            elif kind.startswith("r:") and kind[2:] not in gone:
+            elif kind.startswith("r:") and _process(kind[2:]) not in gone:
                 kept["replies"] += self.redis.command("XLEN", key)
         return {kind: count for kind, count in kept.items() if count}
 
@@ -308,6 +310,11 @@ def fleet(
         made.check_end()
     finally:
         made.kill_all()
+
+
+def _process(id: str) -> str:
+    """Name of the process of a gateway or of its feeder of bulk jobs, of which each has an id of its own."""
+    return "-".join(id.split("-")[:2])
 
 
 def lose(asked: Asked) -> None:

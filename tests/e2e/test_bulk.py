@@ -17,7 +17,7 @@ from tests.e2e.server import Server
 from tests.servers.postgres import SharedPostgres
 from tests.servers.redis import RedisServer
 
-LINES = 1500
+LINES = 900
 TARGET = "tests.targets.journal:Slow"
 
 

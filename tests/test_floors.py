@@ -355,3 +355,20 @@ def test_a_broken_rule_of_the_house_is_found(name: str, source: str, part: str) 
 )
 def test_what_the_rules_of_the_house_allow_passes(name: str, source: str) -> None:
     assert problems(name, source) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types count, too: who reads one of them would have to read all."""
+    needs = {
+        name: {of for _, target in imports(name, ast.parse(path.read_text())) if (of := module_of(target)) != name}
+        for name, path in MODULES.items()
+    }
+    while free := [name for name, of in needs.items() if not of & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert not needs, f"in a circle, or above one: {sorted(needs)}"
+
+
+def module_of(target: str) -> str:
+    """Module of a name that is imported, or ''."""
+    return target if target in MODULES else target.rpartition(".")[0]

@@ -39,8 +39,8 @@ from headway.core.failures import CROWDED
 from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
-from headway.gateway.input_gate import InputGate, Judgement
-from headway.gateway.pending import NOBODY, PendingRequest, PendingTable
+from headway.gateway.input_gate import InputGate
+from headway.gateway.pending import NOBODY, Judgement, PendingRequest, PendingTable
 from headway.gateway.served_models import ServedModels
 from headway.model import (
     MOST_OUTPUT,

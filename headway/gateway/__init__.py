@@ -19,7 +19,6 @@ screened           a gateway with an input policy
 input_gate         the input policy, carried out
 judge              a function of the input policy, in processes of its own
 fan_out            requests with several inputs: a part for each, and one outcome for all
-several_inputs     such a request, for those who count requests and not inputs
 lane               requests that ask alike and for nothing rare
 client_quotas      what one tenant may hold of connections, bodies and answers
 recent_requests    the last requests that were answered

@@ -19,7 +19,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -30,7 +30,6 @@ from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
 from headway.gateway.outbox import LargeEntries, Outbox
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
-from headway.gateway.pending import PendingRequest, PendingTable
 from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
@@ -97,9 +96,9 @@ class Replied(msgspec.Struct, frozen=True):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Event: the outputs of a whole batch came, and nothing beside them. `held`: the request that each reply is for."""
+    """Event: the outputs of a whole batch came, and nothing beside them. `held`: the pending request that each reply is for."""
 
-    held: Sequence[PendingRequest]
+    held: Sequence[Any]
     replies: Sequence[Reply]
 
 
@@ -109,6 +108,33 @@ class Down(msgspec.Struct, frozen=True):
 
 class Up(msgspec.Struct, frozen=True):
     """Event after `Down`: the broker answers again."""
+
+
+class Waiting(Protocol):
+    """Pending request, as its session needs it."""
+
+    entry: Entry
+    unadmitted: bool
+
+    @property
+    def left(self) -> bool:
+        """Whether its client has left."""
+
+
+class WaitingTable(Protocol):
+    """Table of the pending requests, as a session needs it."""
+
+    def __len__(self) -> int:
+        """Their number."""
+
+    def of(self, entry: Entry) -> Waiting | None:
+        """Pending request of an entry, unless another submission has its id by now."""
+
+    def on(self, session: BrokerSession) -> Sequence[Waiting]:
+        """All requests that wait for an answer over a session."""
+
+    def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
+        """Entries that still wait for an answer over a session, with what is left of their time."""
 
 
 SessionEvent = Admitted | EntryRefused | Replied | Settled | Down | Up
@@ -141,7 +167,7 @@ class BrokerSession:
         self,
         broker: RequestQueue,
         gateway: str,
-        pending: PendingTable,
+        pending: WaitingTable,
         on_event: Callable[[BrokerSession, SessionEvent], None],
         room: int,
         down_after: float,
@@ -493,7 +519,7 @@ class BrokerSession:
         self.rate(self._clock())
         self._deliver_turns(in_turns(replies))
 
-    def _settled(self, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
+    def _settled(self, held: Sequence[Any], replies: Sequence[Reply]) -> None:
         """Take the replies to a whole batch, each with the request that was held for it."""
         if sum(map(len, filter(None, map(_OUTPUT, replies)))) >= LARGE:
             self._delivered(replies)

@@ -26,8 +26,7 @@ from headway import errors
 from headway.core import failures, ratelimit, values
 from headway.gateway.client_quotas import UNHELD, AnswerRoom
 from headway.gateway.gateway import Gateway
-from headway.gateway.pending import ReplySink
-from headway.gateway.several_inputs import PART, SeveralInputs
+from headway.gateway.pending import PART, ReplySink, SeveralInputs
 from headway.model import Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions, Value, added_up
 from headway.runtime.request_id import new_id
 

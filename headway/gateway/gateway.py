@@ -52,12 +52,12 @@ from headway.gateway.pending import (
     PendingRequest,
     PendingTable,
     ReplySink,
+    SeveralInputs,
     finish,
     tell,
 )
 from headway.gateway.recent_requests import RecentRequests, waiting
 from headway.gateway.served_models import ServedModels
-from headway.gateway.several_inputs import SeveralInputs
 from headway.model import (
     DedupKey,
     DedupKind,

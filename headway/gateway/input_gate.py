@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -23,46 +23,10 @@ import msgspec
 from headway.core import failures
 from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, text_of, texts_of
 from headway.gateway.judge import CallerId, Judge, Question, Verdict
-from headway.gateway.pending import PendingRequest
+from headway.gateway.pending import Decided, Judgement, PendingRequest, SeveralInputs
 from headway.gateway.served_models import ServedModels
-from headway.gateway.several_inputs import SeveralInputs
 from headway.model import Failure, InferenceRequest, Octets, Value, ValueKind
 from headway.runtime.counters import Counters
-
-Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
-"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
-
-
-class Judgement:
-    """Way of one request through the judges.
-
-    Arguments:
-        caller: who asks.
-        texts: text of each input; one for inputs in a row that are the same object.
-        judges: judges that it has yet to pass, those in shadow too.
-        places: place of the first input of each text.
-        count: number of inputs.
-
-    Attributes:
-        tell: takes the verdict; None: the gateway does.
-    """
-
-    __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "tell", "texts")
-
-    def __init__(
-        self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge], places: Sequence[int], count: int
-    ) -> None:
-        self.caller, self.texts, self.judges = caller, texts, list(judges)
-        self.places, self.count = places, count
-        self.pending: list[PendingRequest] = []
-        """Requests that wait for the verdict: the request, or its several inputs."""
-        self.begun = self.decided = False
-        self.refusal: Failure | None = None
-        self.tell: Decided | None = None
-
-    def wanted(self) -> bool:
-        """Whether somebody still waits."""
-        return any(not one.ended for one in self.pending)
 
 
 class Inspection(msgspec.Struct):

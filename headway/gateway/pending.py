@@ -1,28 +1,45 @@
-"""Pending requests: their sinks, their deadlines, and their ends. An observer or a sink that fails harms no other."""
+"""Requests that a gateway holds: by themselves or of several inputs; their sinks, their deadlines, and their ends.
+
+An observer or a sink that fails harms no other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from headway import errors
+from headway.core import dedup, values
 from headway.core.dedup import is_task, task_followed
+from headway.core.parameters import canonical
+from headway.gateway.broker_session import BrokerSession
+from headway.gateway.judge import CallerId, Judge
 from headway.gateway.lane import Lane
-from headway.gateway.several_inputs import SeveralInputs, WholeOutcome
-from headway.model import Entry, Principal, Reply
+from headway.model import (
+    BatchRun,
+    DedupKind,
+    Entry,
+    Failure,
+    Principal,
+    QueueName,
+    Reply,
+    TraceContext,
+    Value,
+)
 from headway.runtime.logger import get_logger
-
-if TYPE_CHECKING:
-    from headway.gateway.broker_session import BrokerSession
+from headway.runtime.spans import SpanLink
 
 log = get_logger(__name__)
 
 Key = tuple[str, str]
 """Tenant and id of a request."""
+PART = "\x01"
+"""Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
 
 
 class ReplySink(Protocol):
@@ -92,6 +109,172 @@ UNANSWERED = Reply("", "")
 """Outcome of a request that has none yet."""
 
 
+class RequestTrace(msgspec.Struct, eq=False):
+    """Trace of one request.
+
+    Attributes:
+        context: its SERVER span.
+        parent: span of the client's that it names; None for none.
+        way: see RequestOptions.
+        begun: instant of its arrival.
+        missing: inputs that have not ended.
+        links: links of its SERVER span.
+        told: whether that span is recorded.
+    """
+
+    context: TraceContext
+    parent: TraceContext | None
+    way: str
+    begun: float
+    missing: int
+    links: tuple[SpanLink, ...] = ()
+    told: bool = False
+
+
+class WholeOutcome(msgspec.Struct, eq=False):
+    """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
+
+    Attributes:
+        id: id of the request.
+        seconds: seconds from the request to its outcome; negative while it has none.
+        failure: why it failed; None when it did not.
+        ran: run of the batch that the failure, or the first output, came from; None when it came from none.
+        shared: kind of the dedup key by which all of it came from another request.
+        failed_part: id of the input for which it failed, if that is another than the first.
+    """
+
+    id: str
+    seconds: float = -1.0
+    failure: Failure | None = None
+    ran: BatchRun | None = None
+    shared: DedupKind | None = None
+    failed_part: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the request has its outcome."""
+        return self.seconds >= 0.0
+
+    def end(self, reply: Reply, seconds: float, failed_part: str = "") -> None:
+        """Note the outcome, unless there is one."""
+        if not self.ended:
+            self.seconds, self.failed_part = max(seconds, 0.0), failed_part
+            self.failure, self.ran, self.shared = reply.failure, reply.ran, reply.shared
+
+
+class SeveralInputs:
+    """Request with several inputs, of which each is submitted, and ends, by itself.
+
+    Arguments:
+        id: id of the request.
+        inputs: values for the model, at least one.
+        parameters: parameters of every input; text of a JSON object, or empty.
+
+    Attributes:
+        count: number of its inputs.
+        inspected: whether the input policy has been through all of them.
+        judgement: verdict that all of them wait for; None for none.
+        entered: whether the first of them has been made an entry.
+        version: version of the model that was drawn for all of them; None as long as none was.
+        trace: trace of the request; None unless it is sampled.
+        whole: outcome of the request.
+        payer: nonce of the input that pays for all; 0 while none does.
+        ahead: whether the first goes ahead, and the others wait until the broker has it.
+        equal: inputs of which only the first is submitted, by what they have in common, until the request ends; see `EqualInputs`.
+
+    A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
+    cost as much as one that is 128 times larger.
+    """
+
+    __slots__ = (
+        "_asked", "_missing", "ahead", "count", "entered", "equal", "id", "inputs", "inspected", "judgement", "parameters", "payer",
+        "trace", "version", "whole",
+    )  # fmt: skip
+
+    def __init__(self, id: str, inputs: Sequence[Value], parameters: bytes) -> None:
+        self.id, self.count = id, len(inputs)
+        self.inputs, self.parameters = inputs, parameters
+        self.inspected = False
+        self.judgement: Judgement | None = None
+        self.entered = False
+        self.trace: RequestTrace | None = None
+        self.version: str | None = None
+        self.whole = WholeOutcome(id)
+        self.payer = 0
+        self.ahead = False
+        self.equal: dict[str, list[PendingRequest]] = {}
+        self._missing = len(inputs)
+        self._asked: tuple[Value, bytes] | None = None
+
+    def take_inspected(self, inputs: Sequence[Value], parameters: bytes, judgement: Judgement | None) -> None:
+        """Take inputs and parameters as the input policy leaves them."""
+        self.inputs, self.parameters, self.judgement = inputs, parameters, judgement
+        self.inspected = True
+
+    def digest(self, queue: QueueName) -> bytes:
+        """SHA-256 of the whole request, however its parameters are written. `queue` names the model, with the version that is asked for."""
+        hashed = hashlib.sha256()
+        for part in (str(queue).encode(), canonical(self.parameters)):
+            hashed.update(len(part).to_bytes(8, "big"))
+            hashed.update(part)
+        before, found = None, b""
+        for input in self.inputs:
+            if input is not before:
+                before, found = input, hashlib.sha256(values.canonical(input)).digest()
+            hashed.update(found)
+        return hashed.digest()
+
+    def digest_of(self, model: str, version: str, input: Value) -> bytes:
+        """SHA-256 of one of the inputs with the parameters, as dedup keys have it. `version` is what the client asks for."""
+        if self._asked is None or self._asked[0] is not input:
+            self._asked = input, dedup.digest(model, version, input, self.parameters)
+        return self._asked[1]
+
+    def forget_equal(self) -> None:
+        """Forget which inputs are equal: none gets the outcome of another any more."""
+        for those in self.equal.values():
+            del those[1:]
+        self.equal.clear()
+
+    def ends(self, failed: bool) -> bool:
+        """Note that an input has its outcome. True, once, when the request ends with it: the first failure or the last output."""
+        ended = self._missing > 0 and (failed or self._missing == 1)
+        self._missing = 0 if failed else self._missing - 1
+        return ended
+
+
+class Judgement:
+    """Way of one request through the judges.
+
+    Arguments:
+        caller: who asks.
+        texts: text of each input; one for inputs in a row that are the same object.
+        judges: judges that it has yet to pass, those in shadow too.
+        places: place of the first input of each text.
+        count: number of inputs.
+
+    Attributes:
+        tell: takes the verdict; None: the gateway does.
+    """
+
+    __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "tell", "texts")
+
+    def __init__(
+        self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge], places: Sequence[int], count: int
+    ) -> None:
+        self.caller, self.texts, self.judges = caller, texts, list(judges)
+        self.places, self.count = places, count
+        self.pending: list[PendingRequest] = []
+        """Requests that wait for the verdict: the request, or its several inputs."""
+        self.begun = self.decided = False
+        self.refusal: Failure | None = None
+        self.tell: Decided | None = None
+
+    def wanted(self) -> bool:
+        """Whether somebody still waits."""
+        return any(not one.ended for one in self.pending)
+
+
 class PendingRequest(msgspec.Struct, eq=False):
     """One request from its submission to its end.
 
@@ -158,6 +341,10 @@ class PendingRequest(msgspec.Struct, eq=False):
         left = self.deadline - now
         wait = min(self.entry.queue_timeout, left)
         return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
+
+
+Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
+"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
 
 
 class PendingTable(dict[Key, PendingRequest]):

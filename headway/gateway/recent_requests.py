@@ -10,8 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from headway.gateway.pending import Ending, PendingRequest
-from headway.gateway.several_inputs import WholeOutcome
+from headway.gateway.pending import Ending, PendingRequest, WholeOutcome
 from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatus
 
 REMEMBERED = 10_000

@@ -17,8 +17,7 @@ import msgspec
 
 from headway.core.trace_context import pack_carried, trace_id_of
 from headway.errors import SHOWN, STATUS
-from headway.gateway.pending import Ending, PendingRequest
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.pending import Ending, PendingRequest, RequestTrace, SeveralInputs
 from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
@@ -39,28 +38,6 @@ _GEN_AI: Mapping[str, str] = {
     "POST /v1/embeddings": "embeddings",
 }
 """Operations of generative AI, as OpenTelemetry names them, by route."""
-
-
-class RequestTrace(msgspec.Struct, eq=False):
-    """Trace of one request.
-
-    Attributes:
-        context: its SERVER span.
-        parent: span of the client's that it names; None for none.
-        way: see RequestOptions.
-        begun: instant of its arrival.
-        missing: inputs that have not ended.
-        links: links of its SERVER span.
-        told: whether that span is recorded.
-    """
-
-    context: TraceContext
-    parent: TraceContext | None
-    way: str
-    begun: float
-    missing: int
-    links: tuple[SpanLink, ...] = ()
-    told: bool = False
 
 
 class SentInput(msgspec.Struct, eq=False):

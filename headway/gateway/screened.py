@@ -12,11 +12,10 @@ import msgspec
 
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.gateway import Gateway, unqueued
-from headway.gateway.input_gate import InputGate, Judgement
+from headway.gateway.input_gate import InputGate
 from headway.gateway.lane import Lane
 from headway.gateway.limiter import CHARGED
-from headway.gateway.pending import Ending, PendingRequest, ReplySink
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.pending import Ending, Judgement, PendingRequest, ReplySink, SeveralInputs
 from headway.model import Entry, EntryState, Failure, InferenceRequest, Principal, QueueName, Reply, RequestOptions
 
 

@@ -12,8 +12,8 @@ from headway.core.dedup import digest
 from headway.core.tensors import NoTensors, check_heads, header_of, opening_of, rows_of
 from headway.core.versions import read_weights
 from headway.core.weight_estimate import UNKNOWN, estimated, mean_line
+from headway.gateway.pending import SeveralInputs
 from headway.gateway.request_traces import RequestTraces
-from headway.gateway.several_inputs import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.model import (
     ALL_PARAMETERS,

@@ -9,7 +9,7 @@ from headway.core import failures
 from headway.core.health import UNKNOWN_FOR
 from headway.core.rollout import weights_of
 from headway.core.versions import Versions, Weights, position_of, versions_of
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.pending import SeveralInputs
 from headway.model import Failure, RequestOptions, Rollout, WorkerInfo, WorkerStatus
 
 

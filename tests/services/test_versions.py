@@ -21,7 +21,7 @@ from headway.core.versions import read_weights
 from headway.fleet.reaper import reap_on
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.gateway import Gateway
-from headway.gateway.several_inputs import SeveralInputs
+from headway.gateway.pending import SeveralInputs
 from headway.gateway.version_choice import VersionChoice
 from headway.model import Entry, InferenceRequest, ModelReport, Reply, RequestOptions, Slot, WorkerInfo, WorkerStatus
 from headway.runtime.counters import Counters

@@ -124,6 +124,8 @@ def _answers(root: Path, config: dict[str, Any], target: Path | None = None, *ar
     finally:
         process.kill()
         process.wait()
+        if target is not None:
+            (root / "srv" / "headway" / target.name).unlink()
         the_reaper().forget(process.pid)
         for one in held:
             one.close()

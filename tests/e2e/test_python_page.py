@@ -59,5 +59,5 @@ def test_the_snippets_do_what_the_page_says(tmp_path: Path, monkeypatch: pytest.
 def test_nothing_is_imported_before_it_is_named() -> None:
     program = "import sys, headway; print(sorted(n for n in sys.modules if n.startswith('headway') or n in ('urllib3', 'aiohttp')))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert found.stdout.strip() == "['headway']"
+    assert found.stdout.strip() == "['headway', 'headway.version']"
     assert set(headway.__all__) <= set(dir(headway))

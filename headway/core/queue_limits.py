@@ -13,7 +13,7 @@ from headway.model import CostLine, Entry
 
 
 class Padding(msgspec.Struct, frozen=True):
-    """What a place of a batch costs in a model that fills all inputs of a batch up to the longest.
+    """Cost of a place in a batch of a model that pads all inputs to the longest.
 
     Attributes:
         longest: mean weight to which inputs were filled up of late.

@@ -1,4 +1,4 @@
-"""What all ports of a gateway ask and tell, over HTTP and over gRPC.
+"""Reading of requests and writing of answers, as far as HTTP and gRPC share it.
 
 entrance            who asks, whether its limits let it, what it is charged, and the way into the gateway
 fields              options, id and trace in header fields, or in metadata of the same names

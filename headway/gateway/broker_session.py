@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -67,7 +68,7 @@ T = TypeVar("T")
 
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
-    """Replies of each turn: first all small ones, as far as they are not too many, then the large ones, one at a time."""
+    """Split replies by turns of the loop: the small ones, MOST_REPLIES at most in each, then the large ones, one in each."""
     if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # Mostly.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
@@ -195,6 +196,8 @@ class BrokerSession:
         self._doubtful = False
         """Whether entries of the outbox may have been offered before, or have lost time in it."""
         self._departed: list[Submission] = []
+        self._departed_ids = Counter[tuple[str, str]]()
+        """Tenants and ids of these. There may be many of them, so nothing looks through all."""
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
@@ -344,6 +347,7 @@ class BrokerSession:
         if not self._doubtful and self._outbox.drop(submission):
             return
         self._departed.append(submission)
+        self._departed_ids[submission[:2]] += 1
         self.waits = True
         self._work.set()
 
@@ -373,8 +377,8 @@ class BrokerSession:
     async def _flush(self) -> None:
         """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered.
 
-        No submission that is withdrawn is offered. Of many withdrawals one call goes before the next entries, which would else wait for
-        all that one tenant's clients leave behind.
+        A submission that is withdrawn is not offered. Of many withdrawals only one call goes before the next entries: otherwise
+        these would wait for all that the clients of one tenant leave behind.
         """
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
@@ -399,11 +403,11 @@ class BrokerSession:
             self._doubtful = bool(self._outbox)
             await self._offer_again(entries)
             return
-        if self._departed:  # An entry makes way for the one of its id that is not withdrawn yet.
-            departed = {submission[:2] for submission in self._departed}
-            wait = [entry for entry in entries if (entry.tenant, entry.id) in departed]
+        if (
+            departed := self._departed_ids
+        ):  # The broker would take an entry for the one of its id that is not withdrawn yet.
+            self._outbox.put_back([entry for entry in entries if (entry.tenant, entry.id) in departed])
             entries = [entry for entry in entries if (entry.tenant, entry.id) not in departed]
-            self._outbox.put_back(wait)
         if self.broker.apart_from < math.inf:
             entries, later = self._large.split(entries, self.broker.apart_from)
             if later:
@@ -415,7 +419,8 @@ class BrokerSession:
     async def _let_go(self, whole: bool) -> None:
         """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither.
 
-        Unless all of it has to go, `whole`, only as much as one call takes.
+        Arguments:
+            whole: whether all of it has to go; if not, as much goes as one call takes.
         """
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
@@ -423,6 +428,10 @@ class BrokerSession:
             departed = self._departed[:CHUNK]
             await self._ask(self.broker.withdraw(departed, self._gateway))
             del self._departed[: len(departed)]
+            for submission in departed:
+                self._departed_ids[submission[:2]] -= 1
+                if not self._departed_ids[submission[:2]]:
+                    del self._departed_ids[submission[:2]]
             if not whole:
                 break
         while self._cancelled:

@@ -280,9 +280,8 @@ class Gateway:
         lane.timeout = min(options.timeout, rules.longest_task if options.task else rules.longest)
         lane.queue_timeout = lane.timeout if options.task else rules.queue_timeout
         lane.usual = lane.timeout == self._deadlines.usual
-        if (
-            lane.open or lane.rows or lane.keeps
-        ):  # Else the model may be none that is served, and nothing is to be kept under a name that a client makes up.
+        # A lane of an unknown model is not remembered: clients could grow the table.
+        if lane.open or lane.rows or lane.keeps:
             lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.clear()

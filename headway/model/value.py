@@ -159,7 +159,7 @@ class WeightLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CostShape(enum.Enum):
-    """What the run time of a call goes by."""
+    """Measure by which the run time of a call grows."""
 
     NUMBER = "number"
     WEIGHT = "weight"

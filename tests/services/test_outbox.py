@@ -126,6 +126,7 @@ async def test_a_request_waits_for_no_more_than_a_share_of_the_withdrawals(clock
         calls = [(name, len(what)) for _, name, what in fleet.server.calls[before:] if name in ("withdraw", "enqueue")]
         assert calls == [("withdraw", CHUNK), ("enqueue", 1), ("withdraw", CHUNK), ("withdraw", CHUNK), ("enqueue", 1)]
         assert [entry.nonce for entry in offered(fleet)][-2:] == [1, 2]
+        assert not session._departed_ids, "what is withdrawn is forgotten"
 
 
 async def test_they_go_in_order_some_at_once_and_who_follows_one_goes_behind_it() -> None:

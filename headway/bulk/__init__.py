@@ -8,5 +8,5 @@ turns        lines that are ready, of which tenants take turns
 forms        lines to inputs, and replies to records: what the feeder has of an API
 folder       the folder with all files
 bucket       the same in a bucket
-seat_runner  hands lines to the broker as bulk entries, and searches those whose batch has failed
+seat_runner  hands lines to the broker as bulk entries, and again those whose batch failed
 """

@@ -1,20 +1,29 @@
-"""Suspects: entries that wait apart, to run once more, to be searched for culprits, or as their caller rides apart.
+"""The search for bad inputs: entries of a queue in `Suspects`, lines of bulk jobs in `LineSuspects`.
 
-A batch that failed holds a culprit. It is searched by halves, by Hwang's generalised binary splitting (Hwang, "A method
-for detecting all defective members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest*
-waits.
+A batch that failed holds a culprit. Hwang's generalised binary splitting finds it (Hwang, "A method for detecting all
+defective members in a population by group testing", JASA 67, 1972): one *half* runs while the *rest* waits.
 
     cut ──▶ half ──clean──▶ the rest holds the culprit: it is halved without a run of its own
-              └──fails──▶ the half holds it, and is halved; of the rest nothing is known any more
+              └──fails──▶ the half holds the culprit, and is halved; nothing is known of the rest any more
 
-What nothing is known of goes back to its caller's *quarantine*, where unknowns run together, and with them the fresh entries
-of a caller that rides apart. While a batch has several callers it is cut between two of them, those with most entries
-first, so that the innocent are answered before anything is halved. Nothing that was only inferred ends an entry: each
-runs alone before it is given up.
+Entries of which nothing is known go back to their caller's *quarantine* and run there together, along with fresh entries
+of a caller that rides apart. A batch with several callers is cut between two of them, those with most entries first, so
+that innocent callers are answered before anything is halved. An inference alone never ends an entry: each runs alone
+before it is given up.
 
-Quarantines and halves share the GPUs with the tier queues: while those have a batch they get a tenant's fair share for each
-caller with a quarantine, a caller with recent culprits only part of it, and whatever the tier queues leave. Between themselves they take
-turns by GPU time.
+Quarantines and halves share the GPUs with the tier queues. They get whatever the tier queues leave and, while those have a
+batch, a tenant's fair share for each caller with a quarantine, or part of it if that caller had culprits of late. Among
+themselves they take turns by GPU time.
+
+Lines of bulk jobs are searched apart from that, by the process that sent them (`headway.bulk.seat_runner`), so that they
+never make anybody else's entry suspect:
+
+    a batch failed ──▶ the lines of each tenant: whole once more, then in halves, then alone ──▶ to blame, or answered
+
+Both halves run at once, as nobody waits for the result. A tenant with a bad line rides apart until CLEAN lines of it have
+succeeded, and twice as many after each further bad one: otherwise each bad line of a million would cost others a batch. So
+does a tenant with large outputs, since all that ride with one wait while it is copied. A batch that killed its worker costs
+more than seats, as the model must load again: all lines of its tenant rest before any of them runs.
 """
 
 from __future__ import annotations
@@ -22,44 +31,57 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
+from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
+from headway.model import MOST_OUTPUT, Cause
 
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
-"""Kinds of groups: goes ahead of all others, half of a batch with a culprit, may be clean, waits for a half's outcome."""
+"""Kinds of groups: ahead of all others; half of a batch with a culprit; perhaps clean; waiting for a half's outcome."""
 QUARANTINED_ATTEMPTS = 1
-"""Runs that entries of a quarantine count as having had, if any of them had one. The quarantine may never be empty."""
+"""Runs that all entries of a quarantine count as having had, once one of them had any: a quarantine may never be empty."""
 LEAST_COST = 0.001
-"""Least seconds that a run counts as, before a batch was measured."""
+"""Shortest run, in seconds, for the accounts below. Before the first measurement runs would cost nothing."""
 APART_PRICE = 4.0
-"""Divisor of the fair share of the GPUs that a caller with recent culprits gets while others wait."""
+"""Price of a GPU second to a caller with recent culprits while others wait: it gets a quarter of its fair share."""
 SEARCH_PRICE = 3.0
-"""Seconds of quarantines for each second of halves while both wait.
-
-Fresh work keeps its share when many culprits are searched.
-"""
+"""Seconds that quarantines get for each second of halves while both wait, so that many searches don't crowd out fresh work."""
 MOST_CREDIT = 2.0
 """Full batches of GPU time that groups may save up while the tier queues go first."""
+CLEAN = 64
+"""Lines of a tenant that must succeed after its first bad one before its lines ride beside others again."""
+MOST_DOUBLINGS = 16
+"""Doublings of CLEAN, one for each further bad line."""
+LEAST_REST, RESTS = 15.0, 20.0
+"""Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch."""
+MOST_REST_DOUBLINGS = 4
+"""Doublings of that rest, one for each bad line that the tenant has sent before."""
+MOST_SENDERS = 10_000
+"""Tenants whose lines are remembered as bad or large."""
+LONGEST_PAUSE = 30.0
+"""Longest pause, in seconds, before lines run again on a remote API that is in trouble."""
+SHAPES = 1 << 39
+"""Shapes among which a process draws the first of its own, so that those of several processes differ."""
 
 
 class Group(msgspec.Struct, eq=False):
-    """Entries that wait to run together.
+    """Entries that wait to run together, in order.
 
     Attributes:
-        members: entries, in order.
-        ready_at: instant from which they may run.
+        ready_at: instant before which they don't run.
         kind: FIRST, HALF, QUARANTINE or REST.
-        failures: number of their failures, each time as a whole or in a larger batch.
-        attempts: runs that each has had.
-        alone: number of these runs in which the only member ran alone.
-        caller: caller that owns the quarantine.
-        rest: entries beside a half, which hold the culprit if the half does not.
-        avoid: a worker that they failed on, and until when others are waited for.
-        hung: whether their last run was ended at the GPU deadline.
+        failures: times that they failed together, or in a larger batch.
+        attempts: runs of each of them.
+        alone: those of these runs in which the only member ran alone.
+        caller: whose quarantine it is.
+        rest: for a half, the group that holds the culprit if the half doesn't.
+        avoid, avoid_until: worker on which they failed, and until when they wait for another.
+        hung: True if their last run was ended at the GPU deadline.
     """
 
     members: list[QueuedEntry]
@@ -75,12 +97,12 @@ class Group(msgspec.Struct, eq=False):
     hung: bool = False
 
     def open_at(self, worker: str, others: bool) -> float:
-        """Instant from which `worker` may take them; where there are others, not at once where they failed."""
+        """Return the instant from which `worker` may take them: later if they failed there and there are `others`."""
         return self.avoid_until if others and worker == self.avoid else self.ready_at
 
 
 class Choice(msgspec.Struct):
-    """Group that a free worker may take first, group that it may take in turn, and the instant to look again."""
+    """Group that a free worker takes first, group that it may take in turn, and the instant to look again."""
 
     first: Group | None = None
     turn: Group | None = None
@@ -94,33 +116,33 @@ class Suspects:
         self.groups: dict[Group, None] = {}
         self.of: dict[QueuedEntry, Group] = {}
         self.due = math.inf
-        """Lower bound on the last moments of all members, an instant."""
+        """Instant before which no member is overdue."""
         self.credit = 0.0
-        """GPU seconds that groups may take although the tier queues have a batch."""
+        """GPU seconds that groups may take while the tier queues have a batch."""
         self._lean = 0.0
-        """GPU seconds that halves took, at their price, beyond those of quarantines."""
+        """GPU seconds of halves, at their price, less those of quarantines."""
         self._quarantines: dict[CallerKey, Group] = {}
 
     def quarantine(self, caller: CallerKey) -> Group | None:
-        """Entries of a caller that may run together."""
+        """Return a caller's quarantine."""
         return self._quarantines.get(caller)
 
     @property
     def callers(self) -> int:
-        """Callers that share the GPUs with the tier queues, at least one."""
+        """Number of callers that share the GPUs with the tier queues, at least one."""
         return len(self._quarantines) or 1
 
     def beside(self, caller: CallerKey) -> int:
-        """Other callers that have a quarantine."""
+        """Return the number of other callers with a quarantine."""
         return len(self._quarantines) - (caller in self._quarantines)
 
     def add(self, group: Group) -> None:
-        """Let a group wait."""
+        """Add a group."""
         self.groups[group] = None
         self._place(group, group.members)
 
     def join(self, caller: CallerKey, members: Sequence[QueuedEntry], like: Group, full: int) -> None:
-        """Let entries wait in their caller's quarantine, as ready as `like`; at once when `full` of them are there."""
+        """Add entries to their caller's quarantine, ready when `like` is, or at once if it has `full` members by now."""
         quarantine = self._quarantines.get(caller)
         if quarantine is None:
             quarantine = self._quarantines[caller] = Group([], like.ready_at, QUARANTINE, caller=caller)
@@ -137,7 +159,7 @@ class Suspects:
         self._place(quarantine, members)
 
     def unknown(self, members: list[QueuedEntry], like: Group, size: Callable[[CallerKey], int]) -> None:
-        """Put entries back into their callers' quarantines: nothing is known of them any more."""
+        """Put entries of which nothing is known any more into their callers' quarantines."""
         if not members:
             return
         callers = {caller_of(member.entry) for member in members}
@@ -148,7 +170,7 @@ class Suspects:
             self.add(Group(members, like.ready_at, QUARANTINE, like.failures, like.attempts))
 
     def halve(self, members: list[QueuedEntry], like: Group) -> None:
-        """Search entries that hold a culprit: run one half, or the only entry."""
+        """Search entries among which is a culprit: one half runs next, or the only entry."""
         rest, alone = None, like.alone
         if len(members) > 1:
             alone, (members, cut) = 0, _cut(members)
@@ -160,7 +182,7 @@ class Suspects:
         self.add(half)
 
     def let_go(self, rest: Group | None) -> list[QueuedEntry]:
-        """Take the entries that waited for a half, which has ended."""
+        """Take out the entries that waited for the outcome of a half."""
         if rest is None or rest not in self.groups:
             return []
         members, rest.members = rest.members, []
@@ -170,7 +192,7 @@ class Suspects:
         return members
 
     def take(self, group: Group, limit: int, weight: float = math.inf) -> list[QueuedEntry]:
-        """Take members of a group for one run: all, unless the slot takes fewer, or less weight, or they are of several shapes."""
+        """Take members of a group for one run: of the first shape, and as many as the slot takes by number and weight."""
         members = group.members
         shape = members[0].entry.shape
         others = [member for member in members if member.entry.shape != shape]
@@ -189,7 +211,7 @@ class Suspects:
         group.members = left
         if not left:
             self._drop(group)
-        elif group.kind == QUARANTINE:  # Others have their turn before what is left of it.
+        elif group.kind == QUARANTINE:  # Other groups go before what is left of it.
             del self.groups[group]
             self.groups[group] = None
         return taken
@@ -200,11 +222,11 @@ class Suspects:
         group.members.remove(queued)
         if not group.members:
             self._drop(group)
-            if group.rest is not None:  # The culprit may have left.
+            if group.rest is not None:  # The culprit may be gone.
                 self.unknown(self.let_go(group.rest), group, size)
 
     def overdue(self, now: float) -> list[QueuedEntry]:
-        """Entries that have no time left."""
+        """Return entries that have no time left."""
         if self.due > now:
             return []
         late = [member for member in self.of if last_moment(member) <= now]
@@ -212,7 +234,7 @@ class Suspects:
         return late
 
     def choose(self, worker: str, others: bool, now: float) -> Choice:
-        """Choose the groups that a free worker may take."""
+        """Choose groups for a free worker."""
         choice = Choice()
         half = quarantine = None
         for group in self.groups:
@@ -230,10 +252,10 @@ class Suspects:
         return choice
 
     def wake(self, idle: Collection[str], others: bool, now: float) -> str | float:
-        """Choose an idle worker that may take a group now; if there is none, the instant to look again."""
+        """Return an idle worker that may take a group now, else the instant to look again."""
         again = math.inf
         for group in self.groups:
-            for worker in islice(idle, 2):  # Only one can be the one to avoid.
+            for worker in islice(idle, 2):  # A group avoids one worker at most.
                 opens = group.open_at(worker, others)
                 if opens <= now:
                     return worker
@@ -241,19 +263,19 @@ class Suspects:
         return again
 
     def earn(self, seconds: float, tenants: int, full: float) -> None:
-        """Note that the tier queues went first for `seconds` of a GPU, while groups waited beside `tenants` tenants."""
+        """Credit groups for a batch of `seconds` that the tier queues, with entries of `tenants` tenants, took before them."""
         share = max(seconds, LEAST_COST) * self.callers / max(tenants, 1)
         self.credit = min(self.credit + share, MOST_CREDIT * max(full, LEAST_COST))
 
     def pay(self, group: Group, seconds: float, full: float, price: float) -> None:
-        """Charge a group's turn of `seconds`, each of which costs `price` in credit."""
+        """Charge a group for a run of `seconds` at `price` each."""
         cost = max(seconds, LEAST_COST)
         self.credit -= cost * price
         most = MOST_CREDIT * max(full, LEAST_COST)
         self._lean = max(-most, min(most, self._lean + (-cost if group.kind == QUARANTINE else cost * SEARCH_PRICE)))
 
     def overrun(self, seconds: float) -> None:
-        """Charge for a turn that took so much longer than it was taken for."""
+        """Charge for a run that took so many seconds longer than expected."""
         self.credit -= max(seconds, 0.0) * APART_PRICE
 
     def _place(self, group: Group, members: Sequence[QueuedEntry]) -> None:
@@ -269,21 +291,141 @@ class Suspects:
             del self._quarantines[group.caller]
 
 
+class SuspectLine(Protocol):
+    """A bulk line, with the number of its runs that failed, and of those in which it was the whole batch."""
+
+    failures: int
+    alone: int
+
+
+Line = TypeVar("Line", bound=SuspectLine)
+
+
+class _Sender(msgspec.Struct):
+    """Tenant whose bulk lines were bad or large.
+
+    Attributes:
+        shape: shape of its lines while it rides apart.
+        bad: lines that were to blame so far.
+        owed: lines that must succeed before it rides beside others again.
+        suspects: lines that are being searched.
+        largest: size of its largest output in bytes, if it rides apart for that; else 0.
+        room: further lines of this shape whose outputs still fit in a batch.
+        rests_until: instant before which none of its lines runs.
+    """
+
+    shape: int
+    bad: int = 0
+    owed: int = 0
+    suspects: int = 0
+    largest: int = 0
+    room: int = 0
+    rests_until: float = 0.0
+
+
+class LineSuspects:
+    """Bulk lines of one process that are suspected, and the tenants that ride apart.
+
+    Arguments:
+        rng: uniform in [0, 1); draws the first shape.
+    """
+
+    def __init__(self, rng: Callable[[], float]) -> None:
+        self.new_shape = count(int(rng() * SHAPES) + 1).__next__
+        """Returns a shape that no other lines have."""
+        self._senders: dict[str, _Sender] = {}
+
+    def shape(self, tenant: str) -> int:
+        """Return the shape for the next line of a tenant; 0 lets it ride beside others."""
+        sender = self._senders.get(tenant)
+        if sender is None or not (sender.owed or sender.suspects):
+            return 0
+        if sender.largest:
+            sender.room -= 1
+            if sender.room < 0:
+                sender.shape, sender.room = self.new_shape(), MOST_OUTPUT // sender.largest - 1
+        return sender.shape
+
+    def rest_left(self, tenant: str, now: float) -> float:
+        """Return the seconds for which no line of a tenant may run."""
+        sender = self._senders.get(tenant)
+        return 0.0 if sender is None else max(sender.rests_until - now, 0.0)
+
+    def succeeded(self, tenant: str, size: int, batch: int) -> bool:
+        """Note a line's output of `size` bytes. True if its tenant rides apart from now on because full batches of such have no room."""
+        sender = self._senders.get(tenant)
+        if size * batch > MOST_OUTPUT:
+            sender = self._sender(tenant)
+            begins = not sender.largest
+            sender.largest, sender.owed = max(sender.largest, size), max(sender.owed - 1, CLEAN)
+            return begins
+        if sender is not None and sender.owed:
+            sender.owed -= 1
+            if not sender.owed:
+                sender.largest = 0
+        return False
+
+    def failed(self, tenant: str, lines: Sequence[Line], cause: Cause, size: int) -> list[Sequence[Line]]:
+        """Split lines of one tenant, whose batch of `size` entries failed, into groups that run again; none if its only line gets no further run."""
+        first, sender = lines[0], self._sender(tenant)
+        for line in lines:
+            sender.suspects += line.failures == 0
+            line.failures += 1
+            line.alone += size == 1
+        if size == 1 and cause not in NEVER_SPLIT and is_over(cause, 1, first.failures, first.alone):
+            if cause in BLAMED:
+                sender.owed, sender.bad = CLEAN * 2 ** min(sender.bad, MOST_DOUBLINGS), sender.bad + 1
+            return []
+        if len(lines) == 1 or stays_whole(cause, len(lines), first.failures):
+            return [lines]
+        half = len(lines) // 2
+        return [lines[:half], lines[half:]]
+
+    def ended(self, tenant: str, line: SuspectLine) -> None:
+        """Note that a line has its outcome, or was withdrawn."""
+        if line.failures:
+            self._senders[tenant].suspects -= 1
+
+    def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
+        """Have a tenant rest after a batch that ran for `ran` seconds killed its worker. Returns the pause before each of its groups, in seconds."""
+        sender = self._sender(tenant)
+        seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.bad, MOST_REST_DOUBLINGS)
+        first = max(sender.rests_until - now, 0.0) + seconds
+        sender.rests_until = now + first + groups * seconds
+        return [first + place * seconds for place in range(groups)]
+
+    def _sender(self, tenant: str) -> _Sender:
+        sender = self._senders.get(tenant)
+        if sender is None:
+            if len(self._senders) >= MOST_SENDERS:
+                unsuspected = next((name for name, known in self._senders.items() if not known.suspects), "")
+                self._senders.pop(unsuspected, None)
+            sender = self._senders[tenant] = _Sender(self.new_shape())
+        return sender
+
+
+def line_pause(groups: Sequence[Sequence[SuspectLine]], cause: Cause, rng: float) -> float:
+    """Return the seconds before groups of lines run again; longer and longer while a remote API fails."""
+    failures = groups[0][0].failures if len(groups) == 1 else 1
+    pause = backoff(failures, rng)
+    return min(pause * 2.0 ** min(failures, 10), LONGEST_PAUSE) if cause in NEVER_SPLIT else pause
+
+
 def last_moment(suspect: QueuedEntry) -> float:
-    """Instant at which an entry that waits again is too late. An entry that never ran keeps its queue deadline."""
+    """Return the instant at which a waiting entry is too late. Its queue deadline holds until its first run."""
     return suspect.due if suspect.attempts else suspect.queue_due
 
 
 def _cut(members: list[QueuedEntry]) -> tuple[list[QueuedEntry], int]:
-    """Find the cut of a batch: between two callers while there are several, those with most entries first."""
+    """Return a batch in the order to be cut, and the place: between callers if there are several, those with most entries first."""
     counts = Counter(caller_of(member.entry) for member in members)
     if len(counts) == 1:
         return members, len(members) // 2
     ranks = {caller: rank for rank, (caller, _) in enumerate(counts.most_common())}
     members = sorted(members, key=lambda member: ranks[caller_of(member.entry)])
     best, at = 0, 0
-    for _, count in counts.most_common():
-        at += count
+    for _, number in counts.most_common():
+        at += number
         if at < len(members) and (best == 0 or abs(2 * at - len(members)) < abs(2 * best - len(members))):
             best = at
     return members, best

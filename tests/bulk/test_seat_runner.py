@@ -15,14 +15,17 @@ from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.bulk import seat_runner
-from headway.bulk.seat_runner import CLEAN, LEAST_REST, SeatRunner
+from headway.bulk.seat_runner import SeatRunner
 from headway.config import Settings
+from headway.core import suspects
 from headway.core.bulk import QUIET
 from headway.core.policies import build
 from headway.core.queue_limits import QueueLimits
+from headway.core.suspects import CLEAN, LEAST_REST
 from headway.gateway.input_gate import InputGate
 from headway.gateway.served_models import ServedModels
 from headway.model import (
+    MOST_OUTPUT,
     BatchFailure,
     BulkDepth,
     Cause,
@@ -61,6 +64,7 @@ class Play:
         self.asked = itertools.count()
         self.batches: list[Lease] = []
         self.cause: Cause = Cause.RAISED
+        self.most_output = MOST_OUTPUT
         self.dies: Callable[[Lease], bool] = lambda lease: False
 
     def worker(self, name: str) -> None:
@@ -84,7 +88,7 @@ class Play:
 
     def _items(self, lease: Lease) -> list[ItemResult]:
         """Outputs, as a backend gives them: those of bulk lines that are too large together are left out."""
-        items, room = list[ItemResult](), seat_runner.MOST_OUTPUTS
+        items, room = list[ItemResult](), self.most_output
         for entry in lease.entries:
             output = "x" * 100 if "large" in str(entry.input) else "out"
             fits = not entry.tier or len(output) <= room
@@ -212,9 +216,10 @@ def test_lines_of_large_outputs_are_all_answered_and_hardly_ever_ride_beside_oth
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the first of them the tenant's lines ride apart, as many together as have room, until small ones have come."""
-    monkeypatch.setattr(seat_runner, "MOST_OUTPUTS", most)
+    monkeypatch.setattr(suspects, "MOST_OUTPUT", most)
 
     async def script(one: Play) -> None:
+        one.most_output = most
         asking = asyncio.ensure_future(one.ask(400))
         await one.feed(["large"] * 100, "large", "a")
         await one.until(100)
@@ -322,8 +327,8 @@ def test_what_is_withdrawn_never_ends() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_each_line_ends_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seat_runner, "LEAST_REST", 0.1)
-    monkeypatch.setattr(seat_runner, "RESTS", 1.0)
+    monkeypatch.setattr(suspects, "LEAST_REST", 0.1)
+    monkeypatch.setattr(suspects, "RESTS", 1.0)
 
     async def script(one: Play) -> None:
         rng = one.rng

@@ -108,19 +108,13 @@ class NearQueue(Protocol):
     def knows(self, tenant: str, id: str) -> bool:
         """Whether a task is known here, or its outcome."""
 
-    def attach(
-        self,
-        gateway: str,
-        deliver: Callable[[Sequence[Reply]], None],
-        settle: Callable[[Sequence[Any], Sequence[Reply]], None],
-    ) -> None:
+    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
         """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then.
 
         Arguments:
             gateway: id of the gateway.
-            deliver: takes replies.
-            settle: takes the replies to a batch of which each entry was entered with what is held of it, and got an output and
-                nothing beside it; before them, what is held.
+            deliver: takes replies, and what is held of each if they are those to a whole batch of entries that were entered with
+                that, and each got an output and nothing beside it; else an empty sequence.
         """
 
 

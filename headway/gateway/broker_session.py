@@ -91,16 +91,10 @@ class EntryRefused(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Event: replies came."""
+    """Event: replies came. `held`: the pending requests that they are for, if they are outputs of a whole batch and nothing beside."""
 
     replies: Sequence[Reply]
-
-
-class Settled(msgspec.Struct, frozen=True):
-    """Event: the outputs of a whole batch came, and nothing beside them. `held`: the pending request that each reply is for."""
-
-    held: Sequence[Any]
-    replies: Sequence[Reply]
+    held: Sequence[Any] = ()
 
 
 class Down(msgspec.Struct, frozen=True):
@@ -138,7 +132,7 @@ class WaitingTable(Protocol):
         """Entries that still wait for an answer over a session, with what is left of their time."""
 
 
-SessionEvent = Admitted | EntryRefused | Replied | Settled | Down | Up
+SessionEvent = Admitted | EntryRefused | Replied | Down | Up
 
 
 class BrokerSession:
@@ -216,7 +210,7 @@ class BrokerSession:
         supervisor.start(f"{name} large intake", self._large.run)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
         if self.near is not None:
-            self.near.attach(self._gateway, self._delivered, self._settled)
+            self.near.attach(self._gateway, self._delivered)
         else:
             supervisor.start(f"{name} returns", self._returns)
             supervisor.start(f"{name} watch", self._watch)
@@ -523,18 +517,13 @@ class BrokerSession:
             await asyncio.sleep(0)
             self._on_event(self, Replied(some))
 
-    def _delivered(self, replies: Sequence[Reply]) -> None:
-        """Take replies that a near broker hands over."""
+    def _delivered(self, replies: Sequence[Reply], held: Sequence[Any]) -> None:
+        """Take replies that a near broker hands over; see `NearQueue.attach`."""
         self.rate(self._clock())
-        self._deliver_turns(in_turns(replies))
-
-    def _settled(self, held: Sequence[Any], replies: Sequence[Reply]) -> None:
-        """Take the replies to a whole batch, each with the request that was held for it."""
-        if sum(map(len, filter(None, map(_OUTPUT, replies)))) >= LARGE:
-            self._delivered(replies)
-            return
-        self.rate(self._clock())
-        self._on_event(self, Settled(held, replies))
+        if held and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:
+            self._on_event(self, Replied(replies, held))
+        else:
+            self._deliver_turns(in_turns(replies))
 
     def _deliver_turns(self, turns: Sequence[Sequence[Reply]]) -> None:
         first, *later = turns

@@ -33,7 +33,6 @@ from headway.gateway.broker_session import (
     EntryRefused,
     Replied,
     SessionEvent,
-    Settled,
     Up,
 )
 from headway.gateway.client_quotas import Quotas
@@ -626,10 +625,9 @@ class Gateway:
     def on_event(self, session: BrokerSession, event: SessionEvent) -> None:
         """Handle an event of a session."""
         match event:
-            case Settled(held, replies):
-                self._settle(session, held, replies)
-            case Replied(replies):
-                self._take(session, replies)
+            case Replied(replies, held):
+                if not (held and self._settle(session, held, replies)):
+                    self._take(session, replies)
             case Admitted(entry):
                 self.served.note_admitted(entry)
                 if (pending := self._pending.of(entry)) is not None:
@@ -668,19 +666,19 @@ class Gateway:
         log.warning("direct mode until the broker is back", held=len(self._pending))
         self._direct_mode.take_over(session, self._pending)
 
-    def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> None:
-        """End the requests of a whole batch; where one of them is not as it was held, they are matched one by one."""
+    def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
+        """End the requests of a whole batch. False: one of them is not as it was held, so they have to be matched one by one."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
-            self._take(session, replies)
-            return
+            return False
         for pending, reply in zip(held, replies, strict=True):
             pending.reply = reply
         list(map(table.pop, map(_KEY, held)))
         self._finish(held, Ending.ANSWERED)
         if session is self._direct:
             self.counters.direct[held[0].entry.model] += len(held)
+        return True
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
         """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""

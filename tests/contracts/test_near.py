@@ -16,10 +16,6 @@ from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import MemoryHarness, ask, ids, output, story
 
 
-def never(held: Sequence[object], replies: Sequence[Reply]) -> None:
-    pytest.fail("nothing was held")
-
-
 @pytest.fixture
 def harness() -> Iterator[MemoryHarness]:
     made = MemoryHarness()
@@ -27,10 +23,27 @@ def harness() -> Iterator[MemoryHarness]:
     made.close()
 
 
+Settled = list[tuple[Sequence[object], Sequence[Reply]]]
+
+
+def attached(harness: MemoryHarness) -> tuple[Settled, list[Sequence[Reply]]]:
+    """Batches that are settled, and replies that are delivered."""
+    settled: Settled = []
+    told: list[Sequence[Reply]] = []
+
+    def deliver(replies: Sequence[Reply], held: Sequence[object]) -> None:
+        if held:
+            settled.append((held, replies))
+        else:
+            told.append(replies)
+
+    harness.broker.attach("g", deliver)
+    return settled, told
+
+
 @story
 async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(harness: MemoryHarness) -> None:
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, never)
+    _, told = attached(harness)
     first, second = ask(id="a"), ask(id="b")
     assert [harness.broker.take(entry) for entry in (first, second, first)] == [None, None, None]
     lease = await harness.claim()
@@ -46,8 +59,7 @@ async def test_a_reply_is_handed_over_once_on_a_later_turn_and_its_id_is_free(ha
 
 @story
 async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: MemoryHarness) -> None:
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, never)
+    _, told = attached(harness)
     for gateway in ("g", "h"):
         assert harness.broker.take(ask(id=gateway, gateway=gateway)) is None
     await harness.answer(await harness.claim())
@@ -59,8 +71,7 @@ async def test_who_asks_for_replies_gets_those_of_other_gateways_only(harness: M
 
 @story
 async def test_what_is_cancelled_is_told_at_once_and_forgotten(harness: MemoryHarness) -> None:
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, never)
+    _, told = attached(harness)
     task = ask(id="a", dedup_keys=(common.task("a"),))
     assert harness.broker.take(task) is None
     await harness.broker.cancel_task("t", "a")
@@ -86,8 +97,7 @@ async def test_another_submission_of_a_live_id_is_a_conflict_and_one_over_its_li
 async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_is_too_late(
     harness: MemoryHarness,
 ) -> None:
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, never)
+    _, told = attached(harness)
     large, free = "x" * (2 * SMALL), harness.room
     first = common.sharing("first", common.key(), input=large)
     assert harness.broker.take(first) is None
@@ -110,8 +120,7 @@ async def test_a_large_input_may_get_the_answer_that_is_kept_or_follow_one_that_
 
 @story
 async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes(harness: MemoryHarness) -> None:
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, never)
+    _, told = attached(harness)
     for name, keys in (("alone", ()), ("shares", (common.same(),))):
         await harness.broker.reap(1.0)
         assert harness.broker.take(ask(id=name, dedup_keys=keys, queue_timeout=0.1, timeout=60.0)) is None
@@ -119,17 +128,6 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
         [[reply]] = told
         assert (reply.id, reply.output) == (name, None)
         told.clear()
-
-
-Settled = list[tuple[Sequence[object], Sequence[Reply]]]
-
-
-def attached(harness: MemoryHarness) -> tuple[Settled, list[Sequence[Reply]]]:
-    """Batches that are settled, and replies that are delivered."""
-    settled: Settled = []
-    told: list[Sequence[Reply]] = []
-    harness.broker.attach("g", told.append, lambda held, replies: settled.append((held, replies)))
-    return settled, told
 
 
 @story

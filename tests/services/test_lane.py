@@ -291,7 +291,7 @@ async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_
     replies = [Reply(id, ANYBODY.tenant, "out", nonce=one.entry.nonce) for id, one in zip(ids, held, strict=True)]
     stand.gateway.abandon(sinks[0], ANYBODY.tenant, ids[0])
     held[1].deadline = stand._clock() - 1.0
-    stand.gateway._shared._settled(held, replies)
+    stand.gateway._shared._delivered(replies, held)
     late, answered = (await sinks[1].replies)[0], (await sinks[2].replies)[0]
     assert late.failure is not None
     assert (late.failure.code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")

@@ -271,11 +271,8 @@ class MemoryBroker(Broker, NearQueue):
     def knows(self, tenant: str, id: str) -> bool:
         return self._dedup.outcome(tenant, id, self._clock()) is not None
 
-    def attach(
-        self, gateway: str, deliver: Callable[[Sequence[Reply]], None], settle: Callable[[Sequence[Any], Sequence[Reply]], None]
-    ) -> None:  # fmt: skip
-        box = self._mailboxes[gateway]
-        box.hand_over, box.settle = lambda: deliver(box.take()), settle
+    def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
+        self._mailboxes[gateway].deliver = deliver
 
     def rate_limit_debt(self, limit: Limit) -> float:
         tat = self._rate_debts.tats.get(limit.id)
@@ -391,9 +388,9 @@ class MemoryBroker(Broker, NearQueue):
         gateways = set(map(_GATEWAY, wanted))
         if beside or len(wanted) != len(items) or None in held or None in outputs or len(gateways) != 1:
             return False
-        settle = self._mailboxes[gateways.pop()].settle
+        deliver = self._mailboxes[gateways.pop()].deliver
         shared = [member for member in wanted if member.entry.dedup_keys] if self._dedup.active else ()
-        if settle is None or (shared and not self._dedup.answers_alone(shared, max(map(len, outputs)))):
+        if deliver is None or (shared and not self._dedup.answers_alone(shared, max(map(len, outputs)))):
             return False
         left_at, attempts = departure.left_at, departure.attempts
         replies = [
@@ -405,7 +402,7 @@ class MemoryBroker(Broker, NearQueue):
         if self._room.in_use:
             for member in wanted:
                 member.reservation = None
-        asyncio.get_running_loop().call_soon(settle, held, replies)
+        asyncio.get_running_loop().call_soon(deliver, replies, held)
         if shared:
             ended = [(member, reply) for member, reply in zip(wanted, replies, strict=True) if member.entry.dedup_keys]
             self._dedup.end_all(ended, self._clock())
@@ -674,14 +671,14 @@ class MemoryBroker(Broker, NearQueue):
         gateways = {member.entry.gateway for member in members}
         if len(gateways) == 1:
             box, entries = self._mailboxes[gateways.pop()], self._entries
-            if box.hand_over is not None:
+            if box.deliver is not None:
                 for reply in replies:
                     entries.pop((reply.tenant, reply.id), None)
             box.put(replies)
             return
         for gateway in gateways:
             owned = [reply for member, reply in zip(members, replies, strict=True) if member.entry.gateway == gateway]
-            if self._mailboxes[gateway].hand_over is not None:
+            if self._mailboxes[gateway].deliver is not None:
                 forget_read(self._entries, gateway, owned)
             self._mailboxes[gateway].put(owned)
 
@@ -698,7 +695,7 @@ class MemoryBroker(Broker, NearQueue):
         for queued, reply in replies:
             queued.state, queued.reservation = GONE, None
             box = self._mailboxes[queued.entry.gateway]
-            if box.hand_over is not None:
+            if box.deliver is not None:
                 forget_read(self._entries, queued.entry.gateway, (reply,))
             box.put((reply,))
 

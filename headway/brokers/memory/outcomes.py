@@ -27,30 +27,27 @@ class Mailbox:
     """Replies to one gateway, kept until the gateway asks with a later cursor, or until they are handed over.
 
     Attributes:
-        hand_over: takes the replies out; None for a gateway that asks.
-        settle: takes the replies to a whole batch; see NearQueue. None for a gateway that asks.
+        deliver: takes replies, and what is held of them; see NearQueue. None for a gateway that asks.
     """
 
     def __init__(self) -> None:
-        self.hand_over: Callable[[], None] | None = None
-        self.settle: Callable[[Sequence[Any], Sequence[Reply]], None] | None = None
+        self.deliver: Callable[[Sequence[Reply], Sequence[Any]], None] | None = None
         self.replies: list[Reply] = []
         self.acknowledged = 0
         self.arrival = asyncio.Event()
 
     def put(self, replies: Iterable[Reply]) -> None:
         """Add replies."""
-        if self.hand_over is None:
+        if self.deliver is None:
             self.arrival.set()
         elif not self.replies:
-            asyncio.get_running_loop().call_soon(self.hand_over)
+            asyncio.get_running_loop().call_soon(self._hand_over, self.deliver)
         self.replies += replies
 
-    def take(self) -> Sequence[Reply]:
-        """Take all replies out."""
+    def _hand_over(self, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
         replies, self.replies = self.replies, []
         self.acknowledged += len(replies)
-        return replies
+        deliver(replies, ())
 
     def acknowledge(self, cursor: int) -> Sequence[Reply]:
         """Let go of the replies up to `cursor` and return them."""

@@ -1,14 +1,13 @@
-"""Dialects of remote APIs that take batches: pure functions from a batch to a request, and from an answer to items.
+"""Dialects of remote batch APIs: pure functions from a batch to a request, and from an answer to results.
 
-dialect     what a dialect is
-table       each dialect by its name, and the one that an API is spoken to in
-json_lists  lists of exactly so many elements, out of JSON that may be anything
+dialect     the base class of all dialects
+table       each dialect by name, and the choice of one for a URL
+json_lists  JSON lists of a known length
 
-Each other module is one dialect, or several that differ in a word; those of the Open Inference Protocol are in `headway.oip`.
-Each has its line in `table`. The names alone are here, as settings need these and no more.
+Each other module holds one dialect or two close relatives; those of the Open Inference Protocol are in `headway.oip`.
+This module holds only their names, because that is all the settings need.
 """
 
 AUTO = "auto"
-"""Name that stands for the dialect which the URL's scheme or path tells, and for `list` if they tell none."""
+"""Choose the dialect by the URL's scheme and path; `list` if those don't tell."""
 NAMES = ("list", "inputs", "oip", "oip-grpc", "openai-completions", "openai-embeddings")
-"""Names of all dialects."""

@@ -1,6 +1,6 @@
-"""Dialect: how one kind of remote API takes a batch, and how it answers.
+"""Dialect: how one kind of remote API takes a batch and how it answers.
 
-A dialect is a frozen struct, so that the process that reads a large answer can be given it as JSON. It does no I/O.
+Dialects are frozen structs that do no I/O, so they can be sent as JSON to the process that decodes large answers.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ from headway.errors import SettingError
 from headway.model import ItemResult, Signature, Value
 
 JSON_BODY: Mapping[str, str] = MappingProxyType({"Content-Type": "application/json"})
-"""Header fields of a request whose body is JSON."""
 
 
 class NoOutputs(Exception):
-    """The answer does not hold one output for each input. The text quotes nothing of it."""
+    """The answer doesn't hold one output for each input. The message quotes nothing of the answer."""
 
 
 class NotSendable(Exception):
-    """Batch that holds something for which a request of the dialect has no place. Says what that is."""
+    """The batch holds something that the dialect cannot express; the message says what."""
 
 
 class BadMetadata(Exception):
-    """The model of a remote API takes or gives something that cannot be sent or read. Says what, and what to do."""
+    """The remote model takes or gives something that cannot be sent or read; the message says what, and what to do."""
 
 
 class RemoteCall(msgspec.Struct, frozen=True, gc=False):
     """One request to a remote API.
 
     Attributes:
-        body: body of the request; empty: it only asks.
-        headers: header fields that go with it.
-        place: URL, or method of gRPC, that it goes to; empty: that of batches.
+        body: empty for a GET request.
+        headers: beside the header fields that every request has.
+        place: URL, or gRPC method; empty for the one that batches go to.
     """
 
     body: bytes
@@ -48,35 +47,35 @@ class Dialect(msgspec.Struct, frozen=True):
     """Base of all dialects."""
 
     path: ClassVar[str] = ""
-    """Pattern of the paths of URLs that tell this dialect; empty: it has to be named."""
+    """Pattern of URL paths that imply this dialect; empty if it must be named."""
     schemes: ClassVar[tuple[str, ...]] = ("http", "https")
-    """Schemes of its URLs. Any other than http and https tells the dialect by itself."""
+    """URL schemes. A scheme other than http and https implies the dialect."""
     shared_parameters: ClassVar[bool] = False
-    """Whether parameters are those of the whole request. Inputs with different ones then go in requests of their own."""
+    """True if a request has one set of parameters. Inputs with different parameters then go in separate requests."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Say where the API is, and how it is spoken to. `model` is the name of the remote model; empty: not said.
+        """Return where the API is and how to speak to it. `model` is the remote model's name, or empty.
 
         Raises:
-            SettingError: the URL or a setting does not fit the dialect.
+            SettingError: the URL or a setting doesn't fit the dialect.
         """
         raise NotImplementedError
 
     @property
     def signature(self) -> Signature:
-        """Kinds of values that the API takes and gives."""
+        """The kinds of values that the API takes and gives."""
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
         """Encode a batch.
 
         Arguments:
-            inputs: texts, or tensors that differ in nothing but their rows, as the signature says.
-            parameters: text of a JSON object for each input, or empty; with `shared_parameters` all mean the same.
+            inputs: texts, or tensors that differ only in their number of rows.
+            parameters: a JSON object, or nothing, for each input; all equal if `shared_parameters`.
 
         Raises:
-            UnicodeEncodeError: an input is no proper Unicode text.
+            UnicodeEncodeError: an input contains a lone surrogate.
             NotSendable: a parameter cannot be sent in this dialect.
         """
         raise NotImplementedError
@@ -84,47 +83,47 @@ class Dialect(msgspec.Struct, frozen=True):
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read one item for each of the inputs out of an answer, in their order. A bad output fails that input alone.
+        """Decode an answer into one result for each input, in order. A bad output fails only its own input.
 
-        Where the API tells the tokens of all inputs together, the first item has them.
+        If the API reports tokens for the whole batch, the first result carries them.
 
         Arguments:
-            body: body of the answer.
+            body: the answer.
             expected: number of inputs.
-            json_bytes: bytes of the body that are JSON, where binary data follows; -1 where nothing says so.
-            rows: rows of each input, 0 for one without an axis of rows to its reader; empty: each is such a one.
+            json_bytes: length of the JSON part if binary data follow it; -1 if the answer doesn't say.
+            rows: rows of each input, 0 for an input without a row axis; empty if no input has one.
 
         Raises:
-            NoOutputs: the answer does not hold that many outputs, or not in a form that can be told apart.
+            NoOutputs: the answer doesn't hold that many outputs, or they can't be told apart.
         """
         raise NotImplementedError
 
     def is_light(self, json_bytes: int) -> bool:
-        """Whether reading an answer takes about as long as copying it. `json_bytes`: see `decode`."""
+        """Return True if decoding an answer costs about as much as copying it. See `decode` for `json_bytes`."""
         return False
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Read the names of the models that the API has out of its answer; empty where it holds none."""
+        """Return the model names in the API's list of models; empty if the answer isn't such a list."""
         return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Dialect that goes by what the API says of its model.
+        """Return a copy of this dialect that follows the remote model's metadata.
 
         Raises:
-            BadMetadata: the model takes or gives something else than this dialect can send and read.
+            BadMetadata: the model takes or gives something that this dialect can't send or read.
         """
         return self
 
 
 class Remote(msgspec.Struct, frozen=True):
-    """A remote API, with the dialect that it is spoken to in. Shown without its URL, whose query may hold a secret.
+    """A remote API and its dialect. The repr leaves the URL out because its query may hold a secret.
 
     Attributes:
-        url: where batches are sent to.
-        dialect: the dialect.
-        metadata: request for what the API says of its model; None where it is not asked.
-        models: request for the models that the API has; None where it is not asked.
-        model: name of the remote model; empty: not said.
+        url: where batches go.
+        dialect: how to speak to the API.
+        metadata: request for the model's metadata; None if the API has none.
+        models: request for the list of models; None if the API has none.
+        model: name of the remote model; empty if not known.
     """
 
     url: str
@@ -138,10 +137,10 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def needs_model(name: str, model: str) -> str:
-    """Check that the model's name is there.
+    """Return the remote model's name, which the dialect `name` requires.
 
     Raises:
-        SettingError: it is not.
+        SettingError: the name is empty.
     """
     if not model:
         hint = "Set it to the remote model's name."
@@ -152,5 +151,5 @@ def needs_model(name: str, model: str) -> str:
 
 
 def raw_members(parameters: bytes) -> dict[str, Any]:
-    """Members of a JSON object, each as its own text; none for an empty text."""
+    """Return the members of a JSON object as undecoded text; empty for no text."""
     return dict(msgspec.json.decode(parameters, type=dict[str, msgspec.Raw])) if parameters else {}

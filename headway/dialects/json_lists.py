@@ -1,7 +1,6 @@
-"""Lists of exactly so many elements out of JSON, read with bounds, and the tokens that an API tells beside them.
+"""Decode JSON lists whose length is known, and token counts beside them.
 
-Reading stops at the first element too many, and what nobody asked for is skipped, not built. So a body of other things
-costs next to nothing.
+Decoding stops at the first surplus element and skips unknown members, so an answer of the wrong kind costs next to nothing.
 """
 
 from __future__ import annotations
@@ -18,56 +17,56 @@ Json = bytes | bytearray | msgspec.Raw
 """JSON text, or part of one."""
 
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of a text that is no JSON. A validation error is one of them, and is to be caught first."""
+"""Errors of text that isn't JSON. DecodeError includes msgspec.ValidationError: catch that first."""
 
 _COUNTED = 1 << 20
-"""Bytes of a list of another length up to which its elements are counted, for the error's text."""
+"""Bytes of a list up to which a wrong number of elements is counted for the error message."""
 _KINDS = {"n": "null", "t": "bool", "f": "bool", "[": "list", "{": "dict", '"': "string"}
 
 _decode_any_list: Any = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def elements(content: Json, expected: int) -> tuple[msgspec.Raw, ...]:
-    """The `expected` elements of a list, whatever they are.
+    """Return the elements of a list, undecoded.
 
     Raises:
-        NoOutputs: it is no list, or one of another length.
-        msgspec.DecodeError: it is no JSON.
+        NoOutputs: the text isn't a list of `expected` elements.
+        msgspec.DecodeError: the text isn't JSON.
     """
     if first(content) != "[":
         raise NoOutputs(f"{kind(content)} instead of a list")
     try:
-        found: tuple[msgspec.Raw, ...] = _raws(expected)(content)
+        raws: tuple[msgspec.Raw, ...] = _raws(expected)(content)
     except msgspec.ValidationError:
         raise NoOutputs(other_length(content, expected)) from None
-    return found
+    return raws
 
 
 def first(content: Json) -> str:
-    """First character that is no space; empty for a text that begins with many spaces."""
+    """Return the first character that isn't white space; empty if there is none within 64 bytes."""
     return bytes(memoryview(content)[:64]).lstrip()[:1].decode("latin-1")
 
 
 def kind(content: Json) -> str:
-    """Name of the kind of a JSON text; `nothing` for an empty one."""
+    """Return the Python name of a JSON value's type; `nothing` for no text."""
     return _KINDS.get(start, "number") if (start := first(content)) else "nothing"
 
 
 def other_length(content: Json, expected: int) -> str:
-    """Text that says of a list that its length is not the expected one."""
+    """Return the error message for a list of the wrong length."""
     if len(memoryview(content)) > _COUNTED:
         return f"another number of outputs than {expected}, for {expected} inputs"
     return f"{len(_decode_any_list(content))} outputs for {expected} inputs"
 
 
 def fault(what: str, wanted: str) -> ItemResult:
-    """Failed item of an output that is something else than wanted."""
+    """Return a failed result for an output of the wrong type."""
     return ItemResult(None, f"the remote API answered {what} for this input, expected {wanted}", True)
 
 
 @lru_cache(maxsize=128)
 def _raws(count: int) -> Any:
-    """Decoder of a list of exactly `count` elements."""
+    """Make a decoder of lists of exactly `count` elements."""
     return msgspec.json.Decoder(tuple[(msgspec.Raw,) * count]).decode  # type: ignore[misc]
 
 
@@ -86,19 +85,19 @@ _decode_metadata: Any = msgspec.json.Decoder(_Metadata).decode
 
 
 def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
-    """Items, the first with the tokens that a `usage` of OpenAI's form tells for all. What is none tells nothing."""
+    """Put the tokens of an OpenAI `usage` object on the first result. A malformed one is ignored."""
     try:
-        found = _decode_usage(usage)
+        counts = _decode_usage(usage)
     except NO_JSON:
         return items
-    prompt, completion, total = found.prompt_tokens, found.completion_tokens, found.total_tokens
+    prompt, completion, total = counts.prompt_tokens, counts.completion_tokens, counts.total_tokens
     if prompt is None and completion is None:
         return with_tokens(items, total or 0)
     return with_tokens(items, (prompt or 0) + (completion or 0), prompt or 0)
 
 
 def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
-    """Items, the first with the tokens that the `metadata` of Headway's own answers tell for all. What is none tells nothing."""
+    """Put the tokens of the `metadata` in Headway's own answers on the first result. A malformed one is ignored."""
     try:
         return with_tokens(items, _decode_metadata(metadata).tokens_used)
     except NO_JSON:
@@ -106,7 +105,7 @@ def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
 
 
 def with_tokens(items: list[ItemResult], used: int, prompt: int = 0) -> list[ItemResult]:
-    """Items, the first with the tokens of all. Numbers that cannot be, and none of any token, tell nothing."""
+    """Put the tokens of a whole batch on the first result. Impossible counts are ignored."""
     if items and 0 <= prompt <= used <= MOST_TOKENS and used:
         items[0] = msgspec.structs.replace(items[0], tokens=TokenCount(used, prompt))
     return items

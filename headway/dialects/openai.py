@@ -1,7 +1,7 @@
-"""Dialects `openai-completions` and `openai-embeddings`: `POST /v1/completions` and `/v1/embeddings` with a list of texts.
+"""Dialects `openai-completions` and `openai-embeddings`: `POST /v1/completions` or `/v1/embeddings` with a list of texts.
 
-The texts of the choices are the outputs, or the JSON text of each list of numbers as the API wrote it. Parameters are those of the
-whole request. Those that would change how many outputs there are, or in which form they come, are left out.
+An output is a choice's text, or the JSON text of an embedding exactly as the API wrote it. Parameters apply to the whole
+request; those that would change the number or form of the outputs are not sent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from headway.dialects.json_lists import Json, with_usage
 from headway.model import ItemResult, Signature, Value, ValueKind
 
 _NO_COMPLETION = frozenset(("model", "prompt", "messages", "n", "best_of", "stream", "stream_options"))
-"""Parameters that are not sent with prompts. A chat's messages are in the prompt already."""
+"""Parameters that are never sent with prompts. `messages` is already rendered into the prompt."""
 _NO_EMBEDDING = frozenset(("model", "input", "encoding_format"))
-"""Parameters that are not sent with texts to embed."""
+"""Parameters that are never sent with texts to embed."""
 _NUMBERS = "a list of numbers"
 
 
@@ -66,11 +66,7 @@ _check_numbers: Any = msgspec.json.Decoder(list[float]).decode
 
 
 class NamedModel(Dialect, frozen=True):
-    """Base of both dialects, which name the model.
-
-    Attributes:
-        model: name of the remote model.
-    """
+    """Base of both dialects: requests name the model."""
 
     name: ClassVar[str] = ""
     shared_parameters: ClassVar[bool] = True
@@ -78,39 +74,39 @@ class NamedModel(Dialect, frozen=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Take the URL as it is; the model has to be named. Where the URL ends as OpenAI's do, the API tells its models beside it."""
+        """Use the URL as it is. If it ends like OpenAI's, the list of models is next to it."""
         parts = urlsplit(url)
-        found = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
-        models = None if found is None else RemoteCall(b"", {}, parts._replace(path=f"{found[1]}/models").geturl())
+        match = re.fullmatch("(.*/v1)/(completions|embeddings)", parts.path)
+        models = None if match is None else RemoteCall(b"", {}, parts._replace(path=f"{match[1]}/models").geturl())
         return Remote(url, cls(needs_model(cls.name, model)), models=models, model=model)
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Read the names of the models; empty where the answer is no list of them."""
+        """Return the names of the models; empty if the answer isn't a list of models."""
         try:
-            return [one.id for one in _decode_models(answer).data]
+            return [model.id for model in _decode_models(answer).data]
         except (*json_lists.NO_JSON, msgspec.ValidationError):
             return []
 
 
 class Completions(NamedModel, frozen=True):
-    """Texts in, texts out, by the model of a name."""
+    """Texts in, texts out."""
 
     name: ClassVar[str] = "openai-completions"
     path: ClassVar[str] = ".*/v1/completions"
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as prompts of one request."""
+        """Send the inputs as prompts."""
         return _request({"model": self.model, "prompt": inputs}, parameters, _NO_COMPLETION)
 
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the choices, one for each prompt."""
+        """Read one choice for each prompt."""
         return _items(body, "choices", _decode_choices, expected, _choice)
 
 
 class Embeddings(NamedModel, frozen=True):
-    """Texts in, lists of numbers out, by the model of a name."""
+    """Texts in, lists of numbers out."""
 
     name: ClassVar[str] = "openai-embeddings"
     path: ClassVar[str] = ".*/v1/embeddings"
@@ -121,19 +117,19 @@ class Embeddings(NamedModel, frozen=True):
         return Signature(gives=ValueKind.JSON)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as texts of one request, which asks for numbers and not for base64."""
+        """Send the inputs as texts, and ask for numbers instead of base64."""
         own = {"model": self.model, "input": inputs, "encoding_format": "float"}
         return _request(own, parameters, _NO_EMBEDDING)
 
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the embeddings, one for each text."""
+        """Read one embedding for each text."""
         return _items(body, "data", _decode_data, expected, _embedding)
 
 
 def _request(own: dict[str, Any], parameters: Sequence[bytes], never: frozenset[str]) -> RemoteCall:
-    """Request with the members of the dialect's own, and those of the parameters but for the ones in `never`."""
+    """Build a request from the dialect's own members and the parameters that aren't in `never`."""
     members = {name: raw for name, raw in raw_members(next(iter(parameters), b"")).items() if name not in never}
     return RemoteCall(msgspec.json.encode({**members, **own}))
 
@@ -145,25 +141,20 @@ def _items(
     expected: int,
     read: Callable[[msgspec.Raw], ItemResult],
 ) -> list[ItemResult]:
-    """Items of an answer: the objects in a list, read one by one and ordered by the index of each.
+    """Read the objects in the list `member`, in the order of their `index` fields.
 
-    Arguments:
-        body: the answer.
-        member: member of the answer that is the list.
-        decode: decodes the answer to an object that has this member, and `usage`, as they stand there.
-        expected: number of outputs.
-        read: reads an object of the list.
+    `decode` reads the answer into an object with that member and `usage`, both undecoded; `read` reads one list element.
 
     Raises:
-        NoOutputs: there are not `expected` objects, one for each index.
+        NoOutputs: there isn't exactly one object for each index.
     """
     try:
-        found = decode(body)
-        return with_usage(_by_index(getattr(found, member), expected, read), found.usage)
+        answer = decode(body)
+        return with_usage(_by_index(getattr(answer, member), expected, read), answer.usage)
     except msgspec.ValidationError:
         raise NoOutputs(f"no object with a list of {member}") from None
     except json_lists.NO_JSON as exc:
-        raise NoOutputs(f"something that is no JSON ({exc})") from None
+        raise NoOutputs(f"something that is not JSON ({exc})") from None
 
 
 def _by_index(content: Json, expected: int, read: Callable[[msgspec.Raw], ItemResult]) -> list[ItemResult]:

@@ -1,4 +1,4 @@
-"""Table of all dialects, and the choice of the one that an API is spoken to in."""
+"""Each dialect by name, and the choice of one for a URL."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ DIALECTS: Mapping[str, type[Dialect]] = {
     "openai-completions": Completions,
     "openai-embeddings": Embeddings,
 }
-"""Dialects by name."""
 
 
 def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
-    """Say how the API at a URL is spoken to.
+    """Return how to speak to the API at a URL.
 
     Arguments:
-        url: URL of one of the dialects' schemes, without credentials.
+        url: without credentials.
         name: name of a dialect, or AUTO.
-        model: name of the remote model; empty: not said.
+        model: name of the remote model, or empty.
 
     Raises:
-        SettingError: the URL or a setting does not fit the dialect.
+        SettingError: the URL or a setting doesn't fit the dialect.
     """
     parts = urlsplit(url)
-    chosen = _told_by(parts.scheme, parts.path) if name == AUTO else name
+    chosen = _implied_by(parts.scheme, parts.path) if name == AUTO else name
     kind = DIALECTS[chosen]
     if parts.scheme not in kind.schemes:
         hint = f"Use a URL of {' or '.join(f'{scheme}://' for scheme in kind.schemes)}, or leave it out."
@@ -45,7 +44,7 @@ def reach(url: str, name: str = AUTO, model: str = "") -> Remote:
     return kind.reach(url, model)
 
 
-def _told_by(scheme: str, path: str) -> str:
+def _implied_by(scheme: str, path: str) -> str:
     kinds = {name: kind for name, kind in DIALECTS.items() if scheme in kind.schemes}
     if scheme not in Dialect.schemes and kinds:
         return next(iter(kinds))

@@ -3,9 +3,9 @@
     list      ["a", "b"]
     inputs    {"inputs": ["a", "b"], "parameters": [{…}, {…}]}, the latter if any request has parameters
 
-The answer is a JSON list of as many texts as there were inputs, or an object that holds one under `outputs`, `results` or
-`predictions`. A bare list has no room for parameters; they are not sent. Such an object may tell the tokens of all inputs
-together, as `usage` of OpenAI's form or in `metadata` of Headway's.
+The answer is a JSON list of as many texts as there were inputs, or an object that holds such a list as `outputs`, `results`
+or `predictions`. A bare list has no room for parameters, so they are not sent. An object may also report the tokens of the
+whole batch, as OpenAI's `usage` or Headway's `metadata`.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ from headway.dialects.json_lists import Json, with_metadata, with_usage
 from headway.model import ItemResult, Signature, Value
 
 MEMBERS = ("outputs", "results", "predictions")
-"""Members of an object that may hold the list; the first that is there counts."""
-
-
+"""Members that may hold the list; the first one present counts."""
 _NEITHER = f"neither a list nor an object with one of {', '.join(MEMBERS)}"
 
 
 class TextList(Dialect, frozen=True):
-    """Dialect `list`: the inputs and nothing else."""
+    """Dialect `list`: nothing but the inputs."""
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Take the URL as it is."""
+        """Use the URL as it is."""
         return Remote(url, cls())
 
     @property
     def signature(self) -> Signature:
-        """Texts in and out, and nothing beside them."""
+        """Texts in and out, without parameters."""
         return Signature(sees=())
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as a list."""
+        """Send the inputs as a list."""
         return RemoteCall(msgspec.json.encode(inputs))
 
     def decode(
@@ -53,7 +51,7 @@ class TextList(Dialect, frozen=True):
 
 
 class NamedInputs(TextList, frozen=True):
-    """Dialect `inputs`: the inputs under that name and, if there are any, their parameters."""
+    """Dialect `inputs`: the inputs, and their parameters if any input has some."""
 
     @property
     def signature(self) -> Signature:
@@ -61,7 +59,7 @@ class NamedInputs(TextList, frozen=True):
         return Signature()
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode an object with the inputs, and one object of parameters for each if one of them has any."""
+        """Send an object with the inputs, and with one object of parameters for each if any has parameters."""
         if not any(parameters):
             return RemoteCall(msgspec.json.encode({"inputs": inputs}))
         objects = [msgspec.Raw(text or b"{}") for text in parameters]
@@ -81,10 +79,10 @@ _decode_text: Any = msgspec.json.Decoder(str).decode
 
 
 def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
-    """Read one item for each of the `expected` inputs. An element that is no text fails that input alone.
+    """Read one result for each input. An element that isn't a text fails only its own input.
 
     Raises:
-        NoOutputs: the body holds another number of outputs.
+        NoOutputs: the body doesn't hold `expected` outputs.
     """
     try:
         if json_lists.first(body) == "[":
@@ -93,7 +91,7 @@ def read(body: bytes | bytearray, expected: int) -> list[ItemResult]:
         items = _items(_list_in(wrapped), expected)
         return with_usage(with_metadata(items, wrapped.metadata), wrapped.usage)
     except json_lists.NO_JSON as exc:
-        raise NoOutputs(f"something that is no JSON ({exc})") from None
+        raise NoOutputs(f"something that is not JSON ({exc})") from None
 
 
 def _items(content: Json, expected: int) -> list[ItemResult]:
@@ -105,14 +103,14 @@ def _items(content: Json, expected: int) -> list[ItemResult]:
 
 def _unwrapped(body: bytes | bytearray) -> _Wrapped:
     try:
-        found: _Wrapped = _decode_wrapped(body)
+        wrapped: _Wrapped = _decode_wrapped(body)
     except msgspec.ValidationError:
         raise NoOutputs(_NEITHER) from None
-    return found
+    return wrapped
 
 
 def _list_in(wrapped: _Wrapped) -> Json:
-    """Member that is the list."""
+    """Return the member that holds the list."""
     content: msgspec.Raw = next(
         (raw for member in MEMBERS if memoryview(raw := getattr(wrapped, member))), msgspec.Raw()
     )
@@ -122,7 +120,7 @@ def _list_in(wrapped: _Wrapped) -> Json:
 
 
 def _item(raw: msgspec.Raw) -> ItemResult:
-    """Item of an element, a failed one if it is no text."""
+    """Decode an element; one that isn't a text is a failed result."""
     if json_lists.first(raw) == '"':
         return ItemResult(_decode_text(raw))
     return json_lists.fault(json_lists.kind(raw), "a string")
@@ -130,5 +128,5 @@ def _item(raw: msgspec.Raw) -> ItemResult:
 
 @lru_cache(maxsize=128)
 def _texts(count: int) -> Any:
-    """Decoder of a list of exactly `count` texts."""
+    """Make a decoder of lists of exactly `count` texts."""
     return msgspec.json.Decoder(tuple[(str,) * count]).decode  # type: ignore[misc]

@@ -1,12 +1,12 @@
-"""Reading of requests and writing of answers, as far as HTTP and gRPC share it.
+"""What HTTP and gRPC share: reading requests and writing answers.
 
-entrance            who asks, whether its limits let it, what it is charged, and the way into the gateway
-fields              options, id and trace in header fields, or in metadata of the same names
-exchange            what every body and message is read to, and what its answer is written from
-bodies              decoders and checks of bodies in JSON
-tensor_bodies       arrays of JSON, as a model that takes tensors gets them
-answer_pieces       pieces of large outputs
-large_answers       answers that are made and sent in turns
-rate_limit_headers  fields by which clients learn of their limits
+entrance            authentication, rate limits, charging, and the way into the gateway
+fields              options, id and trace context from header fields or gRPC metadata
+exchange            one request between its decoded body and its answer
+bodies              decoders and checks of JSON bodies
+tensor_bodies       JSON arrays and octets for models that take tensors
+answer_pieces       large outputs, piece by piece
+large_answers       large answers, made and sent in turns of the event loop
+rate_limit_headers  RateLimit header fields
 readiness           whether this process should get traffic
 """

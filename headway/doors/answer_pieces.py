@@ -1,4 +1,4 @@
-"""Pieces of answers with several outputs: each is made in a short time, and an output is let go of when it is in them."""
+"""Pieces of large answers. Each piece is quick to make, and an output is freed once its pieces are made."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from headway.model import Tensors, Value
 from headway.oip.tensors import head_of
 
 PIECE = 1 << 18
-"""Bytes or characters of a large output that go into one piece."""
+"""Bytes or characters of a large output in one piece."""
 
 HOLE = secrets.token_hex(16)
-"""Text that stands for an output which is written piece by piece; no client and no model knows it."""
+"""Placeholder for an output that is written piece by piece. Random, so that no output can contain it."""
 
 ELSEWHERE = "the Open Inference Protocol has it (`binary_data`, at /v2/models/MODEL/infer)"
-"""Words on where a client gets what JSON cannot hold."""
+"""Advice for outputs that JSON cannot hold."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def released(outputs: Sequence[Value]) -> Iterator[Value]:
-    """Each of the outputs in order. It is kept no longer than its reader keeps it, where nobody else has the sequence."""
-    left = list(reversed(outputs))
+    """Yield the outputs in order and keep no reference to them, so that each can be freed as soon as it is written."""
+    remaining = list(reversed(outputs))
     del outputs
-    while left:
-        yield left.pop()
+    while remaining:
+        yield remaining.pop()
 
 
 def cut(content: bytes | memoryview) -> Iterator[bytes]:
-    """Pieces of some bytes."""
+    """Cut bytes into pieces."""
     if len(content) <= PIECE:
         yield bytes(content)
         return
@@ -44,23 +44,23 @@ def cut(content: bytes | memoryview) -> Iterator[bytes]:
 
 
 def packed_pieces(elements: Sequence[bytes]) -> Iterator[bytes]:
-    """Pieces of the binary form of a tensor's elements."""
-    for one in elements:
-        yield head_of(one)
-        yield from cut(one)
+    """Yield a tensor's elements in the binary form."""
+    for element in elements:
+        yield head_of(element)
+        yield from cut(element)
 
 
 def is_large(output: Value) -> bool:
-    """Whether an output takes long to write. One of tensors does so sooner, as its numbers become JSON."""
+    """Return True if an output takes long to write. Tensors count sooner, because their numbers become JSON."""
     return len(output) > (PIECE // 8 if isinstance(output, Tensors) else PIECE)
 
 
 def json_pieces(output: Value) -> Iterator[bytes]:
-    """Pieces of the JSON text of an output.
+    """Yield an output as JSON text.
 
     Raises:
-        UnicodeEncodeError: it is a text with a lone surrogate.
-        RequestError: it is tensors that JSON cannot hold.
+        UnicodeEncodeError: a text contains a lone surrogate.
+        RequestError: JSON cannot hold the tensors.
     """
     if isinstance(output, str):
         if len(output) <= PIECE:
@@ -74,8 +74,8 @@ def json_pieces(output: Value) -> Iterator[bytes]:
 
 
 def items_of(outputs: Sequence[Value]) -> Iterator[Iterator[bytes]]:
-    """Pieces of the JSON texts of the outputs of several inputs; see `json_pieces`. An error tells the place of its input."""
-    if isinstance(outputs[0], Tensors):  # Then all are: a model gives one kind.
+    """Yield the JSON pieces of each of several outputs; see `json_pieces`. An error says which input it belongs to."""
+    if isinstance(outputs[0], Tensors):  # Then all are: a model gives one kind of values.
         return map(_placed, released(outputs), itertools.count(), itertools.repeat(len(outputs)))
     return map(json_pieces, released(outputs))
 
@@ -88,7 +88,7 @@ def _placed(output: Value, position: int, count: int) -> Iterator[bytes]:
 
 
 def tensor_pieces(output: Tensors) -> Iterator[bytes]:
-    """Pieces of the nested arrays of tensors. Raises RequestError where JSON cannot hold them."""
+    """Yield tensors as nested JSON arrays. Raises RequestError if JSON cannot hold them."""
     try:
         yield from tensor_json.pieces(output)
     except NoTensors as exc:
@@ -96,7 +96,7 @@ def tensor_pieces(output: Tensors) -> Iterator[bytes]:
 
 
 def text_pieces(text: str) -> Iterator[bytes]:
-    """Pieces of a JSON string. Raises UnicodeEncodeError for a lone surrogate."""
+    """Yield a JSON string. Raises UnicodeEncodeError for a lone surrogate."""
     if len(text) <= PIECE:
         yield _encode(text)
         return
@@ -107,7 +107,7 @@ def text_pieces(text: str) -> Iterator[bytes]:
 
 
 def value_within(document: bytes, output: Value) -> Iterator[bytes]:
-    """Pieces of a JSON document in which an output takes the place of the text HOLE."""
+    """Yield a JSON document with an output in place of HOLE."""
     head, _, tail = document.partition(b'"%b"' % HOLE.encode())
     yield head
     yield from json_pieces(output)
@@ -115,18 +115,18 @@ def value_within(document: bytes, output: Value) -> Iterator[bytes]:
 
 
 def array_within(document: bytes, name: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """Pieces of a JSON object one member of which is an array.
+    """Yield a JSON object with one of its members filled in.
 
     Arguments:
-        document: JSON text of the object, with an empty array in its place.
-        name: name of the member. No member before it is an object.
-        items: pieces of each item of the array.
+        document: the object, in which the member `name` is an empty array and no earlier member is an object.
+        name: name of the member.
+        items: JSON pieces of each array element.
     """
     head, member, tail = document.partition(b'"%b":[' % name.encode())
     yield head + member
-    between = b""
+    separator = b""
     for item in items:
-        yield between
+        yield separator
         yield from item
-        between = b","
+        separator = b","
     yield tail

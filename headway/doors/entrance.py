@@ -1,6 +1,6 @@
-"""Entrance of requests at the ports of a gateway: who asks, whether its limits let it, and the way into the gateway.
+"""Entrance: authenticate a request, check and charge its rate limits, and submit it to the gateway.
 
-One object for all ports, over HTTP and gRPC, so that a request means the same however it came.
+All ports share one, so that a request means the same whichever way it came.
 """
 
 from __future__ import annotations
@@ -24,33 +24,30 @@ from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId
 
 CHARGED = 1 << 16
-"""Bytes of JSON outside strings that count as one request more."""
+"""Bytes of JSON outside strings that cost as much as one more request."""
 
 
 class RepliesSink(ReplySink, Protocol):
-    """Destination of the answer to a request with one input, or with several."""
+    """Destination of the answer to a request with one or several inputs."""
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to all inputs, or the failure of one; see `headway.gateway.fan_out.FanOut`."""
+        """Take the replies to all inputs, or the failure of the first that failed; see `FanOut`."""
         ...
 
 
 class Entrance:
-    """Entrance of requests.
+    """Entrance of requests into one gateway.
 
     Arguments:
-        gateway: gateway that they go to.
-        identity: identity that knows the principals.
+        gateway: where requests go.
+        identity: authenticates them.
         new_id: makes request ids.
-        refusal_traces: traces of refused requests; None where none are recorded.
+        refusal_traces: traces of refused requests; None if none are recorded.
 
     Attributes:
-        gateway, new_id, refusal_traces: see the arguments.
-        settings: settings of the gateway.
-        counters: counters of refusals.
         tiers: names of the tiers.
-        anonymous: whether nobody is asked for a credential.
-        rate_limits: writer of the fields by which principals learn of their limits.
+        anonymous: True if no credentials are asked for.
+        rate_limits: writer of the RateLimit header fields.
     """
 
     def __init__(
@@ -65,23 +62,23 @@ class Entrance:
         self._watch = identity.watch if isinstance(identity, WatchedIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal:
-        """Principal of a credential, the value of `Authorization`; empty: none was sent.
+        """Return the principal of an `Authorization` value, which is empty if none was sent.
 
         Raises:
-            RequestError: it is not known, or that cannot be told yet.
+            RequestError: the credential is not known, or it can't be checked yet.
         """
         principal = self._identify(authorization)
         if principal is None:
-            raise stranger(authorization)
+            raise bad_credential(authorization)
         return principal
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None]:
-        """Function that tells whose a credential is at the time; see Identity."""
-        found = None if self._watch is None else self._watch(authorization)
-        return partial(self._identify, authorization) if found is None else found
+        """Return a function that returns the credential's principal at the time of the call; see `Identity`."""
+        watch = None if self._watch is None else self._watch(authorization)
+        return partial(self._identify, authorization) if watch is None else watch
 
     def excess(self, principal: Principal, id: str) -> RequestError | None:
-        """Refusal of request `id` when its principal is over a limit. The gateway counts it."""
+        """Return the refusal of request `id`, counted by the gateway, if its principal is over a limit."""
         gateway = self.gateway
         failure = self.over(principal) if principal.limits else None
         if failure is None:
@@ -90,34 +87,34 @@ class Entrance:
         return error_of(failure)
 
     def over(self, principal: Principal) -> Failure | None:
-        """Failure of a request whose principal is over a limit; nothing counts it."""
+        """Return the failure of a request whose principal is over a limit, without counting it."""
         gateway = self.gateway
         return gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
 
     def charge(self, principal: Principal) -> None:
-        """Count a request towards its principal's limits: one that is wrong, or whose body is on its way."""
+        """Charge a request to its principal's limits: one that is wrong, or whose body is still arriving."""
         if principal.limits:
             self.gateway.limiter.charge(self.gateway.counted(principal.limits))
 
     def refund(self, principal: Principal) -> None:
-        """Take a charge back, as the body is there."""
+        """Take a charge back, because the body has arrived."""
         if principal.limits:
             self.gateway.limiter.refund(self.gateway.counted(principal.limits))
 
     def charge_pages(self, principal: Principal, size: int) -> None:
-        """Count the JSON of a long body towards its principal's limits, by its bytes outside strings."""
+        """Charge the JSON of a long body to its principal's limits: `size` is its bytes outside strings."""
         if principal.limits and size >= CHARGED:
             self.gateway.limiter.charge_pages(self.gateway.counted(principal.limits), size // CHARGED)
 
     def charge_wrong(self, principal: Principal, id: str) -> RequestError | None:
-        """Count the wrong request `id` towards its principal's limits; the refusal when it is over one."""
+        """Charge the wrong request `id` to its principal's limits, or return the refusal if it is over one."""
         over = self.excess(principal, id)
         if over is None:
             self.charge(principal)
         return over
 
     def principal_for(self, exchange: Exchange, principal: Principal) -> Principal:
-        """Principal of a request for its model, with its limit for that. A request that names no model gets the default one."""
+        """Return the principal with its limit for the request's model, which becomes the default model if none is named."""
         if not exchange.model:
             exchange.model = self.gateway.served.default_of(principal.models)
         return principal.asking(exchange.model) if principal.of_models else principal
@@ -125,16 +122,19 @@ class Entrance:
     def submit(
         self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, most: int = 0, why: str = ""
     ) -> FanOut | None:  # fmt: skip
-        """Hand a request to the gateway, which has its input from then on. Returns its fan-out if it has several.
+        """Hand a request, and with it the only reference to its input, to the gateway.
 
         Arguments:
-            sink: gets the reply, or the replies.
-            principal: principal of the request for its model.
+            sink: gets the reply or replies.
+            principal: see `principal_for`.
             id: id of the request.
-            exchange: the request; its model is known.
-            owner: name of the client for whom several outputs are held.
-            most: most bytes that several outputs may have together; 0: half of what all clients may hold.
-            why: what that bound comes from.
+            exchange: the request, its model resolved.
+            owner: client that several outputs are charged to while they are held.
+            most: bytes that several outputs may take together; 0 for half of what all clients may hold.
+            why: where that bound comes from.
+
+        Returns:
+            The fan-out of a request with several inputs.
         """
         gateway, model = self.gateway, exchange.model or ""
         input, exchange.input = exchange.input, ""
@@ -148,8 +148,8 @@ class Entrance:
         return None
 
 
-def stranger(authorization: bytes) -> Unauthenticated:
-    """Error of a request without a known principal, whose `Authorization` had this value."""
+def bad_credential(authorization: bytes) -> Unauthenticated:
+    """Return the error for an `Authorization` value that no principal has."""
     if authorization[7:].strip().startswith(SERVICE):
         return Unauthenticated("this is a service token, which is good on the admin port only: send a client's key")
     scheme, _, key = authorization.partition(b" ")

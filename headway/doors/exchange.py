@@ -1,8 +1,7 @@
-"""Exchanges: the one shape of all requests between the body, or the message, and the answer.
+"""Exchange: the one shape that every request has between its decoded body and its answer.
 
-A reader makes one of each body: what is asked, and the function that writes the answer, which holds whatever has to be remembered
-until then. A route over HTTP opens each head once; its reader holds what the head says, and is used for every body under an equal
-head on the same connection.
+A reader turns a body into an exchange, whose `write` function holds whatever the answer needs. An HTTP route makes one reader
+per head, and uses it for every body that follows an equal head on the connection.
 """
 
 from __future__ import annotations
@@ -26,35 +25,34 @@ _MARKS = {
     (DedupKind.KEY, True): (("idempotency-replayed", "true"),),
     (DedupKind.KEY, False): (("idempotency-replayed", "true"),),
 }
-"""Header fields of an answer that is another request's, by what they share and whether it was kept."""
+"""Header fields of an answer that another request's outcome serves: by what the two share, and whether it was stored."""
 
 
-def marks_of(reply: Reply) -> tuple[tuple[str, str], ...]:
-    """Header fields, or metadata, on how an outcome came about, where that is another request's or is not kept."""
-    found = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
-    return (*found, ("x-headway-kept", "no")) if reply.unkept else found
+def outcome_headers(reply: Reply) -> tuple[tuple[str, str], ...]:
+    """Return header fields, or metadata, that tell of a replayed or cached outcome, and of one that was not stored."""
+    shared = () if reply.shared is None else _MARKS.get((reply.shared, reply.kept), ())
+    return (*shared, ("x-headway-kept", "no")) if reply.unkept else shared
 
 
 JSON = b"content-type: application/json\r\n"
-"""Content type of an answer in JSON, as a line of its header."""
+"""Content-Type header line of a JSON answer."""
 
 Written = tuple[bytes, bytes | Iterator[bytes]]
-"""Lines of an answer's header, each with its end, the content type among them; and the answer's body.
+"""Header lines of an answer, with their line ends and including Content-Type; and its body.
 
-The body of an answer with several outputs is an iterator of pieces, each of which is made in a short time. It raises what `WriteAnswer`
-does.
+The body of an answer with several outputs is an iterator of pieces that are quick to make. It raises the errors of `WriteAnswer`.
 """
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """Outcome of a request whose inputs all have an output, as its answer tells it.
+    """Outcome of a request whose inputs all have an output.
 
     Attributes:
-        id: id of the request as clients see it.
-        outputs: outputs in the order of the inputs.
+        id: request id as clients see it.
+        outputs: one for each input, in order.
         milliseconds: time from the complete request to its answer.
         version: version of the model that answered.
-        tokens: tokens that each input has used; None for one of which nobody has told.
+        tokens: tokens that each input used; None if not reported.
     """
 
     id: str
@@ -65,24 +63,26 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 WriteAnswer = Callable[[Outcome], Written]
-"""Writer of the answer to a request. Raises RequestError: an output is not what the API can answer with; UnicodeEncodeError: one
-holds a lone surrogate."""
+"""Write the answer to a request.
+
+Raises RequestError if the API cannot express an output, UnicodeEncodeError if one contains a lone surrogate.
+"""
 
 
 ReadText = Callable[[bytes], tuple[str | None, str, bytes]]
-"""Body with one text to (model or None, input, parameters). Raises RequestError for any that it does not know."""
+"""Read a body with one text into (model or None, input, parameters). Raises RequestError for any other body."""
 WriteText = Callable[[str, Any, float, str, TokenCount | None], bytes]
-"""Writer of the body of an answer. Its arguments are the members of an Outcome, with one output or, where the route takes lists, with
-several texts. What is no text comes as Raw. Raises UnicodeEncodeError: one has a lone surrogate."""
+"""Write the body of an answer. The arguments are the members of an Outcome with one output, or several on routes that take lists;
+an output that isn't a text comes as Raw. Raises UnicodeEncodeError for a lone surrogate."""
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """Way of the requests under one head that ask alike but for a text: nothing has to be remembered of each.
+    """Fast path of a head whose requests differ only in their text, so that nothing has to be remembered of each.
 
     Attributes:
-        read: reads their bodies; `unusual` where each has to be read as if it were the first.
-        write: writes their usual answers.
-        kind: lines of the header of these that say what they are.
+        read: reads a body; `unusual` if this head has no fast path for reading.
+        write: writes an answer with a plain text.
+        kind: header lines of such an answer that describe its content.
         write_any: writes any other answer.
     """
 
@@ -93,11 +93,11 @@ class Usual(msgspec.Struct, frozen=True):
 
 
 UNUSUAL = BadRequest("the body has another reader")
-"""Error of a body that is not read by `Usual.read`. No client reads it."""
+"""Raised for a body that `Usual.read` leaves to the general reader; no client sees it."""
 
 
 def unusual(body: bytes) -> NoReturn:
-    """Leave a body to another reader."""
+    """Leave a body to the general reader."""
     raise UNUSUAL
 
 
@@ -105,14 +105,14 @@ class Exchange(msgspec.Struct):
     """One request between its body and its answer.
 
     Attributes:
-        model: name of the model; None: the default one.
-        input: the input, or a list of several, each of which becomes an entry.
-        parameters: text of a JSON object, or empty.
+        model: None for the default model.
+        input: one input, or a list whose members each become an entry.
+        parameters: a JSON object, or empty.
         options: options of the request.
         write: writes the answer.
-        id: id by which the client knows the request, where its API has one and its failure is to tell it; else empty.
-        final: whether its answer on a stream says that it is the last.
-        usual: way of others like it; None where each may ask for something else.
+        id: the client's own id for the request, if a failure must mention it; else empty.
+        final: True if an answer on a stream must say that it is the last.
+        usual: fast path for requests like this one; None if each may ask for something else.
     """
 
     model: str | None
@@ -126,16 +126,16 @@ class Exchange(msgspec.Struct):
 
 
 ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
-"""Body or message, the options by its head, and the models that its principal may ask, to exchange. Raises RequestError."""
+"""Read a body or message, given the options from its head and the models its principal may use. Raises RequestError."""
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """Facts of the service that readers of requests go by.
+    """What readers of requests need to know of the service.
 
     Attributes:
         settings: bounds, times, tiers and the default model.
-        known: what the models take and give.
-        counters: counters of what clients do.
+        known: what each model takes and gives.
+        counters: counts what clients do.
     """
 
     settings: Settings
@@ -143,20 +143,20 @@ class CodecContext(msgspec.Struct, frozen=True):
     counters: Counters
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
-        """Facts that a credential may know which may ask `only` some models; see ServedModels."""
+        """Return a copy that shows only the models in `only`, which a credential is limited to; empty: all."""
         return replace(self, known=self.known.seen_by(only)) if only else self
 
 
 ReadInSteps = Callable[[bytes, RequestOptions, KnownModels], Steps[Exchange]]
-"""The same for a long body, a little of it at a time. The steps raise RequestError."""
+"""Read a long body as ReadRequest does, a little at a time."""
 
 
 class Reader(NamedTuple):
     """Reader of the bodies under one head.
 
     Attributes:
-        at_once: reads one in one go.
-        in_steps: reads a long one; None where reading takes next to nothing, as of octets.
+        at_once: reads a body in one go.
+        in_steps: reads a long one in steps; None if reading costs next to nothing, as for octets.
     """
 
     at_once: ReadRequest

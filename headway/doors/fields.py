@@ -1,4 +1,4 @@
-"""Fields of a request over any port: header fields of HTTP, or metadata of gRPC of the same names."""
+"""Request options from HTTP header fields, or from gRPC metadata of the same names."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from headway.model import RequestOptions
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 ID_PREFIX = "req_"
-"""Prefix of a request's id wherever clients see it."""
+"""Prefix of request ids as clients see them."""
 
 TRACE_FIELDS = frozenset((b"traceparent", b"tracestate"))
 
 MOST_KEY = 255
-"""Most characters of an idempotency key."""
+"""Longest idempotency key in characters."""
 
 MOMENT = 0.001
-"""Seconds left of a request whose time is over."""
+"""Seconds left to a request whose time is up."""
 
 _ID = re.compile(rb"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _KEY = re.compile(rb'[\x21\x23-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?|"(?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])+"')
@@ -30,43 +30,43 @@ _ESCAPED = re.compile(rb'\\(["\\])')
 _MILLISECONDS = re.compile(rb"[0-9]+(?:\.[0-9]+)?")
 
 
-def picked(
+def select_fields(
     fields: Iterable[tuple[bytes, bytes]], names: Collection[bytes], lists: Collection[bytes], kind: str = "header"
 ) -> dict[bytes, bytes]:
-    """Values of those header fields, or metadata, that are looked at, by name.
+    """Return the values of the fields in `names`.
 
     Arguments:
-        fields: names, in lower case, and values.
-        names: names of those that are looked at.
-        lists: names of those among them whose values are joined by commas, while others may come only once. A `traceparent` that
-            comes twice is so malformed.
-        kind: what they are, for the message.
+        fields: lower-case names, and values.
+        names: fields to select.
+        lists: fields among them that may come more than once; their values are joined by commas, which makes a second
+            `traceparent` malformed.
+        kind: what the fields are, for the error message.
 
     Raises:
-        BadRequest: one came twice.
+        BadRequest: a field that is not in `lists` came twice.
     """
-    found: dict[bytes, bytes] = {}
+    selected: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in names:
-            if name not in found:
-                found[name] = value
+            if name not in selected:
+                selected[name] = value
             elif name in lists:
-                found[name] = b"%b, %b" % (found[name], value)
+                selected[name] = b"%b, %b" % (selected[name], value)
             else:
                 raise BadRequest(f"the {kind} {name.decode()} was sent twice; send it once")
-    return found
+    return selected
 
 
 def shorten(value: bytes) -> str:
-    """Beginning of a header field's value, as an error may show it."""
+    """Return the beginning of a field's value, as an error message may show it."""
     return repr(value[:60].decode("latin-1"))
 
 
 def read_id(single: Mapping[bytes, bytes]) -> str:
-    """UUID in the field `X-Request-Id`, with or without the prefix, in lower case; empty for anything else."""
+    """Return the UUID in `X-Request-Id`, lower case and without the prefix; empty if there is none."""
     value = single.get(b"x-request-id")
-    found = None if value is None else _ID.fullmatch(value)
-    return found[1].decode().lower() if found else ""
+    match = None if value is None else _ID.fullmatch(value)
+    return match[1].decode().lower() if match else ""
 
 
 def read_options(
@@ -79,19 +79,9 @@ def read_options(
     task: bool = False,
     way: str = "",
 ) -> RequestOptions:
-    """Options in header fields, or in metadata of the same names.
+    """Read the options of a request that may take `longest` seconds; see RequestOptions for the other arguments.
 
-    Arguments:
-        single: value of each field, by its name in lower case.
-        settings: settings of the tiers.
-        longest: seconds that the request may take.
-        chosen: see RequestOptions.
-        origin: see RequestOptions.
-        task: see RequestOptions.
-        way: see RequestOptions.
-
-    Raises:
-        BadRequest: a field is wrong.
+    `single` holds values by lower-case field name. Raises BadRequest if one is malformed.
     """
     key = _key(single[b"idempotency-key"]) if b"idempotency-key" in single else ""
     fresh = unkept = False
@@ -108,7 +98,7 @@ def read_options(
 
 
 def _key(value: bytes) -> str:
-    """Key in the value of `Idempotency-Key`: a string in quotes, as the draft has it, or the bare key."""
+    """Return the key in an `Idempotency-Key`: bare, or a quoted string as in the IETF draft."""
     key = b""
     if _KEY.fullmatch(value) is not None:
         key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
@@ -118,7 +108,7 @@ def _key(value: bytes) -> str:
 
 
 def _freshness(value: bytes) -> tuple[bool, bool]:
-    """Whether a request asks for an answer of its own, and whether this is not to be kept."""
+    """Return (True if the request wants a fresh answer, True if that answer must not be stored)."""
     asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
     unkept = b"no-store" in asked
     return unkept or b"no-cache" in asked, unkept
@@ -139,8 +129,8 @@ def _tier(value: bytes, names: tuple[str, ...]) -> int:
     return names.index(name)
 
 
-def hurried(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
-    """Options of a request that has waited for some seconds, and whose call has some left."""
+def with_time_left(options: RequestOptions, waited: float, remaining: float | None = None) -> RequestOptions:
+    """Shorten a request's timeout by the seconds it has waited, and to those that remain for its call."""
     left = options.timeout if waited < DEADLINE_GRAIN else options.timeout - waited
     if remaining is not None:
         left = min(left, remaining)

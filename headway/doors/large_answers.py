@@ -1,9 +1,9 @@
-"""Large answers: made bit by bit, in turns of the event loop that they share with large bodies, and held for their owner meanwhile.
+"""Large answers, made and sent bit by bit in turns of the event loop, and held for their owner meanwhile.
 
-    make ──▶ make ──▶ … ──▶ the header ──▶ send ──▶ send ──▶ … ──▶ the connection goes on
-                                            └── the client takes nothing: when it has taken all that was sent ──▶ send
+    make ──▶ make ──▶ … ──▶ header ──▶ send ──▶ send ──▶ … ──▶ next request
+                                        └── the client reads too slowly: wait until it has read everything ──▶ send
 
-An answer is made before any of it is sent, since an output may turn out to be none that can be sent.
+The whole answer is made before any of it is sent, because an output may turn out not to be sendable.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from headway.gateway.client_quotas import AnswerRoom
 from headway.runtime.fair_turns import FairTurns
 
 TURN = 0.001
-"""Seconds for which pieces of an answer are made in one turn of the loop; the last one may take longer."""
+"""Seconds of making pieces in one turn of the loop; the last piece may take longer."""
 
 WORTH_SENDING = 1 << 16
-"""Bytes of a piece, on average, from which each is sent by itself; smaller ones are put together, which copies them."""
+"""Average bytes of a piece from which pieces are sent separately; smaller ones are joined, which copies them."""
 
 
 class LargeAnswer:
-    """Body of one answer, from its first piece to its last.
+    """Body of one answer.
 
     Arguments:
         pieces: makes it.
-        room: room that its outputs have; None: they are not held, as those of a single input.
+        room: room held for its outputs; None for a single input, whose output is not held.
         clock: monotonic seconds.
 
     Attributes:
-        length: bytes that are made, and not sent.
-        total: bytes of all of it, once that is made.
-        left_since: monotonic instant at which its client first left some of it, in seconds; 0.0: it has not.
+        length: bytes that are made and not yet sent.
+        total: bytes of the whole answer, once it is made.
+        left_since: monotonic instant since when its client has left some of it unread; 0.0 if it hasn't.
     """
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
@@ -50,10 +50,10 @@ class LargeAnswer:
         self.left_since = 0.0
 
     def make(self) -> bool:
-        """Make some more of it, for one turn of the loop. True: it is whole.
+        """Make more of it, for one turn of the loop. Return True once it is complete.
 
         Raises:
-            RequestError, UnicodeEncodeError: it cannot be sent; RequestError also where it gets too large.
+            RequestError, UnicodeEncodeError: it cannot be sent; RequestError also if it gets too large.
         """
         end = self._clock() + TURN
         new: list[bytes] = []
@@ -76,7 +76,7 @@ class LargeAnswer:
         return whole
 
     def take(self) -> bytes:
-        """Take what is sent next out of it; empty when nothing is left."""
+        """Remove and return the next piece to send; empty if there is none."""
         if not self._made:
             return b""
         piece = self._made.popleft()
@@ -86,17 +86,17 @@ class LargeAnswer:
         return piece
 
     async def whole(self, turns: FairTurns, tenant: str) -> bytes:
-        """Make all of it, as `made`, and put it together."""
+        """Make the whole answer, as `made` does, and return it in one piece."""
         await self.made(turns, tenant)
         return b"".join(self._made)
 
     async def made(self, turns: FairTurns, tenant: str) -> None:
-        """Make all of it at once if that is done within one turn, else in further turns of the tenant. See `make`."""
+        """Make the whole answer: at once if one turn suffices, else in further turns of the tenant."""
         while not self.make():
             await _turn(turns, tenant)
 
     async def sent(self, turns: FairTurns, tenant: str) -> AsyncGenerator[bytes, None]:
-        """Take its pieces, once it is made, each in a turn of the tenant."""
+        """Yield the pieces of an answer that is made, each in a turn of the tenant."""
         while self._made:
             yield self.take()
             await _turn(turns, tenant)
@@ -110,6 +110,6 @@ async def _turn(turns: FairTurns, tenant: str) -> None:
 
 
 def _begin(turn: asyncio.Future[None]) -> None:
-    """Let an answer be made on, unless its request has ended."""
+    """Start a turn, unless its request has ended."""
     if not turn.done():
         turn.set_result(None)

@@ -1,8 +1,7 @@
-"""Header fields `RateLimit-Policy` and `RateLimit`, by which clients learn of their limits.
+"""Header fields `RateLimit-Policy` and `RateLimit`, in the form of the IETF draft "RateLimit header fields for HTTP".
 
-They have the form of the IETF draft "RateLimit header fields for HTTP": each policy with its quota `q` for a window of
-`w` seconds, and, of the limit with the least left, the requests `r` that fit now and the seconds `t` until all of its
-burst does again.
+A policy is a quota `q` for a window of `w` seconds. `RateLimit` shows the limit that has the least left: the requests `r`
+that fit now, and the seconds `t` until its full burst is available again.
 """
 
 from __future__ import annotations
@@ -14,42 +13,35 @@ from headway.gateway.gateway import Gateway
 from headway.model import Limit
 
 _ITEM, _LEFT, _END = b'ratelimit: "', b'";r=', b"\r\n"
-"""Ends of the parts of the line with the limit that has the least left; between them are its name and its figures."""
+"""Separators in the line of the limit that has the least left; between them are its name and its figures."""
 
 _COUNTS = (
     b"%bx-ratelimit-limit-requests: %d\r\nx-ratelimit-remaining-requests: %b\r\nx-ratelimit-reset-requests: %bs\r\n"
 )
 
 REMEMBERED = 10_000
-"""Most sets of limits whose text is kept ready."""
+"""Most sets of limits whose header text is cached."""
 
 
 _Terms = tuple[Limit, bytes, float, float]
-"""One limit; its item in both lines, up to the figures; its tolerance and its interval in seconds."""
+"""One limit; its header text up to the figures; its tolerance and its interval in seconds."""
 
 
 _Known = tuple[tuple[Limit, ...], _Terms, tuple[_Terms, ...]]
-"""Limits, which so are alive and have their identity; terms of the first; those of the others."""
+"""Limits (kept alive so that their id stays valid); terms of the first; terms of the others."""
 
 
 class RateLimitHeaders:
-    """Writer of both fields.
-
-    Arguments:
-        gateway: gateway whose broker knows the debts.
-    """
+    """Writes both header fields from the debts that the gateway's broker knows."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._limiter = gateway.limiter
+        # Keyed by id of the limits tuple, which each principal keeps: comparing limits would cost more than all else here.
         self._known: dict[int, _Known] = {}
-        """Terms by identity of the limits, as principals keep theirs.
-
-        Comparing limits would take longer than all the rest.
-        """
 
     def lines(self, limits: tuple[Limit, ...]) -> bytes:
-        """Lines of both header fields, each with its end, for a principal with these limits; at least one limit."""
+        """Return both header lines, with line ends, for a principal with at least one limit."""
         limits = self._gateway.counted(limits)
         broker = self._gateway.broker
         owed_of = self._limiter.owed_by(broker) if self._limiter.debts else broker.rate_limit_debt
@@ -65,19 +57,19 @@ class RateLimitHeaders:
         return b"%b%d;t=%d\r\n" % (text, whole if whole > 0 else 0, ceil(wait))
 
     def lines_and_counts(self, limits: tuple[Limit, ...]) -> bytes:
-        """Lines of both header fields, and of those three by which OpenAI's clients learn of the limit with the least left."""
+        """Return both header lines, and the three that OpenAI's clients read, for the limit with the least left."""
         lines = self.lines(limits)
         counted = self._gateway.counted(limits)
         limit, figures = counted[0], lines[lines.rindex(_LEFT) + len(_LEFT) : -len(_END)]
         if len(counted) > 1:
             name = lines[lines.rindex(_ITEM) + len(_ITEM) : -len(figures) - len(_LEFT) - len(_END)].decode("ascii")
-            limit = next(one for one in counted if one.name == name)
+            limit = next(limit for limit in counted if limit.name == name)
         left, _, reset = figures.partition(b";t=")
         most = int(limit.rate if limit.rate > limit.burst else limit.burst)
         return _COUNTS % (lines, most if most > 1 else 1, left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
-        """Both header fields by name; empty for a principal without limits."""
+        """Return both header fields by name; empty for a principal without limits."""
         lines = self.lines(limits).decode("ascii").splitlines() if limits else []
         return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
@@ -99,7 +91,7 @@ class RateLimitHeaders:
 
 
 def _policy(limit: Limit) -> str:
-    """Policy item of a limit. Its quota is a whole number, so that a rate below one a minute has a longer window."""
+    """Return the policy item of a limit. A quota is a whole number, so a rate below one a minute gets a longer window."""
     if limit.rate >= 1.0:
         return f'"{limit.name}";q={int(limit.rate)};w=60'
     return f'"{limit.name}";q=1;w={ceil(60.0 / limit.rate)}'

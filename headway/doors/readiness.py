@@ -1,15 +1,14 @@
-"""Readiness of this process, as every port tells it.
+"""Readiness: whether this process should get traffic.
 
-Alive means that this process answers, whatever becomes of the broker. Ready depends on what it has:
+A live process answers on its admin port, whatever the broker does. When it is ready depends on its role:
 
-    a gateway      a healthy worker is known, or one that is short of memory and works on, or a model that gets one as soon as
-                   it is asked for; while the broker is out of
-                   reach: requests are still held for it, or there is something to ask in its place. A broker that
-                   answers again counts once requests go to it
-    only batchers  one of its own slots is healthy, or works on
+    gateway        a worker is healthy, or works on while short of memory, or will be started on demand. While the broker is
+                   out of reach: if requests are held for it, or a fallback serves them. A broker that is back counts once
+                   requests go to it again
+    worker         one of its own slots is healthy or works on
     neither        the broker answers
 
-None is while it starts: its admin port answers from the first moment, so that what loads for minutes is known to live.
+No process is ready while it starts. Its admin port answers from the first moment, so a slow load doesn't look like a hang.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from headway.model import Scaling, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
 SERVING = frozenset(("ok", "degraded"))
-"""Words that mean ready."""
+"""Words that count as ready."""
 
 AGE = 0.5
-"""Seconds for which an answer is good for all health checks, so that they do not multiply the calls to the broker."""
+"""Seconds for which all health checks share one answer, so that more probes don't cost more broker calls."""
 ANSWER_WITHIN = 0.8
 """Seconds that a route waits for the broker. Health checks usually give up after 1."""
 
@@ -47,18 +46,19 @@ class Readiness:
 
     Attributes:
         broker: broker whose workers decide.
-        leaving: whether the process is going down.
-        slots: ids of the workers it runs.
-        direct: fallback that serves in the place of a broker that is away; None: there is none.
-        models: names of the models whose workers count; None: those of every model.
-        holding: whether new requests go to the broker, and are held where it does not answer now, as it may be back in time; None: none come.
-        needs_workers: whether it is ready only while a worker is healthy.
-        needs_own: whether that has to be one of its own.
-        starting: whether the process has not come up yet.
-        told: is told of the workers at each look, so that a process that says that it is ready knows them.
-        expected: healthy workers that the fleet should have; 0: nobody has said.
-        at_zero: whether there is a model without workers that gets one as soon as it is asked for, as far as is known.
-        awaited: models without workers that are asked for, with the workers that there should be.
+        leaving: returns True while the process shuts down.
+        slots: ids of the workers in this process.
+        direct: fallback that serves while the broker is out of reach; None if there is none.
+        models: models whose workers count; None for all.
+        holding: returns True while new requests go to the broker, or are held for it because it may be back in time; None
+            in a process without requests.
+        needs_workers: True if it is ready only with a healthy worker.
+        needs_own: True if that must be one of its own.
+        starting: returns True until the process is up.
+        told: called with the workers at each look, so that a process that says it is ready knows them.
+        expected: number of healthy workers that the fleet should have; 0 if not set.
+        at_zero: returns True if a model without workers will get one on demand.
+        awaited: returns the models that have demand but no workers, with the workers they should have.
         clock: monotonic seconds.
     """
 
@@ -77,13 +77,13 @@ class Readiness:
     awaited: Callable[[], Mapping[str, Scaling]] = dict
     clock: Callable[[], float] = monotonic
     _last_seen: Sequence[WorkerInfo] = field(default=(), init=False)
-    """Registry as the broker last told it."""
+    """The broker's registry when it last answered."""
     _seen_at: float | None = field(default=None, init=False)
-    """Instant of that; None: it has told nothing yet."""
+    """When that was; None if it has never answered."""
 
     async def look(self) -> tuple[str, dict[str, Any]]:
-        """Word of readiness, and the workers that it comes from. Waits for the broker, but not for long."""
-        if self.starting():  # The broker may not have been found fit yet.
+        """Return the word of readiness and the checks behind it. Waits at most ANSWER_WITHIN for the broker."""
+        if self.starting():  # The broker may not have been checked yet.
             return "starting", {"starting": True, "draining": False}
         try:
             workers = await within_answer_time(self.broker.workers())
@@ -99,33 +99,33 @@ class Readiness:
 
     @property
     def passed_by(self) -> bool:
-        """Whether new requests do not go to the broker, as after an outage until the gateway has found that it is over."""
+        """True while new requests bypass the broker, as after an outage that the gateway doesn't yet know to be over."""
         return self.holding is not None and not self.holding()
 
     async def alone(self) -> str:
-        """Word of readiness while the broker is out of reach.
+        """Return the word of readiness while the broker is out of reach.
 
-        `degraded` as long as requests are held for the broker, or the fallback works.
+        `degraded` if requests are held for the broker or the fallback works.
         """
         word, _ = self._judge(await self._in_its_place())
         return self._alone(word)
 
     async def judge(self, workers: Sequence[WorkerInfo]) -> str:
-        """Word of readiness by the broker's present registry."""
+        """Return the word of readiness for the broker's current registry."""
         self.learn(workers)
         return await self.alone() if self.passed_by else self._judge(workers)[0]
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Take note of the broker's present registry, whoever has asked for it: it is what is known once the broker is away."""
+        """Note the broker's current registry, to know the workers if the broker goes away."""
         self._last_seen, self._seen_at = workers, self.clock()
 
     @property
     def _held(self) -> bool:
-        """Whether new requests are held for the broker while it is out of reach."""
+        """True if new requests are held for the broker while it is out of reach."""
         return self.holding is not None and self.holding()
 
     def _last_known(self) -> dict[str, Any]:
-        """Checks by the registry as it was before the broker went out of reach."""
+        """Return checks by the registry as it was before the broker went out of reach."""
         _, checks = self._look_at(self._last_seen)
         if self._seen_at is None:
             return checks | {"workers": "unknown"}
@@ -133,7 +133,7 @@ class Readiness:
         return checks | {"workers": f"unknown; {checks['workers']} {age:.0f} s ago"}
 
     async def _fallback(self) -> dict[str, Any]:
-        """Check of what answers in the place of the broker."""
+        """Return the check of the fallback."""
         if self.direct is None:
             return {}
         return {"fallback": _healthy(await self.direct.workers())}
@@ -145,17 +145,17 @@ class Readiness:
         return "degraded" if serves else "unavailable"
 
     async def _in_its_place(self) -> Sequence[WorkerInfo]:
-        """Workers that count while the broker is out of reach."""
+        """Return the workers that count while the broker is out of reach."""
         if self._held and self._last_seen:
             return self._last_seen
         return await self.direct.workers() if self.direct is not None else ()
 
     def _judge(self, workers: Sequence[WorkerInfo]) -> tuple[str, Sequence[WorkerInfo]]:
-        """Word of readiness by some workers, and those of them that it comes from.
+        """Return the word of readiness, and the workers that count for it.
 
-        `ok`: all that there should be. `degraded`: not every worker is healthy or drained, or fewer than expected are healthy.
-        `unavailable`: none is, and none works on. `starting`: not up yet. `draining`: shutting down. A worker elsewhere
-        that is offline has left, or is given up: it is not waited for.
+        `ok`: as it should be. `degraded`: a worker is neither healthy nor drained, or fewer than expected are healthy.
+        `unavailable`: no worker works. `starting`: not up yet. `draining`: shutting down. An offline worker of another
+        process has left or is given up, so it doesn't count.
         """
         counted = [worker for worker in workers if self._counts(worker)]
         if self.leaving():
@@ -165,20 +165,21 @@ class Readiness:
         if not self.needs_workers:
             return "ok", counted
         healthy = sum(worker.status is WorkerStatus.HEALTHY for worker in counted)
-        if not healthy:  # Out of a balancer, nobody would ask those that work on.
+        if not healthy:  # Unready would take workers that still work out of the balancer.
             if not counted and self.at_zero():
                 return "degraded" if self._overdue(counted) else "ok", counted
-            works = self.at_zero() or any(one.scarce and one.status is WorkerStatus.DEGRADED for one in counted)
+            works = self.at_zero() or any(
+                worker.scarce and worker.status is WorkerStatus.DEGRADED for worker in counted
+            )
             return "degraded" if works else "unavailable", counted
         drained = sum(worker.status is WorkerStatus.DRAINED for worker in counted)
-        return "ok" if healthy + drained == len(counted) and not self._overdue(counted) and (
-            self.needs_own or healthy >= self.expected
-        ) else "degraded", counted
+        complete = healthy + drained == len(counted) and not self._overdue(counted)
+        return "ok" if complete and (self.needs_own or healthy >= self.expected) else "degraded", counted
 
     def _missing(self, counted: Sequence[WorkerInfo]) -> list[Scaling]:
-        """Workers that there should be of models of which nothing is heard."""
-        there = {worker.model for worker in counted}
-        return [scaling for model, scaling in self.awaited().items() if model not in there]
+        """Return the workers that should exist, of models that have none."""
+        present = {worker.model for worker in counted}
+        return [scaling for model, scaling in self.awaited().items() if model not in present]
 
     def _overdue(self, counted: Sequence[WorkerInfo]) -> bool:
         return any(scaling.late for scaling in self._missing(counted))
@@ -188,7 +189,8 @@ class Readiness:
         missing = self._missing(counted)
         shown = AT_ZERO if not counted and self.at_zero() and not missing else _healthy(counted)
         if missing:
-            wanted, seconds = sum(one.desired for one in missing), max(one.awaited for one in missing)
+            wanted = sum(scaling.desired for scaling in missing)
+            seconds = max(scaling.awaited for scaling in missing)
             shown = f"{shown if counted else 'none'}; {wanted} wanted, on its way for {seconds:.0f} s"
         checks: dict[str, Any] = {"workers": shown, "draining": self.leaving()}
         if self.expected:
@@ -212,11 +214,7 @@ def _healthy(workers: Sequence[WorkerInfo]) -> str:
 
 
 class CachedReadiness:
-    """Last look at a process, shared by all probes within AGE, so that further probes cost the broker nothing.
-
-    Arguments:
-        readiness: readiness of the process.
-    """
+    """Readiness that all probes within AGE share, so that more probes cost the broker nothing."""
 
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
@@ -225,7 +223,7 @@ class CachedReadiness:
         self._known = False, False
 
     async def take(self) -> tuple[str, dict[str, Any]]:
-        """Result of the last `Readiness.look`, or of a new one. What the process knows by itself, as that it is leaving, it says at once."""
+        """Return `Readiness.look`, at most AGE old. A change that the process itself knows of, such as leaving, shows at once."""
         loop, known = asyncio.get_running_loop(), (self._readiness.leaving(), self._readiness.passed_by)
         looking, now = self._looking, loop.time()
         if looking is None or now - self._since > AGE or known != self._known:
@@ -234,16 +232,16 @@ class CachedReadiness:
         return await asyncio.shield(looking)
 
     async def serving(self) -> bool:
-        """Whether the process should get traffic; see `take`."""
+        """Return True if the process should get traffic."""
         word, _ = await self.take()
         return word in SERVING
 
 
 async def within_answer_time(asked: Awaitable[T]) -> T:
-    """Answer of the broker.
+    """Wait for the broker's answer.
 
     Raises:
-        BrokerUnavailable: the broker does not answer within ANSWER_WITHIN.
+        BrokerUnavailable: it didn't come within ANSWER_WITHIN.
     """
     try:
         async with asyncio.timeout(ANSWER_WITHIN):

@@ -18,7 +18,7 @@ from typing import Any
 
 from headway.config import Settings
 from headway.doors.entrance import Entrance
-from headway.doors.fields import ID_PREFIX, TRACE_FIELDS, picked
+from headway.doors.fields import ID_PREFIX, TRACE_FIELDS, select_fields
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, UNFORESEEN, BadRequest, RequestError
 from headway.gateway.client_quotas import STRANGERS as UNKNOWN
 from headway.gateway.gateway import Gateway
@@ -39,7 +39,7 @@ _LOOKED_AT = TRACE_FIELDS | {
 }  # fmt: skip
 MOST_PLAIN = 1 << 16
 """Most bytes of a message that asks for no inference. It is a few names, and nobody waits for a turn to decode it."""
-read_fields = partial(picked, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
+read_fields = partial(select_fields, names=_LOOKED_AT, lists=TRACE_FIELDS, kind="metadata")
 """Reader of the metadata of a call. They have the names and the meaning of the HTTP header fields."""
 
 
@@ -236,7 +236,7 @@ class Call:
         entrance = self.port.entrance
         traces = entrance.refusal_traces
         if traces is not None and self._way and not self.submitted:
-            fields = picked(self.headers, TRACE_FIELDS, TRACE_FIELDS)
+            fields = select_fields(self.headers, TRACE_FIELDS, TRACE_FIELDS)
             traces.refused(self._way, fields, self.shown, error, self.begun)
         if self.tier is not None:
             entrance.counters.refusals[error.reason or error.code.lower(), self.tier, ""] += 1

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
-from headway.doors.exchange import Exchange, Outcome, Reader, marks_of
-from headway.doors.fields import ID_PREFIX, MOMENT, hurried, read_id, read_options
+from headway.doors.exchange import Exchange, Outcome, Reader, outcome_headers
+from headway.doors.fields import ID_PREFIX, MOMENT, read_id, read_options, with_time_left
 from headway.doors.large_answers import LargeAnswer
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
@@ -187,7 +187,7 @@ class InferenceCall(Call):
             except RequestError:
                 entrance.charge(self.principal)
                 raise
-        exchange.options = hurried(exchange.options, waited, self.stream.time_remaining())
+        exchange.options = with_time_left(exchange.options, waited, self.stream.time_remaining())
         asker = self.principal
         principal = self.principal = entrance.principal_for(exchange, asker)
         self.submitted = True
@@ -253,11 +253,11 @@ class InferenceCall(Call):
         finally:
             if room is not None:
                 room.shrink(0)
-        return message, marks_of(reply)
+        return message, outcome_headers(reply)
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
         """End the call with an error, and how its outcome came about."""
-        marks = marks_of(self._reply) if self._reply is not None else ()
+        marks = outcome_headers(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from headway.errors import BadRequest
-from headway.protos import FILES, OPEN_INFERENCE, file_of, is_message, kinds_of, message
+from headway.protos import FILES, OPEN_INFERENCE, file_of, is_message, message, message_classes
 
 __all__ = [
     "FILES",
@@ -20,7 +20,7 @@ __all__ = [
     "Message",
     "file_of",
     "is_message",
-    "kinds_of",
+    "message_classes",
     "message",
     "read",
 ]

@@ -22,7 +22,7 @@ from headway.core.tensors import NoTensors
 from headway.doors.answer_pieces import is_large
 from headway.doors.bodies import read_text
 from headway.doors.exchange import Exchange, Outcome, Reader, Written
-from headway.doors.tensor_bodies import fitting_in_steps
+from headway.doors.tensor_bodies import to_tensors_in_steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages
@@ -78,7 +78,7 @@ def _tensors(known: KnownModels, model: str, text: bytes) -> Steps[Value | list[
             f"the input is no JSON text: {exc}; the model takes tensors, as nested arrays in JSON, and ModelInfer of the Open Inference "
             "Protocol takes them as they are"
         ) from None
-    return (yield from fitting_in_steps(known, model, value))
+    return (yield from to_tensors_in_steps(known, model, value))
 
 
 def _write(known: KnownModels, model: str, outcome: Outcome) -> Written:

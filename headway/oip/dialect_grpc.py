@@ -155,7 +155,7 @@ def _kinds(method: str) -> tuple[Any, Any]:
     """Classes of a method's requests and answers."""
     from headway import protos
 
-    return protos.kinds_of(protos.OPEN_INFERENCE, method)
+    return protos.message_classes(protos.OPEN_INFERENCE, method)
 
 
 def _decode_error() -> type[Exception]:

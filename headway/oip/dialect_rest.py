@@ -162,13 +162,13 @@ def _tensors_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]
     except msgspec.ValidationError:
         raise NoOutputs(f"no object with 1 to {MOST_TENSORS} members in its outputs" if several else wrong) from None
     except json_lists.NO_JSON as exc:
-        raise NoOutputs(f"something that is no JSON ({exc})") from None
+        raise NoOutputs(f"something that is not JSON ({exc})") from None
     try:
         found = [_decode_tensor(raw) for raw in answer.outputs]
     except msgspec.ValidationError:
         raise NoOutputs("an output that is no tensor") from None
     except json_lists.NO_JSON as exc:
-        raise NoOutputs(f"something that is no JSON ({exc})") from None
+        raise NoOutputs(f"something that is not JSON ({exc})") from None
     return found, _tokens_in(answer.parameters)
 
 

@@ -1,10 +1,10 @@
-"""Messages and services of gRPC, in a descriptor pool of their own; the extra `grpc` brings what they need.
+"""gRPC messages and services, in a descriptor pool of their own. Needs the extra `grpc`.
 
-All generated code registers its descriptors in one pool of the process, under names that may be there only once. A target
-that runs in this process, or a program that embeds Headway, may import other code for the same protocols, such as
-tritonclient's. So nothing here goes into that pool.
+Generated protobuf code registers its descriptors in one pool per process, where a name may exist only once. A target in
+this process, or a program that embeds Headway, may import other code for the same protocols (tritonclient's, for example),
+so nothing here goes into that pool.
 
-The descriptors are those of the files beside this one; `make protos` compiles them.
+`make protos` compiles the .proto files beside this one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 
 
 def _load() -> tuple[Any, Mapping[str, bytes]]:
-    """Pool of the descriptors, and each file's descriptor as it is sent to those who ask for it, by name."""
+    """Return the descriptor pool, and the serialized descriptor of each file by name (for reflection)."""
     pool = descriptor_pool.DescriptorPool()
     compiled = Path(__file__).with_name("descriptors.json").read_text("utf-8")
-    found = json_format.Parse(compiled, descriptor_pb2.FileDescriptorSet())
-    files = {file.name: file.SerializeToString() for file in found.file}
+    descriptors = json_format.Parse(compiled, descriptor_pb2.FileDescriptorSet())
+    files = {file.name: file.SerializeToString() for file in descriptors.file}
     for file in files.values():
         pool.AddSerializedFile(file)
     return pool, files
@@ -30,22 +30,21 @@ def _load() -> tuple[Any, Mapping[str, bytes]]:
 _POOL, FILES = _load()
 
 OPEN_INFERENCE = "inference.GRPCInferenceService"
-"""Service of the Open Inference Protocol."""
 
 
 def message(name: str) -> Any:
-    """Class of a message by its full name."""
+    """Return the class of a message, by its full name."""
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
-def kinds_of(service: str, method: str) -> tuple[Any, Any]:
-    """Classes of a method's requests and answers."""
-    found = _POOL.FindServiceByName(service).methods_by_name[method]
-    return message_factory.GetMessageClass(found.input_type), message_factory.GetMessageClass(found.output_type)
+def message_classes(service: str, method: str) -> tuple[Any, Any]:
+    """Return the classes of a method's requests and answers."""
+    rpc = _POOL.FindServiceByName(service).methods_by_name[method]
+    return message_factory.GetMessageClass(rpc.input_type), message_factory.GetMessageClass(rpc.output_type)
 
 
 def is_message(name: str) -> bool:
-    """Whether a full name is that of a message."""
+    """Return True if a message has this full name."""
     try:
         _POOL.FindMessageTypeByName(name)
     except KeyError:
@@ -54,12 +53,12 @@ def is_message(name: str) -> bool:
 
 
 def file_of(symbol: str) -> str | None:
-    """Name of the file that has a symbol; None where none has it."""
+    """Return the name of the file that defines a symbol, or None."""
     try:
         return str(_POOL.FindFileContainingSymbol(symbol).name)
     except KeyError:
         pass
-    try:  # The pool looks for methods apart.
+    try:  # The pool knows a method's file only through its service.
         return str(_POOL.FindMethodByName(symbol).containing_service.file.name)
     except KeyError:
         return None

@@ -13,8 +13,8 @@ import grpc
 from headway import protos
 from tests.backends.remote import output_of
 
-_ASKED, _ANSWER = protos.kinds_of(protos.OPEN_INFERENCE, "ModelInfer")
-_METADATA = protos.kinds_of(protos.OPEN_INFERENCE, "ModelMetadata")[1]
+_ASKED, _ANSWER = protos.message_classes(protos.OPEN_INFERENCE, "ModelInfer")
+_METADATA = protos.message_classes(protos.OPEN_INFERENCE, "ModelMetadata")[1]
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 Handler = Callable[[Any, Any], Awaitable[bytes]]

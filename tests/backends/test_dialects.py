@@ -186,12 +186,12 @@ def test_no_body_makes_a_dialect_raise_anything_else(name: str, body: bytes) -> 
 
 def test_a_tensor_that_is_no_utf_8_is_refused() -> None:
     body = b'{"outputs":[{"name":"\xe7"}]}'
-    with pytest.raises(NoOutputs, match="something that is no JSON"):
+    with pytest.raises(NoOutputs, match="something that is not JSON"):
         dialect("oip").decode(body, 1, len(body))
 
 
 def test_the_models_of_an_api_over_grpc_are_those_of_its_index() -> None:
-    kind = protos.kinds_of(protos.OPEN_INFERENCE, "RepositoryIndex")[1]
+    kind = protos.message_classes(protos.OPEN_INFERENCE, "RepositoryIndex")[1]
     index = kind()
     index.models.add(name="upper")
     remote = reach("grpc://h:1/other")

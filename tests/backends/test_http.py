@@ -254,7 +254,7 @@ def test_what_a_retry_after_header_asks_for(value: str, seconds: float | None) -
 @pytest.mark.parametrize(
     ("answer", "what"),
     [
-        (lambda _: web.Response(text="<html>oops\x00</html>"), r"something that is no JSON \(.*\)$"),
+        (lambda _: web.Response(text="<html>oops\x00</html>"), r"something that is not JSON \(.*\)$"),
         (says({"output": ["A"]}), "neither a list nor an object with one of outputs, results, predictions"),
         (says(["A", "B"]), "2 outputs for 1 inputs"),
     ],

@@ -51,7 +51,7 @@ def test_the_first_member_by_name_counts() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[", b'["a"', b'["a"]]', b'{"outputs":["a"}', b'["\xff"]', b"[" * 100_000])
 def test_what_is_no_json_is_refused_without_quoting_it(body: bytes) -> None:
-    with pytest.raises(NoOutputs, match="something that is no JSON"):
+    with pytest.raises(NoOutputs, match="something that is not JSON"):
         read(body, 1)
 
 

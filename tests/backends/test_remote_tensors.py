@@ -30,8 +30,8 @@ from tests.backends.remote import served
 
 LONG = 30.0
 DATATYPES = tuple(one for one in SIZES if one != JSON)
-ASKED, ANSWER = protos.kinds_of(protos.OPEN_INFERENCE, "ModelInfer")
-METADATA = protos.kinds_of(protos.OPEN_INFERENCE, "ModelMetadata")[1]
+ASKED, ANSWER = protos.message_classes(protos.OPEN_INFERENCE, "ModelInfer")
+METADATA = protos.message_classes(protos.OPEN_INFERENCE, "ModelMetadata")[1]
 
 Specs = Sequence[tuple[str, str, Sequence[int]]]
 

@@ -166,7 +166,7 @@ _REQUESTS = [
     request
     for service in messages.SERVICES
     for method in protos._POOL.FindServiceByName(service).methods
-    for request in messages.kinds_of(service, method.name)[:1]
+    for request in messages.message_classes(service, method.name)[:1]
 ]
 
 

@@ -219,7 +219,7 @@ async def test_elements_of_models_that_take_json_or_octets(port: Port) -> None:
 
 async def say(client: Any, method: str, metadata: Any = (), **members: Any) -> Any:
     """Answer to a method with these members in its request."""
-    asked, answer = messages.kinds_of(messages.OPEN_INFERENCE, method)
+    asked, answer = messages.message_classes(messages.OPEN_INFERENCE, method)
     body = await client.ask(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), metadata)
     return answer.FromString(body)
 
@@ -278,7 +278,7 @@ async def test_what_is_said_of_a_model_is_for_those_who_may_ask_it(port: Port) -
     for method in ("ServerLive", "ServerReady", "ServerMetadata"):
         await say(client, method)
     for method in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics"):
-        asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+        asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
         body = asked(name="default").SerializeToString()
         assert (await client.fail(f"{service}/{method}", body)).status is Status.UNAUTHENTICATED
         narrow = (("authorization", "Bearer narrow"),)
@@ -304,7 +304,7 @@ async def test_what_is_said_of_models_comes_with_an_id_and_the_callers_limits(po
         ("ModelConfig", {"name": "other"}),
         ("RepositoryModelLoad", {}),
     ):
-        asked, _ = messages.kinds_of(messages.OPEN_INFERENCE, method)
+        asked, _ = messages.message_classes(messages.OPEN_INFERENCE, method)
         call = client.call(f"/{messages.OPEN_INFERENCE}/{method}", asked(**members).SerializeToString(), BEARER)
         found = dict(await call.trailing_metadata())
         assert found["x-request-id"].startswith("req_")
@@ -324,7 +324,7 @@ async def test_a_model_of_which_it_is_not_known_whether_it_is_served_is_asked_fo
     port.stand.real.served.in_doubt = lambda: True
     client, asked = port.client(), request("a")
     asked.model_name = "late"
-    about, _ = messages.kinds_of(messages.OPEN_INFERENCE, "ModelMetadata")
+    about, _ = messages.message_classes(messages.OPEN_INFERENCE, "ModelMetadata")
     for method, body in (
         (PREDICT, predict("a", "late")),
         (INFER, asked.SerializeToString()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.doors.bodies import meant
+from headway.doors.bodies import suggestion
 from tests.http.stand import Stand, get, on_stand, post
 
 MISSING = "Object missing required field `input`"
@@ -26,8 +26,8 @@ MISSING = "Object missing required field `input`"
     ],
 )
 def test_who_lacks_a_member_is_told_what_was_most_likely_meant(body: bytes, told: str) -> None:
-    assert meant(MISSING, body) == told
-    assert meant("Expected `str`, got `int` - at `$.input`", body) == ""
+    assert suggestion(MISSING, body) == told
+    assert suggestion("Expected `str`, got `int` - at `$.input`", body) == ""
 
 
 @on_stand()

@@ -19,10 +19,10 @@ from headway.config import Settings
 from headway.core import values
 from headway.core.json_pages import Steps
 from headway.doors.answer_pieces import HOLE, array_within, is_large, items_of, tensor_pieces, value_within
-from headway.doors.bodies import ABSENT, Asked, OtherInput, body_reader, long_value_reader, read_text, value_reader
+from headway.doors.bodies import ABSENT, OtherInput, ParsedBody, body_reader, long_value_reader, read_text, value_reader
 from headway.doors.exchange import JSON, Exchange, Outcome, ReadText, Usual, WriteText, Written
 from headway.doors.rate_limit_headers import RateLimitHeaders
-from headway.doors.tensor_bodies import fitting, fitting_in_steps
+from headway.doors.tensor_bodies import to_tensors, to_tensors_in_steps
 from headway.errors import BadRequest
 from headway.gateway.client_quotas import UNHELD
 from headway.gateway.served_models import KnownModels
@@ -65,9 +65,9 @@ class Codec(msgspec.Struct, frozen=True):
     open: OpenHead | None = None
     read: ReadText = _never
     write: WriteText = _never
-    read_value: Callable[[bytes], Asked] = _never
+    read_value: Callable[[bytes], ParsedBody] = _never
     write_many: WriteText = _never
-    read_long: Callable[[bytes], Steps[Asked]] = _never
+    read_long: Callable[[bytes], Steps[ParsedBody]] = _never
     encode_error: EncodeError = encode_problem
     limit_lines: Callable[[RateLimitHeaders, tuple[Limit, ...]], bytes] = RateLimitHeaders.lines
     compressed: bool = False
@@ -94,7 +94,7 @@ class Codec(msgspec.Struct, frozen=True):
         named, input, parameters, version = yield from self.read_long(body)
         model = named or known.default
         if known[model].takes is ValueKind.TENSORS:
-            input = yield from fitting_in_steps(known, model, input)
+            input = yield from to_tensors_in_steps(known, model, input)
         elif not isinstance(input, str):
             what = "list" if isinstance(input, list) else values.name_of(input)
             input = _fitting(known, model, input, OtherInput(f"Expected `str`, got `{what}` - at `$.{self.input}`"))
@@ -137,7 +137,7 @@ def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: 
                 raise BadRequest(f"Expected `str`, got `{values.name_of(value)}` - at `$.inputs[{position}]`")
     elif takes is not None:
         if takes is ValueKind.TENSORS:
-            return fitting(known, model, input)
+            return to_tensors(known, model, input)
         if takes is ValueKind.BYTES and isinstance(input, list):
             for position, value in enumerate(input):
                 if (failure := known.check(model, value)) is not None:

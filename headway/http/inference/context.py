@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.json_pages import SHORT
 from headway.doors.entrance import Entrance
 from headway.doors.exchange import CodecContext
-from headway.doors.fields import TRACE_FIELDS, picked
+from headway.doors.fields import TRACE_FIELDS, select_fields
 from headway.errors import RequestError
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
@@ -69,7 +69,7 @@ class InferenceContext(ConnectionContext):
         """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
         if self.refusal_traces is None or status < 400:
             return
-        if fields := picked(request.fields, TRACE_FIELDS, TRACE_FIELDS):
+        if fields := select_fields(request.fields, TRACE_FIELDS, TRACE_FIELDS):
             self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:

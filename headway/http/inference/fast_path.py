@@ -22,9 +22,9 @@ from time import monotonic
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
 from headway.doors.answer_pieces import is_large
-from headway.doors.entrance import stranger
-from headway.doors.exchange import Exchange, Outcome, ReadRequest, Usual, marks_of, unusual
-from headway.doors.fields import ID_PREFIX, hurried
+from headway.doors.entrance import bad_credential
+from headway.doors.exchange import Exchange, Outcome, ReadRequest, Usual, outcome_headers, unusual
+from headway.doors.fields import ID_PREFIX, with_time_left
 from headway.doors.large_answers import LargeAnswer
 from headway.errors import AnyError, RequestError
 from headway.gateway.fan_out import FanOut, joined
@@ -279,7 +279,7 @@ class FastPathConnection(Connection):
         now = monotonic()
         shared = b""
         if reply.shared is not None or reply.unkept:
-            shared = "".join(f"{name}: {value}\r\n" for name, value in marks_of(reply)).encode()
+            shared = "".join(f"{name}: {value}\r\n" for name, value in outcome_headers(reply)).encode()
         output = reply.output
         if output is None:
             self.write_error(failure_of(reply), shared)
@@ -473,7 +473,7 @@ class FastPathConnection(Connection):
             if request.wish is not None and isinstance(exchange.input, list):
                 self._charge_and_deny(request, several_as_task())
             else:
-                exchange.options = hurried(exchange.options, monotonic() - self.begun)
+                exchange.options = with_time_left(exchange.options, monotonic() - self.begun)
                 self._ask(request, b"", exchange)
         except RequestError as exc:
             self._give_back()
@@ -612,7 +612,7 @@ class FastPathConnection(Connection):
         try:
             if (found := self.still()) is not self.known:
                 if found is None:
-                    raise stranger(request.authorization)
+                    raise bad_credential(request.authorization)
                 self._belong(found)
         except RequestError as exc:
             self._deny(request, exc)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headway.bulk.jobs import BulkJobs
-from headway.doors.bodies import why_not
+from headway.doors.bodies import decode_problem
 from headway.errors import RATE_LIMITED, BadRequest, NotFound, RequestError
 from headway.http.authentication import Authentication
 from headway.http.openai.bulk_lines import READERS
@@ -120,7 +120,7 @@ async def _read(request: Request) -> _Asked:
     try:
         asked = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadRequest(why_not(exc, body)) from None
+        raise BadRequest(decode_problem(exc, body)) from None
     if asked.output_expires_after not in (None, b"null"):
         raise not_kept("output_expires_after")
     if asked.metadata is not None and (

@@ -17,7 +17,7 @@ from headway.bulk.forms import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.core.json_pages import SHORT, Steps
-from headway.doors.bodies import members_in_steps, struct_reader, why_not
+from headway.doors.bodies import decode_problem, members_in_steps, struct_reader
 from headway.doors.exchange import Exchange, Outcome, Reader
 from headway.doors.fields import ID_PREFIX
 from headway.errors import UNFORESEEN, AnyError, BadRequest, PayloadTooLarge, RequestError
@@ -148,7 +148,7 @@ class OpenAILines(LineForm):
         except BadRequest as exc:
             raise BadRequest(exc.message.replace("the body", "the line")) from None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(why_not(exc, text).replace("the body", "the line")) from None
+            raise BadRequest(decode_problem(exc, text).replace("the body", "the line")) from None
         if not 0 < len(line.custom_id) <= _MOST_CUSTOM_ID:
             raise BadRequest(f"expected a text of 1 to {_MOST_CUSTOM_ID} characters - at `$.custom_id`")
         if line.method != "POST":

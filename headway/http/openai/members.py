@@ -10,7 +10,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.core.json_pages import SHORT, Pages, Steps, split
-from headway.doors.bodies import checked_parameters, members_in_steps, parameters_in_steps, why_not
+from headway.doors.bodies import checked_parameters, decode_problem, members_in_steps, parameters_in_steps
 from headway.doors.exchange import UNUSUAL, CodecContext, Exchange, Reader, ReadInSteps, ReadRequest
 from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.errors import BadRequest, PayloadTooLarge
@@ -61,7 +61,7 @@ def read_members(body: Any) -> Members:
     except AttributeError:  # They are members, of a long body.
         return cast(Members, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadRequest(why_not(exc, body)) from None
+        raise BadRequest(decode_problem(exc, body)) from None
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -194,7 +194,7 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
         except BadRequest as exc:
             raise BadRequest(exc.message.replace("`$.parameters`", "what reaches the model as parameters")) from None
         except (msgspec.MsgspecError, RecursionError) as exc:
-            raise BadRequest(why_not(exc, text)) from None
+            raise BadRequest(decode_problem(exc, text)) from None
 
     return parameters
 
@@ -282,7 +282,7 @@ def check_messages(text: bytes, name: str) -> Steps[None]:
 
 def _at(name: str, exc: Exception, raw: bytes) -> str:
     """Message about a wrong member, with the path from the body's root."""
-    message = why_not(exc, raw)
+    message = decode_problem(exc, raw)
     if not isinstance(exc, msgspec.ValidationError):
         return f"{message} - at `$.{name}`"
     text, found, path = message.partition(" - at `$")

@@ -11,7 +11,7 @@ import re
 
 import httptools
 
-from headway.doors.fields import TRACE_FIELDS, picked, shorten
+from headway.doors.fields import TRACE_FIELDS, select_fields, shorten
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
 from headway.runtime import protocol_hints
 
@@ -133,7 +133,7 @@ def read_head(raw: bytes) -> Head:
 
 
 def _weigh(head: Head) -> None:
-    single = head.single = picked(head.fields, _LOOKED_AT, _LISTS)
+    single = head.single = select_fields(head.fields, _LOOKED_AT, _LISTS)
     if b"connection" in single and b"close" in map(bytes.strip, single[b"connection"].lower().split(b",")):
         head.keep = False
     host = single.get(b"host")

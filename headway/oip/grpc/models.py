@@ -99,7 +99,7 @@ def responder(
     method: str, answer: Answer, limiter: Limiter | None = None
 ) -> Callable[[bytes, Principal], Awaitable[bytes]]:
     """Make the function from a method's message to the message of its answer. `limiter`: limiter for which the call is a poll."""
-    request, response = messages.kinds_of(messages.OPEN_INFERENCE, method)
+    request, response = messages.message_classes(messages.OPEN_INFERENCE, method)
 
     async def respond(body: bytes, principal: Principal) -> bytes:
         if limiter is not None and (over := limiter.poll(principal.limits)) is not None:

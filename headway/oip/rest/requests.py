@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headway.config import Settings
 from headway.core.failures import error_of
 from headway.core.json_pages import SHORT, Steps, split
-from headway.doors.bodies import ABSENT, members_in_steps, why_not
+from headway.doors.bodies import ABSENT, decode_problem, members_in_steps
 from headway.doors.exchange import CodecContext, Exchange, Reader, WriteAnswer
 from headway.doors.fields import shorten
 from headway.errors import BadRequest
@@ -173,7 +173,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
                 return read_tensors(body, length, served)
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(why_not(exc, text)) from None
+            raise BadRequest(decode_problem(exc, text)) from None
         return InferRequest(asked.id, shape, elements, wishes, parameters)
 
     return read

@@ -17,7 +17,7 @@ from headway.config import Settings
 from headway.core import tensor_json
 from headway.core.json_pages import SHORT, Steps
 from headway.core.tensors import ALIGNED, BYTES, MOST_TENSORS, SIZES, NoTensors, TensorHead, count_of, opening, quoted
-from headway.doors.bodies import ABSENT, members_in_steps, why_not
+from headway.doors.bodies import ABSENT, decode_problem, members_in_steps
 from headway.doors.exchange import Exchange, WriteAnswer
 from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
@@ -129,7 +129,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
             given = [TensorHead(one.name, one.datatype, shape_of(one, place)) for place, one in enumerate(inputs)]
             heads = checked_heads(given, specs, most)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(why_not(exc, text)) from None
+            raise BadRequest(decode_problem(exc, text)) from None
         return _Said(asked.id, wishes, parameters, wanted, inputs, heads, *_form_of(inputs, heads))
 
     often_said = lru_cache(maxsize=_MOST_KNOWN)(said_of)

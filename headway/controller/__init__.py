@@ -1,1 +1,1 @@
-"""The controller, which publishes what the workers can carry."""
+"""The controller: the leading one publishes capacities, scales models and moves rollouts on."""

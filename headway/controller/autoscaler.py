@@ -1,8 +1,8 @@
-"""Autoscaler: decides how many workers each model should have, while its controller leads.
+"""Decide how many workers each model should have, while this process's controller leads.
 
-`core/scaling` decides; here is what it needs of the world. The number and its reason are published with the capacity of the
-model, so that another leader goes on from there, and every process can tell it. Processes with workers follow it, each with its
-share; a process that is alone sets its own pools.
+`core/scaling` makes the decision; this module feeds it what the fleet reports. Each number is published together with its
+reason in the model's capacity. A new leader resumes from it, and processes with workers each take their share of it. A
+process that is alone resizes its own pools.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 SETTLES_AFTER = 3.0
-"""Seconds for which a leader hears of workers and hosts, which come one by one, before it tells a number that it does not know, or bounds one."""
+"""Seconds in which a new leader only listens, as workers and hosts report one by one, before it makes up or bounds a number."""
 YIELDS_AFTER = 2.0
-"""Seconds after which a model that nobody asks for gives its last worker up where another waits for its GPU."""
+"""Seconds without requests after which a model gives up its last worker, if another model waits for the GPU."""
 LEFT_FOR = 30.0
-"""Seconds after which a model whose workers have all left has no number any more. A host that is restarted finds its number."""
+"""Seconds after which a model whose workers were all stopped is forgotten. A host that restarts sooner finds its number."""
 
 
 class ScaledModel(msgspec.Struct):
     """State of one model's scaling in this process.
 
     Attributes:
-        scaler: decides; None until it is known how many there are.
-        live: workers that are there, start or are drained, as last heard.
-        follows: whether the number follows those that turn up: nothing was decided yet, and this process has none.
-        since: monotonic instant from which on it is scaled here.
-        there_at: monotonic instant at which it was there last; see `has_left`.
-        published: what was published last, before this process led; None: that is not known.
-        warned: whether the log tells that it keeps a worker.
-        short: whether it wants more workers than there are places in its processes.
+        since: when scaling it began here, in monotonic seconds.
+        there_at: when it last had a worker that wasn't told to stop, in monotonic seconds.
+        scaler: makes the decisions; None until the number to start from is known.
+        live: workers that are not offline, at the last look.
+        follows: True while nothing was decided, so that the number follows the workers that turn up elsewhere.
+        published: what the previous leader published last; None if unknown.
+        warned: True once the log says that it keeps a worker.
+        short: True while it wants more workers than its processes have room for.
     """
 
     since: float
@@ -61,12 +61,10 @@ class Autoscaler:
     """Autoscaler of one controller.
 
     Arguments:
-        pools: pools of this process, whose numbers it sets; None where others follow what is published.
-        limits: bounds and times of a model by its name; None for a model that is not scaled.
-        counters: counters of the process.
-        clock: monotonic seconds.
-        name: who sets the numbers, as the setting has it.
-        named: models that have a number whether they have workers or not; any other has none once all of its workers have left.
+        pools: pools of this process to resize; None if other processes follow what is published.
+        limits: returns the bounds of a model; None for a model that is not scaled.
+        name: driver of the scaling, as the setting names it.
+        named: models that keep a number with or without workers; any other is dropped once all its workers have left.
     """
 
     def __init__(
@@ -80,86 +78,90 @@ class Autoscaler:
     ) -> None:
         self._pools, self._limits, self._counters, self._clock, self._name = pools, limits, counters, clock, name
         self._named = named
-        self._told: dict[str, Scaling] = {}
-        """Last publications of this process, by model, since another controller led."""
+        self._own_scalings: dict[str, Scaling] = {}
+        """What this process published last for each model, until another controller leads."""
         self._models: dict[str, ScaledModel] = {}
 
     def forget(self) -> None:
-        """Forget all that was decided, as another controller leads."""
+        """Forget all decisions: another controller leads."""
         self.interrupt()
-        self._told.clear()
+        self._own_scalings.clear()
 
     def interrupt(self) -> None:
-        """Decide no more, as it is not known who leads."""
+        """Stop deciding until it is known who leads."""
         self._models.clear()
 
     def begin(self, published: Collection[Capacity]) -> None:
-        """Begin to lead, from the numbers that were published last; if the broker has lost them, from this process's own."""
-        found = {one.model: one.scaling for one in published if one.scaling is not None} or self._told
+        """Start to lead from the published numbers or, if the broker has lost them, from this process's own."""
+        scalings = {capacity.model: capacity.scaling for capacity in published if capacity.scaling is not None}
         now = self._clock()
-        self._models = {model: ScaledModel(now, now, published=scaling) for model, scaling in found.items()}
+        self._models = {
+            model: ScaledModel(now, now, published=scaling)
+            for model, scaling in (scalings or self._own_scalings).items()
+        }
 
     def drop(self, model: str) -> None:
-        """Forget a model, which is gone."""
+        """Forget a model."""
         self._models.pop(model, None)
-        self._told.pop(model, None)
+        self._own_scalings.pop(model, None)
 
     def look(
         self,
-        found: Capacity,
+        capacity: Capacity,
         load: Load | None,
         queue: int,
         workers: Sequence[WorkerInfo],
         members: Sequence[ProcessInfo],
         bulk: int = 0,
     ) -> Capacity:
-        """Decide on one model; returns its capacity with what is to be published of the scaling.
+        """Decide on one model, and return its capacity with the scaling to publish.
 
         Arguments:
-            found: capacity of the model.
-            load: load of the model; None when nothing is known.
+            capacity: measured capacity of the model.
+            load: load of the model; None if unknown.
             queue: entries that wait for it.
-            workers: the worker registry.
-            members: processes of the fleet.
+            workers: all workers of the fleet.
+            members: all processes of the fleet.
             bulk: lines of bulk jobs that wait for it.
         """
-        model = found.model
+        model = capacity.model
         limits = self._bounded(model, members)
-        kept = [one for one in workers if one.model == model and not _left(one)]
-        own = [one for one in kept if one.status is not WorkerStatus.OFFLINE]
-        if limits is None or any(one.gpu for one in kept):
+        kept = [worker for worker in workers if worker.model == model and not _left(worker)]
+        live = [worker for worker in kept if worker.status is not WorkerStatus.OFFLINE]
+        if limits is None or any(worker.gpu for worker in kept):
             reason = "its workers share GPUs with other models, which are not scaled"
-            held = Scaling(desired=len(kept), current=found.healthy, reason=reason, driver=self._name)
-            return msgspec.structs.replace(found, scaling=held)
+            held = Scaling(desired=len(kept), current=capacity.healthy, reason=reason, driver=self._name)
+            return replace(capacity, scaling=held)
         now = self._clock()
         state = self._models.setdefault(model, ScaledModel(now))
-        state.live = len(own)
+        state.live = len(live)
         if model in self._named or not has_left(model, workers):
             state.there_at = now
         elif now - state.there_at >= LEFT_FOR:
             self.drop(model)
-            return found
+            return capacity
         scaler = state.scaler or self._begin(model, state, limits)
         if scaler is None:
-            return found
+            return capacity
         limits = self._kept_alive(model, state, limits)
-        if now < state.since + SETTLES_AFTER:  # Hosts tell what they have room for one by one, too.
+        if now < state.since + SETTLES_AFTER:  # Not all hosts have told how many devices they have.
             limits = replace(limits, most=max(limits.most, scaler.desired))
         scaler.limits = limits
         if state.follows and state.live > scaler.desired:
             scaler.desired = limits.clamp(state.live)
-        lines = bulk if bulk and self._may_run_lines(model, scaler, members) else 0
         measured = ModelState(
-            found.healthy,
-            queue,
-            offered(model, load, members),
-            found.items_per_second,
-            batch_cost(load),
-            0 if bulk else sum(one.in_flight for one in own),  # What runs beside waiting lines is mostly lines.
-            round(max((one.load_seconds for one in own), default=0.0), 3),
-            lines,
-            *failed_starts(own),
-            found.drained,
+            ready=capacity.healthy,
+            queue=queue,
+            rate=offered(model, load, members),
+            capacity=capacity.items_per_second,
+            cost=batch_cost(load),
+            # Batches that run while bulk lines wait are mostly made of those lines.
+            running=0 if bulk else sum(worker.in_flight for worker in live),
+            load=round(max((worker.load_seconds for worker in live), default=0.0), 3),
+            bulk=bulk if bulk and self._may_run_lines(model, scaler, members) else 0,
+            trouble=start_trouble(live),
+            retry_in=retry_in(live),
+            drained=capacity.drained,
         )
         decision = scaler.decide(measured, now)
         configured = self._limits(model)
@@ -168,36 +170,36 @@ class Autoscaler:
             self._order(model, state, decision)
         if self._pools is not None:
             self._pools.scale(model, scaler.desired)
-        self._told[model] = scaling = self._shown(state, scaler, found.healthy)
-        return msgspec.structs.replace(found, scaling=scaling)
+        self._own_scalings[model] = scaling = self._shown(state, scaler, capacity.healthy)
+        return replace(capacity, scaling=scaling)
 
     def _kept_alive(self, model: str, state: ScaledModel, limits: ScaleLimits) -> ScaleLimits:
-        """Limits of a model that keeps a worker where no setting names it: without any, nobody would know that it exists."""
+        """Keep a last worker for a model that no setting names: without workers nobody would know that it exists."""
         if not limits.idle_after or model in self._named:
             return limits
         if not state.warned:
             state.warned = True
-            hint = "Name it in the settings of the controllers and the gateways: --model, or a table [models.NAME]."
+            hint = "Name it in the settings of controllers and gateways: by --model, or in a table [models.NAME]."
             log.warning(
-                "a model keeps a worker while nobody asks for it, as no setting names it", model=model, hint=hint
+                "a model keeps a worker though it gets no requests, as no setting names it", model=model, hint=hint
             )
         return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
-        """Limits of a model where processes scale themselves: each keeps one worker, and has devices for so many."""
+        """Return a model's limits, bounded by its processes: each keeps a worker, and has room for so many."""
         limits = self._limits(model)
-        room = [one.scalable[model] for one in members if model in one.scalable]
+        room = [member.scalable[model] for member in members if model in member.scalable]
         if limits is None or not room:
             return limits
-        there = sum(most for _, most in room)
-        if limits.idle_after and there < sum(has for has, _ in room):  # Another model waits for what this one has.
+        places = sum(most for _, most in room)
+        if limits.idle_after and places < sum(size for size, _ in room):  # Another model waits for one of its places.
             limits = replace(limits, idle_after=min(limits.idle_after, YIELDS_AFTER))
-        most = max(min(limits.most, there), 1)
+        most = max(min(limits.most, places), 1)
         return replace(limits, most=most, least=min(max(limits.least, len(room)), most))
 
     def _may_run_lines(self, model: str, scaler: Scaler, members: Sequence[ProcessInfo]) -> bool:
-        """Whether lines of bulk jobs may keep a model's workers, or bring one: no other model wants the places that it has or would get."""
-        homes = [one.scalable for one in members if model in one.scalable]
+        """Return True if bulk lines may keep a model's workers or start one, as no other model wants their places."""
+        homes = [member.scalable for member in members if model in member.scalable]
         if homes and not any(home[model][1] for home in homes):
             return False
         for name, other in self._models.items():
@@ -230,7 +232,7 @@ class Autoscaler:
         )
 
     def _order(self, model: str, state: ScaledModel, decision: ScaleDecision) -> None:
-        """Tell of a decision."""
+        """Count, show and log a decision."""
         state.follows = False
         self._counters.scaling_decisions[model, decision.direction] += 1
         self._counters.departures.scaled(
@@ -247,13 +249,13 @@ class Autoscaler:
         )
 
     def _begin(self, model: str, state: ScaledModel, limits: ScaleLimits) -> Scaler | None:
-        """Go on from what was published last, or from the workers that are there."""
+        """Make the scaler from the published number, or from the workers that run; None while that is too early."""
         published, now = state.published, self._clock()
         current = 0 if self._pools is None else self._pools.current(model)
         if published is not None:
             state.scaler = Scaler(limits, published.desired, now, published.reason, published.start_seconds)
         elif now == state.since or (not current and now < state.since + SETTLES_AFTER):
-            return None  # At the first look rates are those of an instant.
+            return None  # At the first look, rates are those of an instant.
         else:
             may_have_none = limits.idle_after > 0 and self._name != NONE
             state.scaler = Scaler(limits, current or max(state.live, 0 if may_have_none else 1), now)
@@ -262,8 +264,8 @@ class Autoscaler:
 
 
 def has_left(model: str, workers: Sequence[WorkerInfo]) -> bool:
-    """Whether all workers of a model were told to stop. One that was lost has not left: its reason says so."""
-    own = [one for one in workers if one.model == model]
+    """Return True if all workers of a model were told to stop. A lost worker has a reason, and has not left."""
+    own = [worker for worker in workers if worker.model == model]
     return bool(own) and all(map(_left, own))
 
 
@@ -271,26 +273,33 @@ def _left(worker: WorkerInfo) -> bool:
     return worker.status is WorkerStatus.OFFLINE and not worker.reason
 
 
-def failed_starts(workers: Sequence[WorkerInfo]) -> tuple[str, float]:
-    """Reason for which a worker did not load, and the seconds until one of those that start is tried again, 0 while any of them loads."""
-    starting = [one for one in workers if one.status is WorkerStatus.STARTING]
-    failed = next((one for one in starting if one.start_failed), None)
-    if failed is None:
-        return "", 0.0
-    return f"{failed.worker_id} does not start: {failed.reason}", min(one.retry_in for one in starting)
+def start_trouble(workers: Sequence[WorkerInfo]) -> str:
+    """Say why a worker failed to start; empty if none did."""
+    for worker in workers:
+        if worker.status is WorkerStatus.STARTING and worker.start_failed:
+            return f"{worker.worker_id} does not start: {worker.reason}"
+    return ""
+
+
+def retry_in(workers: Sequence[WorkerInfo]) -> float:
+    """Return the seconds until the first failed start is retried; 0 while any worker is loading, or if none failed."""
+    starting = [worker for worker in workers if worker.status is WorkerStatus.STARTING]
+    if not any(worker.start_failed for worker in starting):
+        return 0.0
+    return min(worker.retry_in for worker in starting)
 
 
 def offered(model: str, load: Load | None, members: Sequence[ProcessInfo]) -> float:
-    """Entries per second that clients ask a model for and that a worker could answer, those included that are refused.
+    """Return the entries per second that clients send to a model, refused ones included.
 
-    What the broker counts is for gateways that tell nothing: it knows of no client that was gone before it could be answered.
+    The broker's count stands in where no gateway reports any: it misses clients that left before they could be answered.
     """
-    told = [one.arrivals[model] for one in members if model in one.arrivals]
-    return sum(map(sum, told)) if told or load is None else load.rate
+    arrivals = [member.arrivals[model] for member in members if model in member.arrivals]
+    return sum(map(sum, arrivals)) if arrivals or load is None else load.rate
 
 
 def batch_cost(load: Load | None) -> BatchCost | None:
-    """Cost of a model's batches in entries; None while no batch was measured."""
+    """Return the cost of a model's batches, counted in entries; None before the first measured batch."""
     if load is None or load.alpha + load.beta <= 0.0 or load.largest <= 0.0:
         return None
     size = load.entry_size

@@ -1,7 +1,7 @@
-"""The controller: publishes the capacity of each model's workers, and how many there should be. Of many, one leads.
+"""The controller publishes each model's capacity, and how many workers it should have. Only the leader does so.
 
 follow ──lead is free──▶ lead ──not renewed in time──▶ follow
-         (asked once a second, and more seldom while the leader renews it)
+         (asked once a second, and less often while the leader renews it)
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 PUBLISH_EVERY = 0.5
-"""Seconds between two publications while anything is asked. The limits made from them are older by that, beside the heartbeats."""
+"""Seconds between two publications while there are requests: the age of the limits made from them, besides a heartbeat's."""
 GONE_AFTER = OFFLINE_AFTER
-"""Seconds for which neither a worker nor a setting has named a model before its capacity is withdrawn."""
+"""Seconds without a worker or a setting that names a model, after which its capacity is withdrawn."""
 LEADS_FOR = 2.5
-"""Seconds for which a leader leads unless it renews that, which it does with each look."""
+"""Seconds for which the lead lasts. Each look renews it."""
 ENDS_SOON = 1.25
-"""Seconds that are left of the lead of another from which on it is asked for twice a second: that one was to renew it by then."""
+"""Seconds before the end of another's lead from which it is asked for twice a second: its leader should have renewed it."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """The fleet as it was seen at one look; depths and bulk lines for the autoscaler, processes for that and for rollouts."""
+    """The fleet at one look. The last three are only read when the autoscaler or a rollout needs them."""
 
     workers: Sequence[WorkerInfo]
     loads: Mapping[QueueName, Load]
@@ -52,22 +52,18 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 class Controller:
-    """Controller of one process. It leads if no other does, and publishes capacities while it leads.
+    """Controller of one process, which leads if no other does.
 
     Arguments:
         id: id of its process in the fleet.
-        broker: broker that knows workers and loads.
-        fleet: fleet that knows the leader, and gets the capacities.
         target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
-        clock: monotonic seconds.
-        pace: pace of the process, which is told while it leads.
-        alone: whether there can be no other controller, so that the lead is nothing to tell of.
-        counters: counters of the process.
+        pace: pace of the process, kept up while it leads.
+        alone: True if there can be no other controller, so that leading isn't worth a log line.
 
     Attributes:
-        leads: whether it led when it last asked.
-        autoscaler: decides how many workers there should be while the controller leads; None: nobody does.
-        models: names of the models that the fleet serves besides those of its workers; None: all that the broker knows.
+        leads: True if it led when it last asked.
+        autoscaler: decides how many workers there should be; None to leave them as they are.
+        models: returns the models that the fleet serves, besides those with workers; None for all that the broker knows.
     """
 
     def __init__(
@@ -88,7 +84,7 @@ class Controller:
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
         self._ends_in = math.inf
-        """Seconds that were left of the lead of another at the last look; infinite as long as that is not known."""
+        """Seconds that another's lead had left at the last look; infinite if unknown."""
         self._say = log.debug if alone else log.info
         self._id = id
         self._broker = broker
@@ -98,22 +94,22 @@ class Controller:
         self._published: dict[str, float] = {}
         """Instants of the last publications, by model."""
         self._last: dict[str, Capacity] = {}
-        """Capacity of each model as it was published last while it led; see `_bare`."""
+        """What was last published for each model while leading; see `_steady`."""
         self._unchanged: list[Capacity] = []
-        """Capacities that the last look has found as they were, which are published with the next one."""
+        """Capacities that had not changed at the last look, to be published with the next."""
         self._calm = False
-        """Whether nothing was asked of the fleet lately, as of the last look."""
-        self._told: dict[str, bool] = {}
-        """Whether what was logged last of a model's capacity was an estimate."""
+        """True if the fleet had nothing to do at the last look."""
+        self._logged_estimate: dict[str, bool] = {}
+        """Per model, True if the capacity last logged was an estimate."""
         self._periodic = Periodic("controller", self._control, clock, every=self.every)
 
     @property
     def leads_now(self) -> bool:
-        """Whether no other controller can lead now: the lead that it got has not run out since."""
+        """True while the lead hasn't run out, so that no other controller can lead."""
         return self.leads and self._clock() < self._led_until
 
     def every(self) -> float:
-        """Seconds until the next look: fewer while this controller leads a fleet that works, or is about to lead."""
+        """Return the seconds until the next look: fewer while leading a busy fleet, or about to lead."""
         if self.leads:
             return REST_EVERY if self._calm else PUBLISH_EVERY
         return PUBLISH_EVERY if self._ends_in < ENDS_SOON else self._pace.every()
@@ -127,14 +123,14 @@ class Controller:
         self._periodic.soon()
 
     async def stop(self) -> None:
-        """Stop asking. The lead itself is given up when its process leaves the fleet."""
+        """Stop asking. Leaving the fleet gives the lead up."""
         await self._periodic.stop()
 
     async def _control(self) -> None:
         try:
             until = self._clock() + LEADS_FOR
             asked, led = self._fleet.acquire_leadership(self._id, LEADS_FOR), self.leads
-            if led:  # Most likely still, so that one call of the broker does for all.
+            if led:  # Probably still, so look and publish in the same round trip.
                 self._ends_in, seen, _ = await asyncio.gather(asked, self._look(), self._publish_again())
             else:
                 self._ends_in = await asked
@@ -150,21 +146,21 @@ class Controller:
                 rollouts = await self._rollouts.look(seen.rollouts, seen.members) if self.leads_now else {}
                 await self._publish(seen, rollouts)
         except BrokerUnavailable:
-            self._become(leader=False, known=False)  # Another may lead before we hear of it.
+            self._become(leader=False, known=False)  # Another may lead before the broker is back.
             self._ends_in = math.inf
             self._pace.stir()
             raise
 
     def _begin(self, published: Sequence[Capacity]) -> None:
-        """Begin to lead, from what was published last."""
-        self._published = dict.fromkeys((one.model for one in published), self._clock())
+        """Start to lead from what was published last."""
+        self._published = dict.fromkeys((capacity.model for capacity in published), self._clock())
         self._last.clear()
         self._unchanged.clear()
         if self.autoscaler is not None:
             self.autoscaler.begin(published)
 
     async def _look(self) -> _Seen:
-        """Look at the fleet, as far as it is needed."""
+        """Read what the next decisions need, in one round trip."""
         broker, fleet = self._broker, self._fleet
         asked: list[Awaitable[Any]] = [broker.workers(), broker.loads(), fleet.rollouts()]
         if self.autoscaler is not None or self._rollouts.asks:
@@ -174,77 +170,72 @@ class Controller:
     async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
         workers, loads = seen.workers, seen.loads
         self._calm = _calm(seen)
-        target, scarce = self._target_utilisation, self._broker.memory_pressure
-        of_models: dict[str, Load] = {}
+        loads_by_model: dict[str, Load] = {}
         rates: dict[str, float] = {}
         for queue, load in loads.items():
-            # Versions of a model mostly cost alike; that which has run most is known best.
+            # Versions of a model mostly cost the same; the one that has run most is known best.
             rates[queue.model] = rates.get(queue.model, 0.0) + load.rate
-            if queue.model not in of_models or load.departures > of_models[queue.model].departures:
-                of_models[queue.model] = load
-        served = of_models if self.models is None else of_models.keys() & set(self.models())
-        found = [
-            capacity(model, workers, of_models.get(model), target, scarce)
-            for model in sorted({*served, *(worker.model for worker in workers)})
-        ]
-        if self.autoscaler is not None:
-            asked = {model: replace(load, rate=rates[model]) for model, load in of_models.items()}
-            found = [
-                self.autoscaler.look(
-                    one,
-                    asked.get(one.model),
-                    sum(depth.depth for depth in seen.depths if depth.model == one.model),
-                    workers,
-                    seen.members,
-                    sum(one_queue.waiting for one_queue in seen.bulk if one_queue.model == one.model),
-                )
-                for one in found
-            ]
-        found = [replace(one, rollout=rollouts.get(one.model)) for one in found]
-        self._told = {model: told for model, told in self._told.items() if model in {one.model for one in found}}
-        for one in found:
-            if not self.leads_now:  # It stood still, and another may lead meanwhile.
+            if queue.model not in loads_by_model or load.departures > loads_by_model[queue.model].departures:
+                loads_by_model[queue.model] = load
+        served = loads_by_model if self.models is None else loads_by_model.keys() & set(self.models())
+        models = sorted({*served, *(worker.model for worker in workers)})
+        for model in [*self._logged_estimate]:
+            if model not in models:
+                del self._logged_estimate[model]
+        capacities: list[Capacity] = []
+        for model in models:
+            load_of_model = loads_by_model.get(model)
+            target, memory_pressure = self._target_utilisation, self._broker.memory_pressure
+            measured = capacity(model, workers, load_of_model, target, memory_pressure)
+            if self.autoscaler is not None:
+                all_versions = load_of_model and replace(load_of_model, rate=rates[model])
+                waiting = sum(depth.depth for depth in seen.depths if depth.model == model)
+                bulk = sum(depth.waiting for depth in seen.bulk if depth.model == model)
+                measured = self.autoscaler.look(measured, all_versions, waiting, workers, seen.members, bulk)
+            capacities.append(replace(measured, rollout=rollouts.get(model)))
+        for measured in capacities:
+            if not self.leads_now:  # The process stood still, and another may lead by now.
                 return
-            if self._calm and _bare(one) == self._last.get(one.model):
-                self._unchanged.append(one)
+            if self._calm and _steady(measured) == self._last.get(measured.model):
+                self._unchanged.append(measured)
                 continue
-            self._last[one.model] = _bare(one)
-            await self._fleet.publish(one)
-            self._published[one.model] = self._clock()
-            self._tell(one)
-        await self._withdraw({one.model for one in found})
+            self._last[measured.model] = _steady(measured)
+            await self._fleet.publish(measured)
+            self._published[measured.model] = self._clock()
+            self._log_capacity(measured)
+        await self._withdraw_except(models)
 
     async def _publish_again(self) -> None:
-        """Publish what the last look has found as it was, unless another may lead by now."""
+        """Publish what the last look found unchanged, unless another may lead by now."""
         unchanged, self._unchanged = self._unchanged, []
         if self.leads_now:
-            self._published.update(dict.fromkeys((one.model for one in unchanged), self._clock()))
-            await asyncio.gather(*(self._fleet.publish(one) for one in unchanged))
+            self._published.update(dict.fromkeys((capacity.model for capacity in unchanged), self._clock()))
+            await asyncio.gather(*map(self._fleet.publish, unchanged))
 
-    async def _withdraw(self, there: Collection[str]) -> None:
-        """Withdraw the capacities of models that are gone."""
+    async def _withdraw_except(self, models: Collection[str]) -> None:
+        """Withdraw the capacities of models that have been gone for GONE_AFTER seconds."""
         for model, at in [*self._published.items()]:
-            if model not in there and self._clock() - at >= GONE_AFTER and self.leads_now:
+            if model not in models and self._clock() - at >= GONE_AFTER and self.leads_now:
                 await self._fleet.withdraw_capacity(model)
                 del self._published[model]
-                self._told.pop(model, None)
+                self._logged_estimate.pop(model, None)
                 self._last.pop(model, None)
                 if self.autoscaler is not None:
                     self.autoscaler.drop(model)
 
-    def _tell(self, found: Capacity) -> None:
-        """Log a capacity when it becomes known, and when it becomes an estimate or sure."""
-        if found.items_per_second and self._told.get(found.model) is not found.estimated:
-            self._told[found.model] = found.estimated
+    def _log_capacity(self, capacity: Capacity) -> None:
+        """Log a capacity when it is first known, and when a measurement replaces an estimate or the reverse."""
+        if capacity.items_per_second and self._logged_estimate.get(capacity.model) is not capacity.estimated:
+            self._logged_estimate[capacity.model] = capacity.estimated
             log.info(
-                "capacity is estimated" if found.estimated else "capacity is measured",
-                model=found.model,
-                items_per_second=round(found.items_per_second, 1),
-                workers=found.healthy,
+                "capacity is estimated" if capacity.estimated else "capacity is measured",
+                model=capacity.model,
+                items_per_second=round(capacity.items_per_second, 1),
+                workers=capacity.healthy,
             )
 
     def _become(self, leader: bool, known: bool = True) -> None:
-        """Note whether this controller leads. `known`: whether another leads if it does not."""
+        """Note whether this controller leads. `known` is False if nobody knows who does."""
         if not leader and self.autoscaler is not None:
             (self.autoscaler.forget if known else self.autoscaler.interrupt)()
         if leader is not self.leads:
@@ -253,14 +244,14 @@ class Controller:
 
 
 def _calm(seen: _Seen) -> bool:
-    """Whether nothing was asked of the fleet lately: nothing waits, and all workers rest. Without any, the first are waited for."""
-    there = [one for one in seen.workers if one.status is WorkerStatus.HEALTHY]
-    rests = bool(there) and all(one.every >= REST_EVERY for one in there)
+    """Return True if nothing waits and all workers rest. A fleet without workers is not calm: its first ones are expected."""
+    healthy = [worker for worker in seen.workers if worker.status is WorkerStatus.HEALTHY]
+    rests = bool(healthy) and all(worker.every >= REST_EVERY for worker in healthy)
     return rests and not any(load.depth for load in seen.loads.values())
 
 
-def _bare(found: Capacity) -> Capacity:
-    """Capacity without the figures that change while nothing else does: they fade."""
-    if found.scaling is None:
-        return found
-    return msgspec.structs.replace(found, scaling=msgspec.structs.replace(found.scaling, utilisation=None, rate=0.0))
+def _steady(capacity: Capacity) -> Capacity:
+    """Return a capacity without the figures that fade by themselves."""
+    if capacity.scaling is None:
+        return capacity
+    return replace(capacity, scaling=replace(capacity.scaling, utilisation=None, rate=0.0))

@@ -1,9 +1,9 @@
-"""Services that keep a fleet of processes together.
+"""What keeps a fleet of processes together.
 
-membership         one process's place in the fleet
-pace               how often a process tells of itself, and looks at the others
-models             the models that the workers of the fleet bring
-reaper             ends what has run out of time
-board_reporter     tells the departure board what a process does
-local_scaling      sets the workers of this process, and takes its share of those that there should be
+membership         a process's place in the fleet: heartbeats and farewell
+pace               how often a process reports and reads
+models             the models that the fleet's workers bring
+reaper             expires and requeues what is overdue
+board_reporter     posts what a process does to the departure board
+local_scaling      resizes the worker pools of this process
 """

@@ -1,7 +1,7 @@
-"""Reporter of a process to the departure board: one notice a second, four while somebody looks, and none while it rests and has nothing to tell.
+"""Post what a process does to the departure board: once a second, four times while somebody watches, never while idle.
 
-Figures of the fleet are read as a notice is posted, and told with the next one, so that one call of the broker does for both. A board
-out of reach is not waited for: what could not be told is lost, and the next notice goes on from there.
+The fleet's figures are read while a notice is posted, and travel with the next notice: one round trip serves both.
+Nothing is retried. If the board is out of reach, that notice is lost and the next one carries on.
 """
 
 from __future__ import annotations
@@ -18,21 +18,16 @@ from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 PERIOD = 1.0
-"""Seconds between two notices, and between two records of the fleet's figures."""
+"""Seconds between two notices, and between two readings of the fleet's figures."""
 WATCHED_PERIOD = 0.25
-"""Seconds between two notices while somebody looks."""
+"""Seconds between two notices while somebody watches the board."""
 UNHEARD = Posted(watched=False, records=False)
 
 K = TypeVar("K")
 
 
 class FlowMeter:
-    """Meter of the requests that a process ends.
-
-    Arguments:
-        counters: counters of the process.
-        clock: monotonic seconds.
-    """
+    """Count what a process has answered, refused and retried since the last reading."""
 
     def __init__(self, counters: Counters, clock: Callable[[], float]) -> None:
         self._counters, self._clock = counters, clock
@@ -43,7 +38,7 @@ class FlowMeter:
         self._retries: dict[str, int] = {}
 
     def read(self) -> RequestFlow | None:
-        """Requests since the last call; None when there was none."""
+        """Return the traffic since the last call, or None if there was none."""
         counters, now = self._counters, self._clock()
         requests = _grown(self._requests, counters.requests)
         refusals = _grown(self._refusals, counters.refusals)
@@ -73,27 +68,22 @@ class FlowMeter:
             before = self._latencies.get(key)
             if before == histogram.counts:
                 continue
-            of_tier = grown.setdefault(key[1], {})
+            tier_counts = grown.setdefault(key[1], {})
             for bucket, count in enumerate(histogram.counts):
                 more = count - (before[bucket] if before is not None else 0)
                 if more:
-                    of_tier[bucket] = of_tier.get(bucket, 0) + more
+                    tier_counts[bucket] = tier_counts.get(bucket, 0) + more
             self._latencies[key] = histogram.counts.copy()
         return grown
 
 
 class BoardReporter(PeriodicResource):
-    """Reporter of one process, as a resource of it; see `headway.app.lifecycle.Resource`.
+    """Report one process to the board; a resource, see `headway.app.lifecycle.Resource`.
 
     Arguments:
         process: id of the process.
-        board: board that gets the notices.
-        registry: broker that knows queues and workers.
-        fleet: fleet that knows the capacities.
-        counters: counters of the process.
-        clock: monotonic seconds.
         tiers: number of tiers.
-        pace: pace of the process; None: it never rests.
+        pace: pace of the process; None if it never rests.
     """
 
     def __init__(
@@ -113,22 +103,23 @@ class BoardReporter(PeriodicResource):
         self._standing = UNHEARD
         self._recorded_at = clock()
         self._fleet_figures: FleetFigures | None = None
-        """Figures that are still to be told."""
+        """Figures that go out with the next notice."""
         super().__init__(Periodic("board reporter", self.report, clock, what="", every=self._every))
 
     def _every(self) -> float:
         return WATCHED_PERIOD if self._standing.watched else PERIOD
 
     async def report(self) -> None:
-        """Post one notice, if there is anything to tell or to hear. A process that rests leaves the figures of the fleet to others.
+        """Post one notice, unless there is nothing to say. A resting process leaves the fleet's figures to others.
 
         Raises:
             BrokerUnavailable: the board does not answer.
         """
         departures, changes, untold = self._counters.departures.take()
         scalings = self._counters.departures.take_scalings()
-        (fleet, self._fleet_figures), flow = (self._fleet_figures, None), self._meter.read()
-        notice, now = Notice(self._process, departures, changes, untold, flow, fleet, scalings=scalings), self._clock()
+        figures, self._fleet_figures = self._fleet_figures, None
+        flow, now = self._meter.read(), self._clock()
+        notice = Notice(self._process, departures, changes, untold, flow, figures, scalings=scalings)
         rests = self._pace is not None and self._pace.rests
         standing, self._standing = self._standing, UNHEARD
         if rests and notice.empty:
@@ -145,21 +136,21 @@ class BoardReporter(PeriodicResource):
             self._registry.depths(), self._registry.workers(), self._fleet.capacities()
         )
         waiting, oldest = [0] * self._tiers, [0.0] * self._tiers
-        for one in depths:
-            if one.tier < self._tiers:
-                waiting[one.tier] += one.depth
-                oldest[one.tier] = max(oldest[one.tier], one.oldest_seconds)
-        there = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
+        for depth in depths:
+            if depth.tier < self._tiers:
+                waiting[depth.tier] += depth.depth
+                oldest[depth.tier] = max(oldest[depth.tier], depth.oldest_seconds)
+        online = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
         return FleetFigures(
             tuple(waiting),
             tuple(round(seconds, 3) for seconds in oldest),
-            round(sum(one.items_per_second for one in capacities), 1),
-            round(sum(one.usable_per_second for one in capacities), 1),
-            sum(worker.status is WorkerStatus.HEALTHY for worker in there),
-            len(there),
+            round(sum(capacity.items_per_second for capacity in capacities), 1),
+            round(sum(capacity.usable_per_second for capacity in capacities), 1),
+            sum(worker.status is WorkerStatus.HEALTHY for worker in online),
+            len(online),
         )
 
 
 def _grown(before: Mapping[K, int], now: Mapping[K, int]) -> dict[K, int]:
-    """Differences of counts that have grown."""
+    """Return by how much each count has grown, without those that have not."""
     return {key: count - before.get(key, 0) for key, count in now.items() if count != before.get(key, 0)}

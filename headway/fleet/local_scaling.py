@@ -1,6 +1,6 @@
-"""Numbers of workers in the pools of this process, and the follower that sets them where the leader is elsewhere.
+"""Resize the worker pools of this process, by order of its own controller or of a leader elsewhere.
 
-A slot that leaves claims no more and finishes its batch; a slot that does not start is started again and again.
+A slot that is taken away finishes its batch first. A slot that fails to start is tried again for as long as it is wanted.
 """
 
 from __future__ import annotations
@@ -20,30 +20,26 @@ log = get_logger(__name__)
 
 
 class Pool(Protocol):
-    """Pool of slots that can become more or fewer; see `headway.worker.pool`."""
+    """Worker slots whose number can change; see `headway.worker.pool`."""
 
     @property
     def size(self) -> int:
-        """Number of slots that serve or start."""
+        """Number of slots that serve or are starting."""
 
     @property
     def most(self) -> int:
-        """Most slots that there can be."""
+        """Number of slots that there are devices for."""
 
     @property
     def serving(self) -> bool:
-        """Whether it can be resized."""
+        """True once the pool can be resized."""
 
     async def resize(self, size: int) -> None:
-        """Serve with so many slots; returns when those that leave have gone."""
+        """Serve with `size` slots. Return once the slots taken away have finished."""
 
 
 class LocalScaling:
-    """Numbers of workers in the pools of this process.
-
-    Arguments:
-        pools: pool of each model.
-    """
+    """The pools of this process by model, and the size last asked of each."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
@@ -51,14 +47,14 @@ class LocalScaling:
         self._resizing: set[asyncio.Task[None]] = set()
 
     def current(self, model: str) -> int:
-        """Return the number that was asked for last, or else that of the slots; 0 for a model without a pool."""
+        """Return the size last asked for, or else the pool's own; 0 for a model without a pool."""
         pool = self._pools.get(model)
         return 0 if pool is None else self._asked.get(model, pool.size)
 
     def scale(self, model: str, workers: int) -> None:
-        """Begin to have so many workers, as far as there are devices.
+        """Start to resize a model's pool, to no more workers than there are devices.
 
-        Nothing happens while the pool has yet to start: callers look again anyway.
+        A pool that has not started yet is left alone: the caller asks again shortly.
         """
         pool = self._pools.get(model)
         if pool is None or not pool.serving or (workers := min(workers, pool.most)) == self.current(model):
@@ -72,18 +68,16 @@ class LocalScaling:
         try:
             await pool.resize(workers)
         except Exception as exc:
-            log.exception("a pool of workers cannot be resized", model=model, workers=workers, error=str(exc))
+            log.exception("could not resize a pool of workers", model=model, workers=workers, error=str(exc))
 
 
 class ScalingFollower(PeriodicResource):
-    """Follower in one process, as a resource of it; see `headway.app.lifecycle.Resource`.
+    """Follow the published numbers of workers in one process; a resource, see `headway.app.lifecycle.Resource`.
 
     Arguments:
         process: id of the process.
-        models: models whose workers it has.
-        pools: sets their numbers in this process.
-        fleet: fleet that knows the numbers of all.
-        clock: monotonic seconds.
+        models: models that this process runs workers of.
+        pools: pools to resize.
     """
 
     def __init__(
@@ -92,29 +86,29 @@ class ScalingFollower(PeriodicResource):
         self._process, self._models, self._pools, self._fleet = process, models, pools, fleet
         self._clock, self._freshness = clock, Freshness(clock())
         self._warned: set[tuple[str, str]] = set()
-        """Models with the drivers of their controller that were warned of."""
+        """Pairs of a model and its controller's driver that were warned about."""
         super().__init__(Periodic("scaling follower", self._follow, clock, every=PERIOD))
 
     async def _follow(self) -> None:
         capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())
-        for one in capacities:
-            model, scaling = one.model, one.scaling
-            if model not in self._models or scaling is None or not self._freshness.hear(one, self._clock()):
+        for capacity in capacities:
+            model, scaling = capacity.model, capacity.scaling
+            if model not in self._models or scaling is None or not self._freshness.hear(capacity, self._clock()):
                 continue
-            of_each = {member.id: member.scalable[model] for member in members if model in member.scalable}
-            if self._process not in of_each:
+            scalable = {member.id: member.scalable[model] for member in members if model in member.scalable}
+            if self._process not in scalable:
                 continue
             self._warn_of_other(model, scaling.driver)
-            self._pools.scale(model, shares(scaling.desired, of_each)[self._process])
+            self._pools.scale(model, shares(scaling.desired, scalable)[self._process])
 
     def _warn_of_other(self, model: str, driver: str) -> None:
-        """Warn once of a controller that was not told that processes scale their own workers."""
+        """Warn once about a controller that doesn't know that processes scale their own workers."""
         if driver in ("", LOCAL) or (model, driver) in self._warned:
             return
         self._warned.add((model, driver))
         log.warning(
-            "this process scales its own workers, and its controller was told otherwise; its number is followed all the "
-            "same: give both --autoscale local, and bounds and rules to the controller",
+            "this process scales its own workers, but its controller is set to another driver; the controller's number is "
+            "followed all the same: give both --autoscale local, and the bounds and rules to the controller",
             model=model,
             controller=driver,
         )

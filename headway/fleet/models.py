@@ -1,13 +1,13 @@
-"""Models of a fleet, as its workers report them: they come and go while its processes run.
+"""The models that a fleet serves. They come and go with its workers, while its processes run.
 
-A model that a process has settings for is served as these say, whether it has a worker or not. Any other is served from
-the moment at which a worker reports it, on the terms that this one reports, until the registry has forgotten the last.
+A model in the settings is served on their terms, with or without workers. Any other model is served on the terms that its
+worker reports, until the registry has forgotten the last worker that runs it.
 
-A registry that has lost its state has forgotten workers that never said that they leave. Their models are served on for as long
-as they may take to come back, so that requests wait for them.
+When the registry loses its state, it also forgets workers that are still running. Their models are served on for UNKNOWN_FOR
+seconds, in which the workers come back, so that requests wait instead of failing.
 
-A model whose last workers went silent is missed: its figures are exported for longer than it is served, or an alert for it
-would end by itself. One whose workers all left in good order is not.
+A model is missed if its last workers fell silent without being stopped. Its figures are exported for MISSED_FOR seconds, as
+an alert about it would resolve itself otherwise.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MISSED_FOR = 3600.0
-"""Seconds for which a model is missed, and after which what was counted of a model that is not served is forgotten."""
+"""Seconds for which a lost model counts as missed. Counters of models that are no longer served are dropped after that."""
 
 Serve = Callable[[Mapping[str, Settings]], None]
-"""Function that has a process serve these models, and no others."""
+"""Serves these models and no others, from now on."""
 
 
 class FleetModels:
-    """Models of the fleet, as one process knows them.
+    """The fleet's models, as one process knows them.
 
     Arguments:
-        settings: settings of the process.
-        serve: called with the settings of all models whenever there are others, or other terms.
-        clock: monotonic seconds.
-        forget: called with a model that has not been served for long.
-        presumes: whether a model is presumed where the settings name none, so that requests wait for its worker.
+        serve: called with the settings of all models whenever a model or its terms change.
+        forget: called with a model that has not been served for MISSED_FOR seconds.
+        presumes: True to serve the default model while the settings name none, so that requests wait for its worker.
 
     Attributes:
-        named: names of the models that the settings name.
+        named: the models that the settings name.
     """
 
     def __init__(
@@ -57,65 +55,65 @@ class FleetModels:
         self.named: Collection[str] = () if presumed else settings.served.keys()
         self._own = settings.served if presumes or not presumed else {}
         self._presumed = settings.model if presumed and presumes else ""
-        """Model that is served only as long as nothing is known of the fleet, as nobody has named it."""
+        """Default model, which nobody has named: served only until a worker reports another."""
         self._serve, self._clock, self._forget = serve, clock, forget
         self._left_at: dict[str, float] = {}
-        """Instant since which each model is not served that was."""
+        """When each model ceased to be served."""
         self._silent: set[str] = set()
-        """Models of which a worker that nobody has told to stop was silent, at the last report of any worker."""
+        """Models with a worker that fell silent without being stopped, as of the last report."""
         self._terms: dict[str, ModelReport] = {}
-        self._there: Collection[str] = ()
-        """Models that had a worker at the last report, and not only one that has left or gone silent."""
+        self._online: Collection[str] = ()
+        """Models with a worker that was not offline at the last report."""
         self._lost: dict[str, float] = {}
-        """Until when each model that the registry has lost is served on, in monotonic seconds."""
+        """When each model that the registry has lost ceases to be served, in monotonic seconds."""
         self._heard_at = -math.inf
         self._served: Mapping[str, Settings] = self._own
-        self._told: set[tuple[str, str, tuple[str, ...]]] = set()
+        self._warned: set[tuple[str, str, tuple[str, ...]]] = set()
 
     @property
     def served(self) -> Mapping[str, Settings]:
-        """Settings of the models that are served now."""
+        """Settings of the models served now."""
         return self._served
 
     @property
     def counted(self) -> Collection[str]:
-        """Names of the models that are served now, and of those that are missed."""
+        """The models served now, and those that are missed."""
         return {*self._served, *(self._left_at.keys() & self._silent)}
 
     def in_doubt(self) -> bool:
-        """Whether there may be other models than those that are served, as the registry has not been read for a while."""
+        """Return True if the registry hasn't been read for a while, so that there may be models unknown here."""
         return self._clock() - self._heard_at > SILENT_AFTER
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Take note of the models that workers report."""
+        """Update the models from the worker registry."""
         self._heard_at = self._clock()
         reports = _reports(workers)
         self._note_lost(workers, reports)
         self._silent -= reports.keys()
-        self._silent |= {one.model for one in workers if one.status is WorkerStatus.OFFLINE and one.reason}
+        self._silent |= {worker.model for worker in workers if worker.status is WorkerStatus.OFFLINE and worker.reason}
         self._warn_of_namesakes(workers)
         served = dict(self._own)
         for model, report in reports.items():
             if model not in self._own:
                 known = self._served.get(model)
-                told_again = known is not None and self._terms.get(model) == report
-                served[model] = known if known and told_again else on_terms(self._settings, model, report.terms)
+                unchanged = known is not None and self._terms.get(model) == report
+                served[model] = known if known and unchanged else on_terms(self._settings, model, report.terms)
         if self._presumed and len(served) > 1 and self._presumed not in reports:
             del served[self._presumed]
             self._warn_of_lost_fallback(reports)
         self._terms = reports
         if served.keys() != self._served.keys() or any(served[name] is not self._served[name] for name in served):
-            self._tell(served)
+            self._log_changes(served)
             self._served = served
             self._serve(served)
         self._forget_the_past()
 
     def _note_lost(self, workers: Iterable[WorkerInfo], reports: dict[str, ModelReport]) -> None:
-        """Add to the reports those on models that were there and are nowhere in the registry any more."""
+        """Add the last reports of models whose workers have vanished from the registry."""
         now = self._heard_at
         self._lost = {model: until for model, until in self._lost.items() if until > now and model not in reports}
-        self._lost |= {model: now + UNKNOWN_FOR for model in self._there if model not in reports}
-        self._there = {one.model for one in workers if one.status is not WorkerStatus.OFFLINE}
+        self._lost |= {model: now + UNKNOWN_FOR for model in self._online if model not in reports}
+        self._online = {worker.model for worker in workers if worker.status is not WorkerStatus.OFFLINE}
         reports |= {model: self._terms[model] for model in self._lost}
 
     def _forget_the_past(self) -> None:
@@ -127,38 +125,38 @@ class FleetModels:
                 self._silent.discard(model)
                 self._forget(model)
 
-    def _tell(self, served: Mapping[str, Settings]) -> None:
+    def _log_changes(self, served: Mapping[str, Settings]) -> None:
         for model in served.keys() - self._served.keys():
-            log.info("a model is served", model=model, max_batch_size=served[model].max_batch_size)
+            log.info("now serving a model", model=model, max_batch_size=served[model].max_batch_size)
         for model in self._served.keys() - served.keys():
             self._left_at[model] = self._clock()
-            log.info("a model is no longer served, as it has no worker", model=model)
+            log.info("no longer serving a model: it has no worker", model=model)
 
     def _warn_of_lost_fallback(self, reports: Iterable[str]) -> None:
-        """Log that the fallback answers for a model that is served no more, as nobody has named it."""
+        """Warn that the fallback belongs to the default model, which is no longer served."""
         if self._settings.fallback and self._presumed in self._served:
-            hint = "Name the model that it is for, by --model or in a table [models.NAME] of the settings file."
-            log.warning("the fallback is for a model that nobody runs", model=self._presumed,
+            hint = "Name the model it is for, by --model or in a table [models.NAME] of the settings file."
+            log.warning("the fallback is for a model that no worker runs", model=self._presumed,
                         models=",".join(sorted(reports)), hint=hint)  # fmt: skip
 
     def _warn_of_namesakes(self, workers: Iterable[WorkerInfo]) -> None:
-        """Log that workers run different targets under one name and version: answers come from either."""
+        """Warn about workers that run different targets as the same version of a model: either may answer."""
         targets: dict[tuple[str, str], dict[str, str]] = {}
         for worker in workers:
             if worker.status is WorkerStatus.HEALTHY and worker.runs.target:
-                of_one = targets.setdefault((worker.model, worker.runs.version), {})
-                of_one.setdefault(worker.runs.target, worker.worker_id)
-        there = {(model, version, tuple(sorted(found))) for (model, version), found in targets.items()}
-        self._told &= there
-        for (model, version), found in targets.items():
-            key = model, version, tuple(sorted(found))
-            if len(found) > 1 and key not in self._told:
-                self._told.add(key)
-                hint = "Give each target a version of its own (--model-version), or serve one of them."
+                workers_by_target = targets.setdefault((worker.model, worker.runs.version), {})
+                workers_by_target.setdefault(worker.runs.target, worker.worker_id)
+        clashes = {
+            (model, version, tuple(sorted(ids))): ids for (model, version), ids in targets.items() if len(ids) > 1
+        }
+        for clash, ids in clashes.items():
+            if clash not in self._warned:
+                hint = "Give each target a version of its own (--model-version), or serve only one of them."
                 log.warning(
                     "workers run different targets under one model and version",
-                    model=model, version=version, workers=", ".join(sorted(found.values())), hint=hint,
+                    model=clash[0], version=clash[1], workers=", ".join(sorted(ids.values())), hint=hint,
                 )  # fmt: skip
+        self._warned = set(clashes)
 
 
 def _is_presumed(settings: Settings) -> bool:
@@ -166,10 +164,8 @@ def _is_presumed(settings: Settings) -> bool:
 
 
 def _reports(workers: Iterable[WorkerInfo]) -> dict[str, ModelReport]:
-    """Report on each model: that of its first healthy worker or, where there is none, of its first."""
-    found: dict[str, tuple[bool, str, ModelReport]] = {}
-    for worker in workers:
-        this = worker.status is not WorkerStatus.HEALTHY, worker.worker_id, worker.runs
-        if worker.model not in found or this[:2] < found[worker.model][:2]:
-            found[worker.model] = this
-    return {model: report for model, (_, _, report) in found.items()}
+    """Return the report on each model: that of its first healthy worker, or else of its first worker."""
+    first: dict[str, WorkerInfo] = {}
+    for worker in sorted(workers, key=lambda worker: (worker.status is not WorkerStatus.HEALTHY, worker.worker_id)):
+        first.setdefault(worker.model, worker)
+    return {model: worker.runs for model, worker in first.items()}

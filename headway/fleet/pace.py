@@ -1,9 +1,9 @@
-"""Pace of a process: how often it tells the fleet of itself, and asks for what the fleet tells of others.
+"""How often a process reports to the fleet, and reads what others report.
 
     works ──nothing came for RESTS_AFTER──▶ rests ──something comes──▶ works
 
-A gateway rests to which nothing comes, and a controller that does not lead. A process with workers never does: each of these
-says once a second at least that it is there. Whoever rests tells and asks all in one call of the broker every other second.
+A gateway without requests rests, and so does a controller that doesn't lead: each makes one round trip to the broker every
+other second. A process with workers never rests, as its workers must be heard of at least once a second.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headway.core.health import REST_EVERY, STANDBY_EVERY
 
 RESTS_AFTER = 5.0
-"""Seconds without anything to do after which a process rests. A fleet changes most while it comes up."""
+"""Seconds without work after which a process rests."""
 
 
 class Pace:
@@ -21,7 +21,7 @@ class Pace:
 
     Arguments:
         clock: monotonic seconds.
-        may_rest: whether it ever rests.
+        may_rest: False for a process that never rests.
     """
 
     def __init__(self, clock: Callable[[], float], *, may_rest: bool = True) -> None:
@@ -29,14 +29,14 @@ class Pace:
         self._stirred_at = clock()
 
     def stir(self) -> None:
-        """Note that there is something to do."""
+        """Note that there is work."""
         self._stirred_at = self._clock()
 
     @property
     def rests(self) -> bool:
-        """Whether there was nothing to do for a while."""
+        """True once nothing has come for RESTS_AFTER seconds."""
         return self._may_rest and self._clock() - self._stirred_at >= RESTS_AFTER
 
     def every(self) -> float:
-        """Seconds between two heartbeats of the process, and between two looks while there is nothing to do."""
+        """Return the seconds between two heartbeats, which are also those between two reads while nothing happens."""
         return STANDBY_EVERY if self.rests else REST_EVERY

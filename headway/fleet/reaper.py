@@ -1,4 +1,4 @@
-"""Reaper: calls the broker's housekeeping, which expires what is overdue on time and runs again what was lost."""
+"""The loop that calls the broker's housekeeping: expire overdue entries in time, and requeue those of lost workers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headway.ports import Maintenance
 from headway.runtime.periodic import PERIOD
 
 GRAIN = 0.01
-"""Least seconds between two reaps."""
+"""Fewest seconds between two calls."""
 
 
 async def reap_on(broker: Maintenance, every: Callable[[], float] = lambda: REST_EVERY) -> None:
-    """Reap for ever, as often as the broker wants it. A broker that does not answer is asked again a second later.
+    """Reap for ever, as often as the broker asks for. Retry an unavailable broker a second later.
 
-    `every`: returns the seconds after which the process calls again while nothing is due.
+    `every` returns the seconds until the next call when nothing falls due before.
     """
     while True:
         try:

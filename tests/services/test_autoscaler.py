@@ -150,7 +150,7 @@ async def test_a_host_warns_once_of_a_controller_that_was_not_told_of_it(clock: 
         with capture_logs() as logs:
             ScalingFollower("a", ["m"], LocalScaling({"m": pool}), scene.fleet, clock).start(scene.supervisor)
             await asyncio.sleep(20)
-        warned = [one for one in logs if "its controller was told otherwise" in one["event"]]
+        warned = [one for one in logs if "its controller is set to another driver" in one["event"]]
         assert [(one["model"], one["controller"]) for one in warned] == [("m", "fake")]
 
 

@@ -413,7 +413,7 @@ async def test_two_processes_may_not_have_slots_of_one_name(fleets: Fleets) -> N
     first = fleets.worker("host", FakeBackend(), id="host-1")
     await first.start()
     second = fleets.worker("host", FakeBackend(), FakeBackend(), id="host-2")
-    with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 is there already\."):
+    with pytest.raises(SettingError, match=r"is in use: a worker host/gpu-0 exists already\."):
         await second.start()
     assert await fleets.worker_statuses() == {"host/gpu-0": WorkerStatus.HEALTHY}
     await ended(first)

@@ -1,7 +1,7 @@
-"""Databases of the ledger and of API keys.
+"""Databases that keep the ledger, API keys and bulk jobs.
 
-schema       tables of the database, step by step
-key_rows     an API key as a row
-sqlite       an SQLite file
-postgres     a PostgreSQL
+schema                              tables, and the steps that make them
+key_rows, bulk_rows, open_rows      SQL and rows that both databases share
+sqlite                              an SQLite file
+postgres                            a PostgreSQL server
 """

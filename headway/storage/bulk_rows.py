@@ -1,7 +1,7 @@
-"""Bulk jobs and their files as rows, in statements that SQLite and PostgreSQL both take. Each is one atomic step.
+"""Bulk jobs and their files, in SQL that SQLite and PostgreSQL share. Each statement is atomic.
 
-Ids begin with the instant at which they were made, so that their order is that of time. What a holder writes of a job goes
-by its generation. The client's wish that a job ends has a column of its own, which holders leave alone.
+Ids begin with their time of creation, so they sort by age. A holder's writes count only while its generation is current. A
+client's cancellation has its own column, which holders never write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from headway.model.bulk import MOST_ENDED, OPEN_STATUSES, BulkFile, BulkJob, JobStatus, Stored
 from headway.ports import BulkStore
 
-_OPEN = ", ".join(f"'{one.value}'" for one in OPEN_STATUSES)
+_OPEN = ", ".join(f"'{status.value}'" for status in OPEN_STATUSES)
 _FILE = "id, tenant, name, size, purpose, created_at"
 _JOB = "document, status, cancelling_at, owner, generation"
 _ADD_FILE = f"""
@@ -96,25 +96,27 @@ _decode = msgspec.json.Decoder(BulkJob).decode
 
 
 class BulkRows(BulkStore):
-    """Store of bulk jobs in a database whose kind the subclass knows. See `headway.ports.BulkStore`.
+    """Store of bulk jobs, but for the way to run a statement. See `headway.ports.BulkStore`.
 
     Attributes:
-        now: the database's clock in SQL, as Unix time in seconds.
+        now: SQL for the database's clock, as Unix time in seconds.
     """
 
     now: str
 
     async def _write(self, sql: str, *values: object) -> Sequence[Any]:
-        """Rows that a statement returns which changes something. No other writer comes between what it reads and writes."""
+        """Run a statement that changes something, and return its rows. No other writer may run between its reads and writes."""
         raise NotImplementedError
 
     async def _read(self, sql: str, *values: object) -> Sequence[Any]:
-        """Rows of a query."""
+        """Return the rows of a query."""
         raise NotImplementedError
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
-        held = ("", 0) if holder is None else (holder.id, holder.generation)
-        return bool(await self._write(_ADD_FILE, *msgspec.structs.astuple(file), *(most or (-1, 0)), *held))
+        row = msgspec.structs.astuple(file)
+        most_bytes, most_files = most or (-1, 0)
+        job, generation = ("", 0) if holder is None else (holder.id, holder.generation)
+        return bool(await self._write(_ADD_FILE, *row, most_bytes, most_files, job, generation))
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
         return next(iter(_files(await self._read(_FILE_OF, tenant, id))), None)
@@ -145,21 +147,21 @@ class BulkRows(BulkStore):
         return [_job(row) for row in await self._read(_OPEN_JOBS, after, limit)]
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        return _one(await self._read(_JOB_OF, tenant, id))
+        return _first(await self._read(_JOB_OF, tenant, id))
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
         return [_job(row) for row in await self._read(_JOBS, tenant, after, limit)]
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
-        return _one(await self._write(_CANCEL.format(now=self.now), tenant, id))
+        return _first(await self._write(_CANCEL.format(now=self.now), tenant, id))
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
-        return _one(await self._write(_CLAIM.format(now=self.now), owner, seconds, share))
+        return _first(await self._write(_CLAIM.format(now=self.now), owner, seconds, share))
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
         owner = job.owner if seconds else ""
         values = _text(job), job.status.value, seconds, owner, job.id, job.generation
-        return _one(await self._write(_KEEP.format(now=self.now), *values))
+        return _first(await self._write(_KEEP.format(now=self.now), *values))
 
     async def remove_jobs(self, before: float, limit: int) -> int:
         return len(await self._write(_REMOVE_JOBS, before, limit))
@@ -176,12 +178,17 @@ def _files(rows: Sequence[Any]) -> list[BulkFile]:
     return [BulkFile(*row) for row in rows]
 
 
-def _one(rows: Sequence[Any]) -> BulkJob | None:
+def _first(rows: Sequence[Any]) -> BulkJob | None:
     return _job(rows[0]) if rows else None
 
 
 def _job(row: Sequence[Any]) -> BulkJob:
-    """Job of a row, whose columns stand above its document."""
+    """Decode a job. Its columns are newer than its document."""
     document, status, cancelling_at, owner, generation = row
-    known = {"status": JobStatus(status), "cancelling_at": cancelling_at, "owner": owner, "generation": generation}
-    return replace(_decode(document), **known)
+    return replace(
+        _decode(document),
+        status=JobStatus(status),
+        cancelling_at=cancelling_at,
+        owner=owner,
+        generation=generation,
+    )

@@ -1,4 +1,4 @@
-"""Rows of requests without an outcome, which have a table of their own: it stays small, and the ledger's only grows at its end."""
+"""Requests without an outcome yet. They have a small table of their own, so that the ledger's only ever grows at its end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ COLUMNS = ("id", "user_id", "tenant", "tier", "model", "version", "part_of", "cr
 
 
 def open_row(record: LedgerRecord) -> tuple[Any, ...]:
-    """Row of a record, with its id and Unix times as they are there."""
-    own = record.id, record.user, record.tenant, record.tier, record.model
-    return *own, record.version, record.part_of, record.created_at, record.completed_at
+    """Return the columns of a record, with a text id and Unix times."""
+    return (
+        record.id, record.user, record.tenant, record.tier, record.model, record.version, record.part_of,
+        record.created_at, record.completed_at,
+    )  # fmt: skip
 
 
 def open_record(row: Sequence[Any]) -> LedgerRecord:
-    """Record of a row; the reverse."""
+    """Return the record of a row."""
     id, user, tenant, tier, model, version, part_of, created_at, due_at = row
     return LedgerRecord(
         id=id,
@@ -36,6 +38,7 @@ def open_record(row: Sequence[Any]) -> LedgerRecord:
 
 
 def together(ended: Sequence[LedgerRecord], open: Sequence[LedgerRecord]) -> Sequence[LedgerRecord]:
-    """Records of one id, those without an outcome last; one whose outcome is there is about to be removed, and left out."""
+    """Return the records of one id, open ones last. Leave out an open one that has ended: its row is about to go."""
     last = {record.tenant: record.completed_at for record in reversed(ended)}
-    return [*ended, *(one for one in open if last.get(one.tenant, one.created_at) <= one.created_at)]
+    still_open = (record for record in open if last.get(record.tenant, record.created_at) <= record.created_at)
+    return [*ended, *still_open]

@@ -1,14 +1,13 @@
-"""Tables of the database of ledger and keys, made by numbered steps, each done once.
+"""Tables of the database, made by numbered steps.
 
-Steps are only ever added at the end. `headway_schema` says which have been done. A database of which more steps have
-been done than are known here belongs to a later version, and is left alone.
+Add steps only at the end. `headway_schema` records those that were done. A database with more steps than this version knows
+was made by a later version, and is left alone.
 
-A request is found by its id, so the primary key begins with it; ids sort by time, so that new rows come to the end of
-the index. A client may choose an id twice: the instant tells two requests of one id from one that is written twice. The
-one other index is for the removal by age. `user` is a word of SQL: that column is `user_id`.
+The primary key of requests begins with the id, by which they are looked up. Ids sort by time, so new rows go to the end of
+the index. A client may use an id twice: the completion time tells two such requests from one that is written twice. The
+other index is for removal by age. The column is `user_id` because `user` is an SQL keyword.
 
-The last changes of keys have random marks, by which a reader knows that what it has read is part of the history that it
-reads now.
+Recent changes of keys have random marks. By these, a reader notices that the database was replaced by another, or by a copy.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_tenant ON headway_bulk_jobs (tenant, id)",
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
-"""Step of bulk jobs, in words that both databases know. `document` is what is not in the columns, in JSON."""
+"""Step for bulk jobs, in SQL that both databases know. `document` is JSON of what has no column."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
@@ -124,8 +123,8 @@ SQLITE: Steps = (
     ),
     _BULK,
 )
-"""Steps for SQLite. Instants are Unix time in seconds, ids the 16 bytes of a UUID; `models` is a list in JSON, and so
-is `model_limits`, of [model, rate, burst]."""
+"""Steps for SQLite. Times are Unix seconds, ids the 16 bytes of a UUID, `models` a JSON list, and `model_limits` a JSON list
+of [model, rate, burst]."""
 
 POSTGRES: Steps = (
     (
@@ -201,20 +200,19 @@ POSTGRES: Steps = (
     ),
     _BULK,
 )
-"""Steps for PostgreSQL, with the tables of SQLITE. Instants of requests are of the database's own type, for use in SQL.
-"""
+"""Steps for PostgreSQL, with the same tables. Times of requests are `timestamptz`, for people who query them."""
 
 
 def missing(steps: Steps, version: int, shown: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Steps, with their numbers, that a database still lacks.
+    """Return the steps that a database lacks, with their numbers.
 
     Arguments:
-        steps: all steps that are known.
-        version: number of the last step that was done; 0 for none.
-        shown: name of the database, as it may be printed.
+        steps: all steps.
+        version: number of the last step done; 0 for none.
+        shown: name of the database, without its password.
 
     Raises:
-        SettingError: more steps have been done than are known.
+        SettingError: more steps were done than there are.
     """
     if version > len(steps):
         reason = f"has tables of a later version of Headway (step {version}; this one knows {len(steps)})"

@@ -8,7 +8,7 @@ import pytest
 
 from headway.brokers.redis import figures, function_library
 from headway.runtime import folder_lock
-from headway.storage.postgres import connection_pair
+from headway.storage.postgres import database as postgres_database
 from headway.storage.sqlite import connection_thread, database
 from tests.contracts.brokers import EXAMPLES, HARNESSES, Harness
 from tests.servers.redis import SharedServers
@@ -49,7 +49,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and databases are waited for, however slow the disk is."""
     for module, names in (
         (folder_lock, ["LOCK_WITHIN"]),
-        (connection_pair, ["CALL_WITHIN", "CLOSE_WITHIN"]),
+        (postgres_database, ["CALL_WITHIN", "CLOSE_WITHIN"]),
         (database, ["BUSY_WITHIN"]),
         (connection_thread, ["CALL_WITHIN", "CLOSE_WITHIN"]),
     ):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headway.config import Settings
-from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.identity.combined import CombinedIdentity
+from headway.identity.principals import AnonymousIdentity
 from headway.model import ApiKey, Principal
 from headway.ports import Identity, KeyIdentity
 from headway.runtime.counters import Counters

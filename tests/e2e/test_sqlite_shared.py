@@ -36,11 +36,11 @@ def test_a_key_that_is_revoked_in_a_copy_that_took_the_files_place_is_refused(tm
     url = f"sqlite:///{path}"
     key = command("create", *WHO, "--ledger", url)
     with serving(tmp_path, "--keys", "ledger", "--user-rate", "0", "--ledger", url) as server:
-        server.expected = {"another file has taken the place of the ledger's; going by the one that is there"}
+        server.expected = {"another file has taken the place of the ledger's; using the new one"}
         assert good(server, key)
         with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(copy)) as target:
             source.backup(target)
         copy.replace(path)
-        server.logged("another file has taken the place of the ledger's; going by the one that is there")
+        server.logged("another file has taken the place of the ledger's; using the new one")
         command("revoke", key.split("_")[2], "--ledger", url)
         wait_until(lambda: not good(server, key))

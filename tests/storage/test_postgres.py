@@ -13,7 +13,7 @@ import pytest
 
 from headway.errors import SettingError
 from headway.model import ApiKey
-from headway.storage.postgres import connection_pair
+from headway.storage.postgres import database
 from headway.storage.postgres.keys import PostgresKeys
 from headway.storage.postgres.ledger import PostgresLedger
 from tests.contracts.ledgers import POOLED
@@ -31,8 +31,8 @@ Story = Callable[[PostgresLedger], Coroutine[Any, Any, None]]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for any answer, however busy the machine is."""
-    monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
-    monkeypatch.setattr(connection_pair, "CLOSE_WITHIN", LONG)
+    monkeypatch.setattr(database, "CALL_WITHIN", LONG)
+    monkeypatch.setattr(database, "CLOSE_WITHIN", LONG)
 
 
 @contextlib.asynccontextmanager

@@ -82,7 +82,7 @@ def test_readers_and_writers_go_over_to_the_file_that_is_there(
     with structlog.testing.capture_logs() as logged:
         asyncio.run(main())
     assert {(line["log_level"], line["event"]) for line in logged} == {
-        ("warning", "another file has taken the place of the ledger's; going by the one that is there")
+        ("warning", "another file has taken the place of the ledger's; using the new one")
     }
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -21,7 +21,7 @@ from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import Identity, Ledger
 from headway.runtime.counters import Counters
-from headway.storage.postgres import connection_pair
+from headway.storage.postgres import database as postgres_database
 from headway.storage.postgres.keys import PostgresKeys
 from headway.storage.sqlite import connection_thread, database
 from tests.cli.command import code_of
@@ -50,7 +50,7 @@ async def opened(url: str) -> Ledger:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for any answer, however busy the machine is."""
     for name in ("CALL_WITHIN", "CLOSE_WITHIN"):
-        for module in (connection_thread, connection_pair):
+        for module in (connection_thread, postgres_database):
             monkeypatch.setattr(module, name, LONG)
 
 
@@ -227,7 +227,7 @@ def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
         kept = record()
         own.pause()
         try:
-            monkeypatch.setattr(connection_pair, "CALL_WITHIN", 0.05)
+            monkeypatch.setattr(postgres_database, "CALL_WITHIN", 0.05)
             for _ in range(2):  # On the connection that there was, and on a new one.
                 with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
                     await ledger.write([kept])
@@ -235,7 +235,7 @@ def test_a_server_that_stands_still_does_not_answer_and_is_reached_again(
                 await ledger.find(kept.id)
         finally:
             own.resume()
-        monkeypatch.setattr(connection_pair, "CALL_WITHIN", LONG)
+        monkeypatch.setattr(postgres_database, "CALL_WITHIN", LONG)
         await ledger.write([kept])
         assert await ledger.find(kept.id) == [kept]
         await ledger.close()

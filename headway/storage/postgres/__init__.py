@@ -1,6 +1,5 @@
-"""Ledger and API keys in PostgreSQL.
+"""Ledger, API keys and bulk jobs in PostgreSQL.
 
-connection_pair     connection to the server: one that writes and one that asks
-connection          one of those, made anew when a call on it failed
-ledger, keys        requests, API keys
+database              connections to the server, and the tables
+ledger, keys, bulk    what is kept there
 """

@@ -1,6 +1,15 @@
-"""Connections to a PostgreSQL: one that writes and one that asks.
+"""Connections to a PostgreSQL: one that writes, and one that reads and so never waits for writers.
 
-A server that stands still answers nothing, not even that a statement is to be given up. So each call has a time limit.
+A connection is opened when it is needed, and again after a call on it failed. Everything runs in transactions that state
+their isolation and time limit. So the database's defaults don't matter, and PgBouncer may pool transactions: no setting and
+no prepared statement is left behind on a connection.
+
+    BEGIN, isolation, time-out ──calls──▶ COMMIT succeeds: done
+                                     └──▶ a row is refused: rolled back, and the connection stays
+                                     └──▶ anything else: outcome unknown, and the connection is dropped
+
+A row is only to blame if the server says so; anything else is an outage. A frozen server doesn't even cancel a statement, so
+every call has a time limit here too.
 """
 
 from __future__ import annotations
@@ -8,30 +17,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
 from headway.config import shown_url
 from headway.errors import SettingError, StoreUnavailable
-from headway.storage.postgres.connection import PostgresConnection, RowRefused, Session, said
 from headway.storage.schema import POSTGRES, VERSIONS, missing
 
+T = TypeVar("T")
+
 CALL_WITHIN = 5.0
-"""Seconds after which a call counts as not answered."""
+"""Seconds that a call may take."""
 CLOSE_WITHIN = 1.0
-"""Seconds in which a connection is closed in good order."""
+"""Seconds that an orderly close may take."""
 OPEN_WITHIN = 30.0
-"""Seconds for opening, as another process may be bringing the tables up to date."""
+"""Seconds that opening may take: another process may be making the tables."""
 LOCK = 0x4865616477617931
-"""Number of the advisory lock under which tables are changed."""
+"""Number of the advisory lock for changes of tables."""
 
 _MISFITS = (
     asyncpg.UndefinedObjectError,
     asyncpg.InvalidParameterValueError,
     asyncpg.CantChangeRuntimeParamError,
 )
-"""Errors of the server about an option. Options that asyncpg does not know are passed to the server."""
+"""Server errors about an option of the URL. asyncpg passes options that it doesn't know on to the server."""
 _REFUSALS = (
     *_MISFITS,
     asyncpg.InvalidAuthorizationSpecificationError,
@@ -39,36 +51,170 @@ _REFUSALS = (
     asyncpg.InsufficientPrivilegeError,
     ssl.SSLCertVerificationError,
 )
-"""Errors of the server that would come again at a second try."""
-_OF_POOLING = {
-    "unsupported startup parameter": "Have PgBouncer pass over it, by ignore_startup_parameters.",
+"""Errors that a second try would not cure."""
+_POOLING_HINTS = {
+    "unsupported startup parameter": "Have PgBouncer skip it, by ignore_startup_parameters.",
     "statement pooling mode": "Have PgBouncer pool sessions or transactions.",
 }
-"""Errors of a PgBouncer that would come again at a second try, with what to do about each."""
-_MEND = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, of a user who may make tables there."
-_MEND_OPTION = "Mend or remove what follows the ? in the URL."
-_MEND_FILE = "Name a file in PEM format that this process may read."
-_REMEDY = "see that it runs, that host and port are right, and that it lets this host in"
+"""Errors of PgBouncer that a second try would not cure, with what to do."""
+_HINT = "Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, for a user who may create tables there."
+_OPTION_HINT = "Correct or remove what follows the ? in the URL."
+_FILE_HINT = "Name a file in PEM format that this process may read."
+_UNAVAILABLE_HINT = "see that it runs, that host and port are right, and that it lets this host in"
+_ROW_ERRORS = (
+    asyncpg.DataError,
+    asyncpg.IntegrityConstraintViolationError,
+    asyncpg.WithCheckOptionViolationError,
+    asyncpg.ProgramLimitExceededError,
+    asyncpg.RaiseError,
+)
+"""Server errors that blame a row. Triggers raise the last."""
 
 
-class ConnectionPair:
-    """Database of one URL.
+class RowRefused(ValueError):
+    """The server refuses a value; the cause is the server's error."""
+
+
+class Session:
+    """One transaction. `who` names the server in errors."""
+
+    def __init__(self, connection: asyncpg.Connection, who: str) -> None:
+        self._connection = connection
+        self._who = who
+
+    async def execute(self, sql: str, *values: object) -> str:
+        """Run a statement, and return the server's command tag.
+
+        This and the other methods raise:
+            RowRefused: the server refuses a value.
+            ValueError: a text cannot be sent at all.
+            StoreUnavailable: anything else went wrong.
+        """
+        tag: str = await self._checked(self._connection.execute(sql, *values))
+        return tag
+
+    async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
+        """Return the rows of a query."""
+        rows: Sequence[Any] = await self._checked(self._connection.fetch(sql, *values))
+        return rows
+
+    async def fetchrow(self, sql: str, *values: object) -> Any:
+        """Return the first row of a query, or None."""
+        return await self._checked(self._connection.fetchrow(sql, *values))
+
+    async def fetchval(self, sql: str, *values: object) -> Any:
+        """Return the first value of the first row of a query, or None."""
+        return await self._checked(self._connection.fetchval(sql, *values))
+
+    async def copy(self, table: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Copy rows into a table, all or none."""
+        await self._checked(self._connection.copy_records_to_table(table, records=rows, columns=list(columns)))
+
+    async def _checked(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except UnicodeEncodeError:
+            raise ValueError("PostgreSQL cannot store one of the values") from None
+        except Exception as exc:
+            if isinstance(exc.__cause__ or exc.__context__, UnicodeEncodeError):
+                raise ValueError("PostgreSQL cannot store one of the values") from None
+            if isinstance(exc, _ROW_ERRORS) and "severity" in vars(exc):  # asyncpg's own errors have no severity.
+                raise RowRefused("PostgreSQL does not take one of the values") from exc
+            raise _unavailable(self._who, exc) from exc
+
+
+class PostgresConnection:
+    """Connection to a PostgreSQL, used by one task at a time.
 
     Arguments:
-        url: URL as asyncpg takes it; TLS by its options, as in ?sslmode=verify-full&sslrootcert=/path.
+        url: URL as asyncpg takes it.
+        closing: seconds that an orderly close may take.
     """
+
+    def __init__(self, url: str, closing: float) -> None:
+        self._url = url
+        self._closing = closing
+        self._who = f"PostgreSQL at {shown_url(url)}"
+        self._turn = asyncio.Lock()
+        self._connection: asyncpg.Connection | None = None
+        self._reached = False
+        self._leaving: set[asyncio.Task[None]] = set()
+        """Tasks that close dropped connections."""
+
+    @contextlib.asynccontextmanager
+    async def use(self, within: float) -> AsyncIterator[Session]:
+        """Run the block in a transaction that may take `within` seconds. Roll it back if the block raises.
+
+        Raises:
+            ValueError: the URL cannot be used.
+            StoreUnavailable: the server does not answer, or fails.
+        """
+        begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = {within * 1000:.0f}"
+        try:
+            async with asyncio.timeout(within), self._turn:
+                try:
+                    session = Session(await self._connected(), self._who)
+                    await session.execute(begin)
+                    try:
+                        yield session
+                    except RowRefused:
+                        await session.execute("ROLLBACK")
+                        raise
+                    if await session.execute("COMMIT") != "COMMIT":
+                        raise StoreUnavailable(f"{self._who} does not confirm what it was asked to do")
+                except RowRefused:
+                    raise
+                except BaseException:
+                    self._cut()
+                    raise
+        except TimeoutError:
+            raise StoreUnavailable(f"{self._who} does not answer within {within:g} s") from None
+
+    async def close(self) -> None:
+        """Close the connection, if there is one."""
+        self._cut()
+        await asyncio.gather(*self._leaving)
+
+    async def _connected(self) -> asyncpg.Connection:
+        if self._connection is None or self._connection.is_closed():
+            try:
+                # Prepared statements would stay on one of PgBouncer's connections, and be missing on the next.
+                self._connection = await asyncpg.connect(
+                    self._url, server_settings={"application_name": "headway"}, statement_cache_size=0
+                )
+            except OverflowError:
+                raise ValueError("a port beyond 65535") from None
+            except Exception as exc:
+                of_url = isinstance(exc, ValueError) and not isinstance(exc, (asyncpg.PostgresError, UnicodeError))
+                if of_url and not self._reached:
+                    raise
+                raise _unavailable(self._who, exc) from exc
+            self._reached = True
+        return self._connection
+
+    def _cut(self) -> None:
+        """Drop the connection."""
+        if self._connection is not None:
+            leaving = asyncio.ensure_future(_leave(self._connection, self._closing))
+            self._connection = None
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+
+class PostgresDatabase:
+    """A database, by its URL as asyncpg takes it; TLS by options, as in ?sslmode=verify-full&sslrootcert=/path."""
 
     def __init__(self, url: str) -> None:
         self.shown = shown_url(url)
         self._url = url
         self._writer = PostgresConnection(url, CLOSE_WITHIN)
-        self._asker = PostgresConnection(url, CLOSE_WITHIN)
+        self._reader = PostgresConnection(url, CLOSE_WITHIN)
 
     async def open(self) -> None:
-        """Connect, and bring the tables up to date; of several processes one does so.
+        """Connect, and bring the tables up to date. Of several processes, only one does so.
 
         Raises:
-            SettingError: the URL or what it names cannot be used, or the tables are a later version's.
+            SettingError: the URL or a file that it names is unusable, or the tables are a later version's.
             StoreUnavailable: the server does not answer.
         """
         try:
@@ -76,72 +222,98 @@ class ConnectionPair:
             async with self._writer.use(OPEN_WITHIN) as session:
                 await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
                 await _bring_up_to_date(session, self.shown)
-            async with self.asking():
+            async with self.reading():
                 pass
         except StoreUnavailable as exc:
-            if exc.__cause__ is not None and (hint := _mend(exc.__cause__)):
-                raise SettingError("ledger", self.shown, said(exc.__cause__), hint) from None
-            raise StoreUnavailable(f"{exc}; {_REMEDY}") from exc
-        except RowRefused as exc:  # As by a trigger that watches over what becomes of tables.
-            raise SettingError("ledger", self.shown, f"takes no tables: {said(exc.__cause__ or exc)}", _MEND) from exc
+            if exc.__cause__ is not None and (hint := _permanent_hint(exc.__cause__)):
+                raise SettingError("ledger", self.shown, _first_line(exc.__cause__), hint) from None
+            raise StoreUnavailable(f"{exc}; {_UNAVAILABLE_HINT}") from exc
+        except RowRefused as exc:  # For example by a trigger on the creation of tables.
+            raise SettingError(
+                "ledger", self.shown, f"takes no tables: {_first_line(exc.__cause__ or exc)}", _HINT
+            ) from exc
         except ValueError as exc:
             if "root certificate" in str(exc):
                 hint = "Name one in the URL: ?sslmode=verify-full&sslrootcert=FILE."
-                raise SettingError("ledger", self.shown, f"has no certificate to trust: {said(exc)}", hint) from None
-            # Of the URL. Its text may show parts of it.
-            raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _MEND) from None
+                raise SettingError(
+                    "ledger", self.shown, f"has no certificate to trust: {_first_line(exc)}", hint
+                ) from None
+            # The URL's error may quote its password, so it is left out.
+            raise SettingError("ledger", self.shown, "is no URL that asyncpg understands", _HINT) from None
 
     def writing(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run a transaction for the block on the connection that writes.
+        """Run the block in a transaction on the writing connection.
 
         Raises:
-            StoreUnavailable: the server does not answer, or does not do it.
+            StoreUnavailable: the server does not answer, or fails.
         """
         return self._writer.use(CALL_WITHIN)
 
-    def asking(self) -> contextlib.AbstractAsyncContextManager[Session]:
-        """Run a transaction for the block on the other connection, where it holds up no writing."""
-        return self._asker.use(CALL_WITHIN)
+    def reading(self) -> contextlib.AbstractAsyncContextManager[Session]:
+        """Run the block in a transaction on the other connection."""
+        return self._reader.use(CALL_WITHIN)
 
     async def close(self) -> None:
         """Close both connections."""
-        await asyncio.gather(self._writer.close(), self._asker.close())
+        await asyncio.gather(self._writer.close(), self._reader.close())
+
+
+async def _leave(connection: asyncpg.Connection, within: float) -> None:
+    """Close a connection, so that the server rolls back what it still runs: it would collide with a second try."""
+    try:
+        await connection.close(timeout=within)
+    except Exception:
+        connection.terminate()
+
+
+def _unavailable(who: str, exc: Exception) -> StoreUnavailable:
+    """Return the error for a failure that no row is to blame for."""
+    if isinstance(exc, OSError):
+        return StoreUnavailable(f"{who} does not answer: {_first_line(exc)}")
+    if isinstance(exc, (asyncpg.PostgresError, asyncpg.InterfaceError)):
+        return StoreUnavailable(f"{who} refuses: {_first_line(exc)}")
+    return StoreUnavailable(f"{who} sends an answer that makes no sense: {type(exc).__name__}")
+
+
+def _first_line(exc: BaseException) -> str:
+    """Return the first line of an error. Others may quote the values to be stored."""
+    return (str(exc).splitlines() or [type(exc).__name__])[0]
 
 
 def _check_files(url: str) -> None:
-    """Try the files for TLS that a URL names, since asyncpg does not say which of them is wrong.
+    """Try the TLS files that a URL names, as asyncpg doesn't say which one is wrong.
 
     Raises:
         SettingError: a file cannot be used.
         ValueError: the text is no URL.
     """
-    given = dict(parse_qsl(urlsplit(url).query))
+    options = dict(parse_qsl(urlsplit(url).query))
     name = "sslrootcert"
     try:
         for name in ("sslrootcert", "sslcrl", "sslcert"):
-            if name in given:
-                ssl.create_default_context(cafile=given[name])
-        if "sslcert" in given and "sslkey" in given:
+            if name in options:
+                ssl.create_default_context(cafile=options[name])
+        if "sslcert" in options and "sslkey" in options:
             name = "sslkey"
             own = ssl.create_default_context()
-            own.load_cert_chain(given["sslcert"], given["sslkey"], given.get("sslpassword", ""))
-    except OSError as exc:  # of which SSLError is one
-        reason = f"names a file that cannot be used, {name} {given[name]!r}: {exc.strerror or exc}"
-        raise SettingError("ledger", shown_url(url), reason, _MEND_FILE) from exc
+            own.load_cert_chain(options["sslcert"], options["sslkey"], options.get("sslpassword", ""))
+    except OSError as exc:  # SSLError is one.
+        reason = f"names a file that cannot be used, {name} {options[name]!r}: {exc.strerror or exc}"
+        raise SettingError("ledger", shown_url(url), reason, _FILE_HINT) from exc
 
 
-def _mend(cause: BaseException) -> str:
-    """Advice about an error that would come again at a second try; empty for any other."""
-    for text, hint in _OF_POOLING.items():
+def _permanent_hint(cause: BaseException) -> str:
+    """Return what to do about an error that a second try would not cure; empty for any other."""
+    for text, hint in _POOLING_HINTS.items():
         if text in str(cause):
             return hint
     if isinstance(cause, _MISFITS):
-        return _MEND_OPTION
-    return _MEND if isinstance(cause, _REFUSALS) else ""
+        return _OPTION_HINT
+    return _HINT if isinstance(cause, _REFUSALS) else ""
 
 
 async def _bring_up_to_date(session: Session, shown: str) -> None:
-    # Who may not make tables is not even to ask for them, if they are there.
+    # CREATE TABLE IF NOT EXISTS needs the privilege even when the table exists.
     if not await session.fetchval("SELECT to_regclass('headway_schema')"):
         await session.execute(VERSIONS)
     version = await session.fetchval("SELECT coalesce(max(version), 0) FROM headway_schema")

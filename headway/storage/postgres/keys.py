@@ -1,6 +1,6 @@
 """API keys in PostgreSQL.
 
-Revisions are given out under a lock, which is held until they can be seen. A reader up to one has read all before it.
+A lock is held from taking a revision until its transaction is visible, so a reader never misses a lower revision.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from headway.storage.key_rows import (
     new_mark,
     row_of,
 )
-from headway.storage.postgres.connection import Session
-from headway.storage.postgres.connection_pair import ConnectionPair
+from headway.storage.postgres.database import PostgresDatabase, Session
 
 log = get_logger(__name__)
 
 LOCK = 0x4865616477617932
-"""Number of the advisory lock under which keys are changed."""
+"""Number of the advisory lock for changes of keys."""
 
 _ALIKE = f"{SELECT} WHERE id = $1 OR (replaces = $2 AND replaces <> '')"
 _ADD = f"""
@@ -52,32 +51,28 @@ DELETE FROM headway_keys WHERE id IN (
 
 
 class PostgresKeys(KeyStore):
-    """Key store in PostgreSQL. See `headway.ports.KeyStore`.
-
-    Arguments:
-        url: URL of the database.
-    """
+    """Key store in PostgreSQL. See `headway.ports.KeyStore`."""
 
     def __init__(self, url: str) -> None:
-        self._pair = ConnectionPair(url)
+        self._database = PostgresDatabase(url)
 
     async def open(self) -> None:
-        await self._pair.open()
+        await self._database.open()
 
     async def add(self, key: ApiKey) -> None:
-        async with self._pair.writing() as session:
+        async with self._database.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
-            check_new(key, _sound(await session.fetch(_ALIKE, key.id, key.replaces)))
+            check_new(key, _keys_of(await session.fetch(_ALIKE, key.id, key.replaces)))
             await session.execute(_ADD, *row_of(key), await _next(session))
 
     async def get(self, id: str) -> ApiKey | None:
-        async with self._pair.asking() as session:
+        async with self._database.reading() as session:
             row = await session.fetchrow(f"{SELECT} WHERE id = $1", id)
-        found = [] if row is None else _sound([row])
-        return found[0] if found else None
+        keys = [] if row is None else _keys_of([row])
+        return keys[0] if keys else None
 
     async def expire(self, id: str, at: float) -> bool:
-        async with self._pair.writing() as session:
+        async with self._database.writing() as session:
             await session.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
             if not await session.fetchval(_THERE, id):
                 return False
@@ -85,44 +80,44 @@ class PostgresKeys(KeyStore):
         return True
 
     async def keys(self) -> Sequence[ApiKey]:
-        async with self._pair.asking() as session:
-            return _sound(await session.fetch(IN_ORDER))
+        async with self._database.reading() as session:
+            return _keys_of(await session.fetch(IN_ORDER))
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        async with self._pair.asking() as session:
+        async with self._database.reading() as session:
             if since.mark and not await session.fetchval(_KNOWN, since.revision, since.mark):
                 return None
             rows = await session.fetch(_AFTER, since.revision, limit)
-        return changes_of(_sound(rows), rows, since, limit)
+        return changes_of(_keys_of(rows), rows, since, limit)
 
     async def latest(self) -> KeyMark:
-        async with self._pair.asking() as session:
-            found = await session.fetchrow(LATEST)
-        return KeyMark(*found)
+        async with self._database.reading() as session:
+            revision, mark = await session.fetchrow(LATEST)
+        return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        async with self._pair.writing() as session:
-            done: str = await session.execute(_REMOVE, before, limit)
-        return int(done.rpartition(" ")[2])
+        async with self._database.writing() as session:
+            tag: str = await session.execute(_REMOVE, before, limit)
+        return int(tag.rpartition(" ")[2])
 
     async def close(self) -> None:
-        await self._pair.close()
+        await self._database.close()
 
 
 async def _next(session: Session) -> int:
-    """Take the revision of a change that is made now, and give it a mark."""
+    """Take the revision for a change, and mark it."""
     revision: int = await session.fetchval(NEXT)
     await session.execute("INSERT INTO headway_key_changes VALUES ($1, $2)", revision, new_mark())
     await session.execute("DELETE FROM headway_key_changes WHERE revision <= $1", revision - MARKS)
     return revision
 
 
-def _sound(rows: Sequence[Any]) -> list[ApiKey]:
-    """Keys of rows. A row that makes no sense was written by hand: it is no key, and the others are."""
+def _keys_of(rows: Sequence[Any]) -> list[ApiKey]:
+    """Return the keys of rows, without rows that make no sense: someone wrote those by hand."""
     try:
         return keys_of(rows)
     except ValueError as exc:
         if len(rows) > 1:
-            return [key for row in rows for key in _sound([row])]
+            return [key for row in rows for key in _keys_of([row])]
         log.error("a key is refused", key=rows[0]["id"], error=str(exc))
         return []

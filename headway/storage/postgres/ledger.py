@@ -1,7 +1,7 @@
 """The ledger in PostgreSQL.
 
-Rows are copied in. COPY fails as a whole on a row that is there already; then the same rows go in by an INSERT, which
-passes over such rows. A bad row is found before it is sent, or named by the server.
+Rows are written by COPY. As COPY fails as a whole if a row exists already, the same rows then go in by an INSERT that skips
+those. asyncpg or the server refuses a bad row by name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from msgspec.structs import astuple
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.storage.open_rows import COLUMNS, open_record, open_row, together
-from headway.storage.postgres.connection import RowRefused
-from headway.storage.postgres.connection_pair import ConnectionPair
+from headway.storage.postgres.database import PostgresDatabase, RowRefused
 
 _TYPES = {
     "id": "uuid",
@@ -64,41 +63,34 @@ WITH removed AS (DELETE FROM headway_requests WHERE ctid = ANY (ARRAY (
     SELECT ctid FROM headway_requests WHERE completed_at < $1 ORDER BY completed_at LIMIT $2
 )) RETURNING 1) SELECT count(*) FROM removed
 """
-"""Statement that removes old rows.
-
-It needs no FOR UPDATE, whose privilege nothing else needs: of two removals one waits.
-"""
+"""Remove old rows. Without FOR UPDATE, as that needs a privilege of its own: of two removals, the second waits."""
 
 _from_unix = datetime.fromtimestamp
 
 
 class PostgresLedger(Ledger):
-    """Ledger in PostgreSQL. See `headway.ports.Ledger`.
-
-    Arguments:
-        url: URL of the database.
-    """
+    """Ledger in PostgreSQL. See `headway.ports.Ledger`."""
 
     def __init__(self, url: str) -> None:
-        self._pair = ConnectionPair(url)
+        self._database = PostgresDatabase(url)
 
     async def open(self) -> None:
-        await self._pair.open()
+        await self._database.open()
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
         rows = [_row(record) for record in records]
         try:
-            async with self._pair.writing() as session:
+            async with self._database.writing() as session:
                 await session.copy("headway_requests", list(_TYPES), rows)
                 return
         except RowRefused as exc:
             if not isinstance(exc.__cause__, asyncpg.UniqueViolationError):
                 raise
-        async with self._pair.writing() as session:
+        async with self._database.writing() as session:
             await session.execute(_INSERT, *zip(*rows, strict=True))
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        async with self._pair.writing() as session:
+        async with self._database.writing() as session:
             if ended:
                 await session.execute(_FORGET, [UUID(id) for _, id in ended], [tenant for tenant, _ in ended])
             if records:
@@ -109,19 +101,19 @@ class PostgresLedger(Ledger):
             key = uuid.UUID(id)
         except ValueError:
             return ()
-        async with self._pair.asking() as session:
+        async with self._database.reading() as session:
             ended = [_record(row) for row in await session.fetch(_FIND, key)]
             waiting = [_open_record(row) for row in await session.fetch(_FIND_OPEN, key)]
         return together(ended, waiting)
 
     async def prune(self, before: float, limit: int) -> int:
-        async with self._pair.asking() as session:
+        async with self._database.reading() as session:
             await session.execute(_PRUNE_OPEN, _from_unix(before, UTC))
             removed = await session.fetchval(_PRUNE, _from_unix(before, UTC), limit)
         return int(removed)
 
     async def close(self) -> None:
-        await self._pair.close()
+        await self._database.close()
 
 
 def _row(record: LedgerRecord) -> tuple[Any, ...]:
@@ -130,8 +122,8 @@ def _row(record: LedgerRecord) -> tuple[Any, ...]:
 
 
 def _open_row(record: LedgerRecord) -> tuple[Any, ...]:
-    id, *rest, created_at, due_at = open_row(record)
-    return UUID(id), *rest, _from_unix(created_at, UTC), _from_unix(due_at, UTC)
+    id, *texts, created_at, due_at = open_row(record)
+    return UUID(id), *texts, _from_unix(created_at, UTC), _from_unix(due_at, UTC)
 
 
 def _open_record(row: Sequence[Any]) -> LedgerRecord:

@@ -1,7 +1,6 @@
-"""Ledger and API keys in an SQLite file.
+"""Ledger, API keys and bulk jobs in an SQLite file.
 
-database            the file: a thread that writes and one that reads
-connection_thread   one of those threads, with its connection
-file_identity       identity of the file at the path
-ledger, keys        requests, API keys
+database              the file: one thread writes, another reads
+connection_thread     such a thread with its connection
+ledger, keys, bulk    what is kept there
 """

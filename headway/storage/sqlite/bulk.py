@@ -1,4 +1,4 @@
-"""Bulk jobs in an SQLite file."""
+"""Bulk jobs in an SQLite file; a file of its own beside PostgreSQL's, which needs asyncpg."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from headway.storage.sqlite.database import SqliteDatabase
 
 
 class SqliteBulkStore(BulkRows):
-    """Store of bulk jobs in an SQLite file. See `headway.ports.BulkStore`.
-
-    Arguments:
-        url: URL of the file.
-    """
+    """Store of bulk jobs in an SQLite file. See `headway.ports.BulkStore`."""
 
     now = "((julianday('now') - 2440587.5) * 86400.0)"
 
@@ -35,5 +31,5 @@ class SqliteBulkStore(BulkRows):
 
 
 def _numbered(values: Sequence[object]) -> dict[str, object]:
-    """Values by the names `$1`, `$2` and so on, which SQLite takes for names as any other."""
+    """Name values `$1`, `$2` and so on, which are names like any other to SQLite."""
     return {str(number): value for number, value in enumerate(values, 1)}

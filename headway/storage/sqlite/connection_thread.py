@@ -1,9 +1,13 @@
-"""Thread with one connection to an SQLite file, which notices when another file has taken the place of that one.
+"""A thread with a connection to an SQLite file, which notices that another file took the place of the open one.
 
-file there, as it was opened ──▶ work
-no file there                ──▶ wait: it may be put back, and a new one would get what lies beside the old one
-another file there           ──▶ go by that one, if it is a ledger
-its log is gone              ──▶ corrupted: what is written from now on would be lost
+the file is still there       ──▶ work
+no file is there              ──▶ wait: it may come back, and a new file would get the old one's log
+another file is there         ──▶ switch to it, if it is a ledger
+the file's log is gone        ──▶ corrupted: whatever is written from now on would be lost
+
+Never open the file or its log except through SQLite. Closing any descriptor of a file ends all POSIX locks that the process
+holds on it, SQLite's included. Another process would then think it is the last user and delete the log (`-wal`) that this
+one still writes to: rows are lost and the file is corrupted.
 """
 
 from __future__ import annotations
@@ -13,46 +17,56 @@ import contextlib
 import os
 import queue
 import sqlite3
+import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from headway.errors import SettingError, StoreCorrupted, StoreUnavailable
 from headway.runtime.folder_lock import locked
 from headway.runtime.logger import get_logger
-from headway.storage.sqlite.file_identity import FileIdentity, look, remove_log
 
 T = TypeVar("T")
 
 log = get_logger(__name__)
 
 CALL_WITHIN = 10.0
-"""Seconds after which a call counts as not answered."""
+"""Seconds that a call may take."""
 CLOSE_WITHIN = 2.0
-"""Seconds to wait for the running call at the end."""
+"""Seconds to wait for the running call when closing."""
 
 MEND = "End all processes that use it, then put a copy in its place, or see what the .recover of sqlite3 can save."
-"""Advice about a damaged file."""
+"""What to do about a damaged file."""
 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the ledger's file was moved or removed; put it back, or end all processes that use it and start again"
 _NO_LOG = (
-    "the log beside the ledger's file (-wal) was removed while it was in use. If another file has just taken the place of "
-    f"the ledger's, do it again. Else: {MEND}"
+    "the log beside the ledger's file (-wal) was removed while it was in use. If you have just put another file in place of "
+    f"the ledger's, do it again. Otherwise: {MEND}"
 )
-_OTHER = "the ledger's file was moved or removed, and what lies in its place is no ledger"
+_OTHER = "the ledger's file was moved or removed, and the file in its place is no ledger"
+
+_Inode = tuple[int, int]
+
+
+class FileIdentity(NamedTuple):
+    """The files of one database, by device and inode. `log` is its write-ahead log, None if there is none."""
+
+    file: _Inode
+    log: _Inode | None
 
 
 class ConnectionThread:
-    """Thread that runs one call after the other with a connection of its own. It starts with the first call.
+    """Thread that runs one call at a time with its own connection. It starts with the first call.
 
     Arguments:
         name: name of the thread.
         path: path of the file.
-        connect: makes a connection whose file is ready for use; what it raises, a call raises.
+        connect: opens a connection, ready for use. Its errors are raised by the call.
 
     Attributes:
         moves: number of times that another file took the place of the open one.
@@ -65,7 +79,7 @@ class ConnectionThread:
         self._connection: sqlite3.Connection | None = None
         self.moves = 0
         self._identity: FileIdentity | None = None
-        """File that `look` saw when the connection was made."""
+        """The files that the connection was opened on."""
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: asyncio.Future[Any] | None = None
@@ -73,10 +87,10 @@ class ConnectionThread:
     async def do(self, work: Callable[[sqlite3.Connection], T], within: float | None = None) -> T:
         """Run `work` in the thread, and return its result.
 
-        A call that takes longer than `within` seconds, or CALL_WITHIN, is left to itself; the next call waits for it.
+        If a call takes longer than `within` seconds (CALL_WITHIN by default) it is abandoned, and the next call waits for it.
 
         Raises:
-            StoreUnavailable: the call was not done, or its end is not known.
+            StoreUnavailable: the call failed, or its outcome is unknown.
             StoreCorrupted: the file is damaged.
         """
         limit = CALL_WITHIN if within is None else within
@@ -84,7 +98,7 @@ class ConnectionThread:
             async with asyncio.timeout(limit):
                 if self._last is not None and not self._last.done():
                     await asyncio.wait({self._last})
-                self._last = done = self._hand_over(lambda: work(self._ready()))
+                self._last = done = self._run_in_thread(lambda: work(self._ready()))
                 await asyncio.wait({done})
         except TimeoutError:
             raise StoreUnavailable(f"the ledger's file does not answer within {limit:g} s") from None
@@ -93,7 +107,7 @@ class ConnectionThread:
         except OSError as exc:
             raise StoreUnavailable(f"the ledger's file cannot be used: {exc}") from exc
         except sqlite3.DatabaseError as exc:
-            if (error := _told(exc)) is None:
+            if (error := _store_error(exc)) is None:
                 raise
             raise error from exc
 
@@ -102,16 +116,16 @@ class ConnectionThread:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        closed = self._hand_over(self._shut, thread)
+        closed = self._run_in_thread(self._close, thread)
         self._jobs.put(None)
         await asyncio.wait({closed}, timeout=CLOSE_WITHIN)
         if closed.done():
             thread.join()
 
-    def _hand_over(self, work: Callable[[], T], thread: threading.Thread | None = None) -> asyncio.Future[T]:
+    def _run_in_thread(self, work: Callable[[], T], thread: threading.Thread | None = None) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # Nobody may be there to see it.
+        done.add_done_callback(lambda done: done.cancelled() or done.exception())  # The caller may be gone.
 
         def job() -> None:
             try:
@@ -120,41 +134,41 @@ class ConnectionThread:
                 settle = partial(done.set_exception, exc)
             else:
                 settle = partial(done.set_result, outcome)
-            with contextlib.suppress(RuntimeError):  # The loop has been closed.
+            with contextlib.suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(settle)
 
         if thread is None and self._thread is None:
-            self._thread = threading.Thread(target=self._work_on, name=self._name, daemon=True)
+            self._thread = threading.Thread(target=self._run_jobs, name=self._name, daemon=True)
             self._thread.start()
         self._jobs.put(job)
         return done
 
-    def _work_on(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
 
     def _ready(self) -> sqlite3.Connection:
-        """Connection to the file that lies at the path now."""
+        """Return the connection, to the file that is at the path now."""
         if self._connection is None:
             self._connection = self._connect()
             self._identity = look(self._path)
-        there = look(self._path)
-        if there != self._identity:
-            if there is None:
+        identity = look(self._path)
+        if identity != self._identity:
+            if identity is None:
                 raise StoreUnavailable(_GONE)
-            if self._identity is not None and there.file == self._identity.file:
+            if self._identity is not None and identity.file == self._identity.file:
                 raise StoreCorrupted(_NO_LOG)
-            self._go_over()
+            self._switch()
         return self._connection
 
-    def _go_over(self) -> None:
-        """Change over to the file that has taken the place of the open one."""
+    def _switch(self) -> None:
+        """Switch to the file that took the place of the open one."""
         with locked(Path(os.path.realpath(self._path)).parent):
-            if (there := look(self._path)) is None:
+            if (identity := look(self._path)) is None:
                 raise StoreUnavailable(_GONE)
             _check_ledger(self._path)
-            if self._identity is not None and there.log == self._identity.log:
-                # What lies beside it is the log of the file that was there before, and would get into this one.
+            if self._identity is not None and identity.log == self._identity.log:
+                # This log belongs to the file that was here before, and would be applied to the new one.
                 remove_log(self._path)
             before = self._connection
             try:
@@ -166,18 +180,18 @@ class ConnectionThread:
         if before is not None:
             before.close()
         log.warning(
-            "another file has taken the place of the ledger's; going by the one that is there",
+            "another file has taken the place of the ledger's; using the new one",
             file=self._path, who=self._name,
         )  # fmt: skip
 
-    def _shut(self) -> None:
+    def _close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
-def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
-    """SQLite's error about its file, in Headway's words; None for what is the fault of a statement."""
+def _store_error(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
+    """Return the error to raise about the file; None if a statement is to blame."""
     if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return StoreCorrupted(f"the ledger's file is corrupted: {exc}. {MEND}")
     if isinstance(exc, sqlite3.OperationalError | sqlite3.InternalError) or type(exc) is sqlite3.DatabaseError:
@@ -186,10 +200,10 @@ def _told(exc: sqlite3.DatabaseError) -> StoreUnavailable | None:
 
 
 def _check_ledger(path: str) -> None:
-    """Check that a file is a ledger, without its log, which may be another file's, and without any lock on it.
+    """Check that a file is a ledger, without locks, and without its log, which may be another file's.
 
     Raises:
-        StoreUnavailable: the file is no ledger.
+        StoreUnavailable: it is no ledger.
     """
     uri = f"file:{quote(os.path.realpath(path))}?immutable=1"
     try:
@@ -197,3 +211,57 @@ def _check_ledger(path: str) -> None:
             connection.execute("SELECT 1 FROM headway_schema").fetchall()
     except sqlite3.DatabaseError as exc:
         raise StoreUnavailable(f"{_OTHER}: {exc}") from exc
+
+
+def look(path: str) -> FileIdentity | None:
+    """Return the files at a path; None if there is no database."""
+    real = os.path.realpath(path)
+    file = _inode(real)
+    return None if file is None else FileIdentity(file, _inode(f"{real}-wal"))
+
+
+def make(path: str) -> None:
+    """Create an empty file if there is none, readable by its owner only, without ever having it open.
+
+    Raises:
+        OSError: the file cannot be made or used.
+        ValueError: the text is no path.
+    """
+    real = os.path.realpath(path)
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.mknod(real, 0o600 | stat.S_IFREG)
+        except PermissionError:  # Only root may do that on some systems.
+            _link_in(real)
+    mode = Path(real).stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(None, "Is a directory")
+    if not stat.S_ISREG(mode):  # Merely opening a device or a pipe may do something.
+        raise OSError(None, "is no regular file")
+    if not os.access(real, os.R_OK | os.W_OK):
+        raise PermissionError(None, "Permission denied")
+
+
+def _link_in(path: str) -> None:
+    """Create an empty file elsewhere, close it, and link it to the path."""
+    descriptor, name = tempfile.mkstemp(dir=Path(path).parent, prefix=f".{Path(path).name}.")
+    os.close(descriptor)
+    try:
+        os.link(name, path)
+    finally:
+        Path(name).unlink()
+
+
+def remove_log(path: str) -> None:
+    """Remove the log and its index, so that the database now at the path doesn't take them for its own."""
+    real = os.path.realpath(path)
+    for suffix in ("-wal", "-shm"):
+        Path(real + suffix).unlink(missing_ok=True)
+
+
+def _inode(path: str) -> _Inode | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,7 +1,7 @@
 """API keys in an SQLite file.
 
-A bite of changes comes as one JSON text in one row. Python lets other threads run around every row, and takes its lock back
-afterwards: with a row for each key, the event loop and the reader would wait for each other hundreds of times.
+Changes are read as one JSON text in a single row. Python lets other threads run around every row and then takes its lock
+back: with a row per key, the event loop and the reader would wait for each other hundreds of times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXPIRE = """
 UPDATE headway_keys SET expires_at = min(coalesce(expires_at, ?1), ?1), revision = ?2, changed_at = ?3 WHERE id = ?4
 """
 _EXACT = "CASE WHEN {0} IS NOT NULL THEN printf('%!.17g', {0}) END"
-"""SQL of a number to its last digit, as JSON has only fifteen."""
+"""SQL for all digits of a number: SQLite's JSON has only fifteen."""
 _VALUES = ", ".join(
     "hex(digest)" if name == "digest" else _EXACT.format(name) if name in NUMBERS else name
     for name in (*COLUMNS.split(", "), "revision", "mark")
@@ -60,11 +60,7 @@ DELETE FROM headway_keys WHERE id IN (
 
 
 class SqliteKeys(KeyStore):
-    """Key store in an SQLite file. See `headway.ports.KeyStore`.
-
-    Arguments:
-        url: URL of the file.
-    """
+    """Key store in an SQLite file. See `headway.ports.KeyStore`."""
 
     def __init__(self, url: str) -> None:
         self._file = SqliteDatabase(url, checked=("headway_keys",))
@@ -74,7 +70,7 @@ class SqliteKeys(KeyStore):
 
     async def add(self, key: ApiKey) -> None:
         def work(connection: sqlite3.Connection) -> None:
-            check_new(key, _sound(connection.execute(_ALIKE, (key.id, key.replaces))))
+            check_new(key, _keys_of(connection.execute(_ALIKE, (key.id, key.replaces))))
             connection.execute(_ADD, (*row_of(key), _next(connection), time.time()))
 
         await self._file.write(work)
@@ -101,17 +97,17 @@ class SqliteKeys(KeyStore):
                 return None
             [text] = connection.execute(_AFTER, (since.revision, limit)).fetchone()
             try:
-                found = msgspec.json.decode(text, type=list[_Row], strict=False)
-                rows = [(row[0], bytes.fromhex(row[1]), *row[2:]) for row in found]
+                exact = msgspec.json.decode(text, type=list[_Row], strict=False)
+                rows = [(row[0], bytes.fromhex(row[1]), *row[2:]) for row in exact]
             except (msgspec.MsgspecError, ValueError) as exc:
                 raise StoreCorrupted(f"the ledger's file is corrupted: the rows of keys make no sense. {MEND}") from exc
-            return changes_of(_sound(rows), rows, since, limit)
+            return changes_of(_keys_of(rows), rows, since, limit)
 
         return await self._file.read(work)
 
     async def latest(self) -> KeyMark:
-        found = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
-        return KeyMark(*found)
+        revision, mark = await self._file.read(lambda connection: connection.execute(LATEST).fetchone())
+        return KeyMark(revision, mark)
 
     async def remove_ended(self, before: float, limit: int) -> int:
         return await self._file.write(lambda connection: connection.execute(_REMOVE, (before, limit)).rowcount)
@@ -120,22 +116,22 @@ class SqliteKeys(KeyStore):
         await self._file.close()
 
     async def _keys(self, query: str, *values: object) -> list[ApiKey]:
-        return await self._file.read(lambda connection: _sound(connection.execute(query, values)))
+        return await self._file.read(lambda connection: _keys_of(connection.execute(query, values)))
 
 
 def _next(connection: sqlite3.Connection) -> int:
-    """Take the revision of a change that is made now, and give it a mark."""
+    """Take the revision for a change, and mark it."""
     [revision] = connection.execute(NEXT).fetchone()
     connection.execute("INSERT INTO headway_key_changes VALUES (?, ?)", (revision, new_mark()))
     connection.execute("DELETE FROM headway_key_changes WHERE revision <= ?", (revision - MARKS,))
     return int(revision)
 
 
-def _sound(rows: Iterable[Any]) -> list[ApiKey]:
-    """Keys of rows, which SQLite keeps from being anything but keys.
+def _keys_of(rows: Iterable[Any]) -> list[ApiKey]:
+    """Return the keys of rows.
 
     Raises:
-        StoreCorrupted: a row is no key, so that the file must be damaged.
+        StoreCorrupted: a row is no key, so the file must be damaged: its schema admits only keys.
     """
     try:
         return keys_of(rows)

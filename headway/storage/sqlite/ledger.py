@@ -1,7 +1,7 @@
 """The ledger in an SQLite file.
 
-Rows go in fifty to a statement. Python lets other threads run around every statement, and takes its lock back afterwards:
-with a statement for each row, a busy event loop would be interrupted for each, and the writer kept waiting as often.
+Rows are written fifty to a statement. Python lets other threads run around every statement and then takes its lock back:
+with a statement per row, a busy event loop and the writer would hold each other up once per row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.storage.open_rows import COLUMNS, open_record, open_row, together
 from headway.storage.sqlite.database import SqliteDatabase
 
 ROWS = 50
-"""Rows in one statement. Every SQLite takes 999 values in one."""
+"""Rows in a statement. Any SQLite takes 999 values."""
 
 _NAMES = (
     "id", "user_id", "tenant", "tier", "model", "status", "created_at", "completed_at", "latency_ms", "batch_size",
@@ -27,17 +27,17 @@ _NAMES = (
 )  # fmt: skip
 _COLUMNS = ", ".join(_NAMES)
 _ALL = len(_NAMES)
-_BUT_CONTENT = _ALL - 2
-"""Number of columns that are written where no input and no output is kept, as each value costs time."""
+_WITHOUT_CONTENT = _ALL - 2
+"""Columns to write when neither input nor output is kept: every value costs time."""
 
 
 def _insert(rows: int, width: int) -> str:
-    """Statement for `rows` rows of the first `width` columns."""
+    """Return the statement that inserts rows of the first `width` columns."""
     row = f"({', '.join('?' * width)})"
     return f"INSERT OR IGNORE INTO headway_requests ({', '.join(_NAMES[:width])}) VALUES {', '.join([row] * rows)}"  # noqa: S608
 
 
-_FULL = {width: _insert(ROWS, width) for width in (_BUT_CONTENT, _ALL)}
+_FULL = {width: _insert(ROWS, width) for width in (_WITHOUT_CONTENT, _ALL)}
 _FIND = f"SELECT {_COLUMNS} FROM headway_requests WHERE id = ? ORDER BY completed_at DESC"  # noqa: S608
 _NOTE = f"INSERT OR REPLACE INTO headway_open_requests VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
 _FORGET = "DELETE FROM headway_open_requests WHERE id = ? AND tenant = ?"
@@ -51,11 +51,7 @@ DELETE FROM headway_requests WHERE (id, tenant, completed_at) IN (
 
 
 class SqliteLedger(Ledger):
-    """Ledger in an SQLite file. See `headway.ports.Ledger`.
-
-    Arguments:
-        url: URL of the file.
-    """
+    """Ledger in an SQLite file. See `headway.ports.Ledger`."""
 
     def __init__(self, url: str) -> None:
         self._file = SqliteDatabase(url)
@@ -67,14 +63,14 @@ class SqliteLedger(Ledger):
         def work(connection: sqlite3.Connection) -> None:
             content = any(record.input is not None or record.output is not None for record in records)
             for start in range(0, len(records), ROWS):
-                _write(connection, records[start : start + ROWS], _ALL if content else _BUT_CONTENT)
+                _write(connection, records[start : start + ROWS], _ALL if content else _WITHOUT_CONTENT)
 
         await self._file.write(work)
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
         def work(connection: sqlite3.Connection) -> None:
             connection.executemany(_FORGET, [(_key(id), tenant) for tenant, id in ended])
-            connection.executemany(_NOTE, [(_key(one.id), *open_row(one)[1:]) for one in records])
+            connection.executemany(_NOTE, [(_key(record.id), *open_row(record)[1:]) for record in records])
 
         await self._file.write(work)
 
@@ -86,8 +82,8 @@ class SqliteLedger(Ledger):
         ended, waiting = await self._file.read(
             lambda connection: [connection.execute(sql, (key,)).fetchall() for sql in (_FIND, _FIND_OPEN)]
         )
-        found = [open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
-        return together([_record(row) for row in ended], found)
+        still_open = [open_record((str(uuid.UUID(bytes=row[0])), *row[1:])) for row in waiting]
+        return together([_record(row) for row in ended], still_open)
 
     async def prune(self, before: float, limit: int) -> int:
         def work(connection: sqlite3.Connection) -> int:

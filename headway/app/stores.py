@@ -12,7 +12,7 @@ from headway.app.lifecycle import Resource
 from headway.config import Settings, shown_url
 from headway.config.extras import needing
 from headway.errors import SettingError
-from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.principals import AnonymousIdentity
 from headway.ports import Identity, KeyStore, Ledger
 from headway.runtime.counters import Counters
 

@@ -17,8 +17,8 @@ from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import ReplySink
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.identity.anonymous import AnonymousIdentity
 from headway.identity.api_keys.credential import SERVICE
+from headway.identity.principals import AnonymousIdentity
 from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions
 from headway.ports import Identity, WatchedIdentity
 from headway.runtime.request_id import NewId

@@ -1,9 +1,8 @@
-"""Authentication: one package or file for each way of knowing the principal of a request.
+"""Who is asking: a package for each kind of credential.
 
-anonymous    one principal for everybody
+principals   principals made from a credential's data, or one for everybody
 api_keys     API keys, from a store or a file
 jwt          JSON Web Tokens
 combined     keys and tokens side by side
-model_limits limits of a credential for single models
-principals   principals made from a credential's data
+tables       TOML files that describe credentials
 """

@@ -1,4 +1,4 @@
-"""API keys and JSON Web Tokens side by side."""
+"""API keys and JSON Web Tokens side by side; apart from both, as neither knows of the other."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ _OWN = b"hw_live_"
 
 
 class CombinedIdentity(WatchedIdentity, KeyIdentity):
-    """Identity that asks the one for which a credential is. A JSON Web Token has two dots in it, which no API key has.
-
-    Arguments:
-        keys: identity of API keys.
-        tokens: identity of JSON Web Tokens.
-    """
+    """Identity that passes a credential on to the identity for its kind: a JSON Web Token has two dots, an API key none."""
 
     def __init__(self, keys: Identity, tokens: Identity) -> None:
         self._keys = keys.identify
@@ -25,7 +20,7 @@ class CombinedIdentity(WatchedIdentity, KeyIdentity):
         self._principal_of = keys.principal_of if isinstance(keys, KeyIdentity) else None
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Principal as the identity says that was asked; raises what that raises."""
+        """Return the principal, or raise what the identity of that kind raises."""
         return self._tokens(authorization) if _is_token(authorization) else self._keys(authorization)
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:

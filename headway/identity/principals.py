@@ -1,4 +1,4 @@
-"""Principals made from a credential's data: the tier by its index, and the limits of its requests."""
+"""Principals: made from a credential's data, or one for everybody where there are no credentials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from headway.config import Settings
 from headway.model import Limit, ModelLimit, Principal
 
 BURST_SECONDS = 10.0
-"""Seconds' worth of the rate that may come at once, by default."""
+"""Seconds' worth of a rate that may come at once by default."""
+
+
+class AnonymousIdentity:
+    """Identity that gives every request one anonymous principal of tier `tier`, whatever credential it carries."""
+
+    def __init__(self, tier: int) -> None:
+        self._principal = Principal(user="anonymous", tenant="default", tier=tier)
+
+    def identify(self, authorization: bytes) -> Principal | None:
+        """Return the anonymous principal."""
+        return self._principal
 
 
 def make_principal(
@@ -25,28 +36,28 @@ def make_principal(
     models: Iterable[str] = (),
     model_limits: Iterable[ModelLimit] = (),
 ) -> Principal:
-    """Make the principal of one credential.
+    """Make the principal of a credential: its tier by index, and the limits that its requests count towards.
 
     Arguments:
-        settings: settings of the tiers and their rates, and the rate of users.
+        settings: settings of tiers and rates.
         user: unique within the tenant.
-        tenant: name of the account that pays.
+        tenant: account that pays.
         tier: name of a tier.
-        key: id of the API key; empty where there is none.
-        rate: requests per minute of this key alone; None: it counts towards its user's limit; 0: no limit.
-        burst: requests of this key at once; None: ten seconds' worth.
-        models: the only models that the principal may ask; empty for all.
-        model_limits: limits of its requests for single models: of this key alone or, without a key, of the user.
+        key: id of the API key; empty if there is none.
+        rate: requests per minute of this key alone; None to count towards its user's limit; 0 for no limit.
+        burst: requests of this key at once; None for ten seconds' worth.
+        models: the only models that the principal may use; empty for all.
+        model_limits: limits for single models: of this key alone or, without a key, of the user.
 
     Raises:
-        ValueError: the tier does not exist.
+        ValueError: there is no such tier.
     """
-    of_user, of_key = f"user\0{tenant}\0{user}", f"key\0{key}"
+    user_limit, key_limit = f"user\0{tenant}\0{user}", f"key\0{key}"
     limits = []
     if rate is not None:
-        limits.append(_limit(of_key, "key", rate, burst))
+        limits.append(_limit(key_limit, "key", rate, burst))
     else:
-        limits.append(_limit(of_user, "user", settings.user_rate, None))
+        limits.append(_limit(user_limit, "user", settings.user_rate, None))
     limits.append(_limit(f"tier\0{tier}", "tier", settings.tier_rate(tier), None))
     principal = Principal(
         user=user,
@@ -57,9 +68,10 @@ def make_principal(
         key=key,
     )
     of_models = {}
-    for one in (one for one in model_limits if one.rate > 0.0):
-        own = _limit(f"{of_key if key else of_user}\0{one.model}", "model", one.rate, one.burst, one.model)
-        of_models[one.model] = msgspec.structs.replace(principal, limits=(*principal.limits, own))
+    for limit in (limit for limit in model_limits if limit.rate > 0.0):
+        id = f"{key_limit if key else user_limit}\0{limit.model}"
+        own = _limit(id, "model", limit.rate, limit.burst, limit.model)
+        of_models[limit.model] = msgspec.structs.replace(principal, limits=(*principal.limits, own))
     return msgspec.structs.replace(principal, of_models=of_models) if of_models else principal
 
 

@@ -1,4 +1,4 @@
-"""Tables of a TOML file in which credentials are described: keys, or issuers of tokens; and their limits for single models."""
+"""TOML files that describe credentials: keys, or issuers of tokens, and their limits for single models."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from headway.errors import SettingError
 from headway.model import ModelLimit
 
 MOST_NAME = 128
-"""Longest name of a user, a tenant, a tier or a model, in characters."""
+"""Most characters in the name of a user, tenant, tier or model."""
 
 MOST = 1e9
 """Largest rate and burst."""
 
 
 def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable: str) -> list[dict[str, object]]:
-    """Read the tables of a file, each as it is.
+    """Read the tables of a file, unchecked.
 
     Arguments:
         path: the file.
         setting: setting that names the file.
-        kind: shape of the whole file, of which `name` is the member with the tables.
-        name: what a table is called in the file, in the plural.
+        kind: shape of the whole file.
+        name: member of `kind` that holds the tables.
         unreadable: hint for a file that cannot be read.
 
     Raises:
-        SettingError: the file cannot be read, or is of another shape.
+        SettingError: the file cannot be read, or has another shape.
     """
     try:
-        found: list[dict[str, object]] = getattr(
+        tables: list[dict[str, object]] = getattr(
             msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), kind), name
         )
     except OSError as exc:
@@ -41,13 +41,13 @@ def read_tables(path: Path, setting: str, kind: type[Any], name: str, unreadable
     except msgspec.ValidationError as exc:
         hint = f"Write every {name.removesuffix('s')} as a table [[{name}]]."
         raise SettingError(setting, str(path), str(exc), hint) from exc
-    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
+    except (ValueError, RecursionError) as exc:  # Not TOML, not UTF-8, or a number of thousands of digits.
         raise SettingError(setting, str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
-    return found
+    return tables
 
 
 def is_name(text: str) -> bool:
-    """Whether a text will do as a name: 1 to 128 printable characters."""
+    """Return True if a text will do as a name: 1 to 128 printable characters."""
     return 0 < len(text) <= MOST_NAME and text.isprintable()
 
 
@@ -55,9 +55,9 @@ def check_model_limit(where: str, limit: ModelLimit, models: Collection[str]) ->
     """Check a limit, and return it.
 
     Arguments:
-        where: where it was written, as an error names it.
+        where: where it was written, for the error.
         limit: the limit.
-        models: the only models that the credential may ask; empty for all.
+        models: the only models that the credential may use; empty for all.
 
     Raises:
         SettingError: the limit cannot be used.

@@ -33,7 +33,7 @@ from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
-from headway.identity.anonymous import AnonymousIdentity
+from headway.identity.principals import AnonymousIdentity
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.certificates import Certificates
 from headway.runtime.counters import Counters

@@ -46,8 +46,7 @@ from headway.http.inference import fast_path
 from headway.http.server import connection
 from headway.http.server import listener as door
 from headway.http.server.listener import Listener
-from headway.identity.anonymous import AnonymousIdentity
-from headway.identity.principals import make_principal
+from headway.identity.principals import AnonymousIdentity, make_principal
 from headway.model import (
     BatchRun,
     DedupKind,

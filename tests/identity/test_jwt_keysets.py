@@ -150,7 +150,7 @@ async def test_what_is_wrong_changes_nothing_and_is_logged_once(
     with capture_logs() as logs:
         for _ in range(3):
             await keyset.refresh()
-    assert [line["event"] for line in logs] == ["the last known keys of the issuer go on"]
+    assert [line["event"] for line in logs] == ["the issuer's last known keys stay in use"]
     assert keyset.find("first") is key
     assert key.live
     shelf.content = jwks(jwk("ES256"))

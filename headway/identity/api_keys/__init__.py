@@ -2,6 +2,6 @@
 
 credential   text of a key
 file         keys in a TOML file
-table        live keys in memory, a million of them if need be
 cache        keys of a store, held in memory
+table        the cache's memory, with room for a million keys
 """

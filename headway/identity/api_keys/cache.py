@@ -1,15 +1,14 @@
-"""Cache of a store of API keys: requests are authenticated from memory, without asking the store.
+"""Cache of a key store: requests are authenticated from memory, and never wait for the store.
 
     store ──changes, each second──▶ cache ◀──identify── each request
-          ──all keys, in bites────▶
+          ──all keys, in pages────▶
 
-A key that is added or revoked is known after the next refresh; one that expires ends at its instant. While the store is
-away the cache serves on with what it last heard. Once the store is found damaged every key is refused, as the cache
-cannot know which keys were revoked.
+A key that is added or revoked counts from the next refresh. One that expires ends on time. While the store is away, the
+cache goes by what it last heard. If the store is damaged, every key is refused: revoked ones could no longer be told apart.
 
-The changes come first, and never wait for the reading of all keys. That reading begins anew at once when the store
-turns out to have another history than before, as after a failover that lost the last changes. Otherwise it begins anew
-now and then, for what a store cannot tell: a row removed by hand. Ended keys are not held; the store removes them after
+Changes come first, and never wait for the reading of all keys. All keys are read again at once when the store turns out to
+have another history, as after a failover that lost the last changes. They are also read again every minute, for what the
+change log cannot show: a row deleted by hand. Ended keys are dropped here at once, and from the store after
 `Settings.keys_retention_s`.
 """
 
@@ -42,48 +41,48 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 ANSWER_WITHIN = 2.0
-"""Seconds for which a call waits for the store."""
+"""Seconds that a call to the store may take."""
 PAGE = 500
-"""Keys that are read at once, which takes some milliseconds of the event loop."""
+"""Keys in a page, which takes some milliseconds of the event loop."""
 OPEN_PAGE = 4 * PAGE
-"""Keys that are read at once before the first request is served."""
+"""Keys in a page before the first request is served."""
 SEEN = 10_000
-"""Good credentials that are remembered as they came, so that they need not be parsed again."""
+"""Valid header values to remember, so that they need not be parsed again."""
 AFRESH_EVERY = 60.0
-"""Seconds from one reading of all keys to the next."""
-BITE_PAUSE = 0.25
-"""Seconds between two bites of that reading, where there is no hurry."""
+"""Seconds between two readings of all keys."""
+PAGE_PAUSE = 0.25
+"""Seconds between two pages of such a reading if nobody waits for it."""
 TRY_AGAIN = 1.0
-"""Seconds until a bite that failed is tried again."""
+"""Seconds until a failed page is tried again."""
 ENDED_SHARE = BUCKETS // 64
-"""Part of the table that each refresh searches for ended keys: all of it once a minute."""
+"""Buckets that each refresh searches for ended keys. It takes about a minute to go through all."""
 RETIRE_EVERY = 600.0
 """Seconds between two removals of long ended keys from the store."""
 RETIRE_PAGE = 1000
 RETRY_AFTER = 5.0
-"""Seconds after which a client should ask again while keys cannot be checked."""
-TIERS_TOLD = 100
+"""Seconds until a client should try again while keys cannot be checked."""
+TIERS_LOGGED = 100
 """Most keys of unknown tiers that the log names."""
 _DAMAGED = "API keys cannot be checked, as the place where they are kept is damaged"
 
 
 class _Good(msgspec.Struct, eq=False):
-    """A key as it came: its id, packed form, principal and end, and the table's changes up to which that holds."""
+    """A valid header value: its key, packed key, principal and end. They hold until the table's changes go beyond `upto`."""
 
     id: str
-    kept: bytes
+    packed: bytes
     principal: Principal | None
     ends: float
     upto: int
 
 
 class _Reading:
-    """One reading of all keys.
+    """A reading of all keys.
 
     Attributes:
-        hurry: whether somebody waits for it.
-        upto: the last change that was read.
-        newer: ids of keys that changed meanwhile; what a bite says of them may be older.
+        hurry: True if somebody waits for it.
+        upto: revision of the last change read.
+        newer: keys that changed meanwhile; their pages may hold older data.
     """
 
     def __init__(self, hurry: bool) -> None:
@@ -96,9 +95,8 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     """Identity of API keys, and a `lifecycle.Resource`.
 
     Arguments:
-        store: store of the keys.
-        settings: settings of tiers and rates, and the days for which ended keys are kept.
-        counters: counters that take the age of the cached keys.
+        settings: settings of tiers and rates, and of how long ended keys are kept.
+        counters: counters that get the age of the cached keys.
         clock: monotonic seconds.
         wall: Unix time in seconds, by which keys expire.
     """
@@ -119,25 +117,25 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._table = KeyTable()
         self._nobody = Rights(os.urandom(32), "", "", "", (), None, None)
         self._seen: dict[bytes, _Good] = {}
-        """Good keys that came of late, by the BLAKE2b digest of the header value that held them."""
+        """Valid header values of late, by their BLAKE2b digest."""
         self._turn = asyncio.Lock()
-        """Lock of the calls for changes: a late answer must not undo what another call has heard."""
+        """Held while asking for changes: a late answer must not undo what a later call has heard."""
         self._upto = KeyMark()
         self._fresh: float | None = None
-        """Monotonic instant at which all changes were last known; None before the first."""
+        """When all changes were last known, in monotonic seconds; None before that."""
         self._reading: _Reading | None = None
         self._hurry = asyncio.Event()
         self._looked = -inf
         """Unix time of the last refresh."""
         self._reached = self._whole = self._damaged = False
         self._misfits: set[str] = set()
-        """Ids of keys that the log has named for their tiers."""
+        """Keys of unknown tiers that the log has named."""
 
     def __len__(self) -> int:
         return len(self._table)
 
     async def open(self) -> None:
-        """Reach the store and read all keys.
+        """Open the store and read all keys.
 
         Raises:
             StoreUnavailable: the store does not answer.
@@ -152,65 +150,65 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         await self.refresh()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Ask the store for changes each second from now on, and for all keys now and then."""
+        """Start to ask for changes each second, and to read all keys each minute."""
         Periodic("keys", self.refresh, self._clock, "store of keys").start(supervisor)
         supervisor.start("keys, all of them", self._read_all_on)
-        supervisor.start("ended keys", self._retire_on)
+        supervisor.start("ended keys", self._retire_forever)
 
     async def close(self) -> None:
-        """Close the store. The cached keys stay known."""
+        """Close the store, and keep the cached keys."""
         await self._store.close()
 
-    # Who asks.
+    # Requests.
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Principal of the key in an `Authorization` header (`Bearer KEY`); None for any other header.
+        """Return the principal of an `Authorization` header (`Bearer KEY`); None for any other header.
 
         Raises:
-            RequestError: the store of keys is damaged, so that no key can be checked.
+            RequestError: the store is damaged, so that no key can be checked.
         """
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
-        came = blake2b(authorization).digest()
-        good = self._seen.get(came)
+        seen = blake2b(authorization).digest()
+        good = self._seen.get(seen)
         if good is None or (good.upto != self._table.changes and not self._holds(good)):
             good = self._look_up(authorization)
             if good is None:
                 return None
             if len(self._seen) >= SEEN:
                 self._seen.clear()
-            self._seen[came] = good
+            self._seen[seen] = good
         return good.principal if self._wall() < good.ends else None
 
     def principal_of(self, key: str) -> Principal | None:
         if self._damaged:
             raise RequestError(_DAMAGED, code=SERVICE_OVERLOADED, retry_after=RETRY_AFTER)
-        kept = self._table.find(key)
-        if kept is None:
+        packed = self._table.find(key)
+        if packed is None:
             return None
-        ends, rights = unpack(kept)
+        ends, rights = unpack(packed)
         return self._principal(key, rights) if self._wall() < ends else None
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """To make the digest of a key takes longer than all else that is asked of a key that came before."""
-        came = blake2b(authorization).digest()
-        if came not in self._seen:
+        """Return a check that skips the digest, which costs more than everything else about a header seen before."""
+        seen = blake2b(authorization).digest()
+        if seen not in self._seen:
             return None
-        good = self._seen[came]
+        good = self._seen[seen]
 
         def still() -> Principal | None:
             nonlocal good
             if good.upto == self._table.changes and not self._damaged:
                 return good.principal if self._wall() < good.ends else None
             principal = self.identify(authorization)
-            good = self._seen.get(came, good)
+            good = self._seen.get(seen, good)
             return principal
 
         return still
 
     def _holds(self, good: _Good) -> bool:
-        """Whether the store has not told of a change of a key since the key came."""
-        if self._table.find(good.id) is not good.kept:
+        """Return True if this key has not changed since the header value was seen."""
+        if self._table.find(good.id) is not good.packed:
             return False
         good.upto = self._table.changes
         return True
@@ -218,16 +216,16 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     def _look_up(self, authorization: bytes) -> _Good | None:
         if authorization[:7].lower() != b"bearer ":
             return None
-        found = parse(authorization[7:].strip())
-        if found is None:
+        parsed = parse(authorization[7:].strip())
+        if parsed is None:
             return None
-        id, secret = found
-        # An unknown id costs the same: the time it takes must not tell which ids there are.
-        kept = self._table.find(id)
-        ends, rights = (inf, self._nobody) if kept is None else unpack(kept)
-        if not compare_digest(digest(secret), rights.digest) or kept is None:
+        id, secret = parsed
+        # An unknown id costs the same: the time it takes must not show which ids exist.
+        packed = self._table.find(id)
+        ends, rights = (inf, self._nobody) if packed is None else unpack(packed)
+        if not compare_digest(digest(secret), rights.digest) or packed is None:
             return None
-        return _Good(id, kept, self._principal(id, rights), ends, self._table.changes)
+        return _Good(id, packed, self._principal(id, rights), ends, self._table.changes)
 
     def _principal(self, id: str, rights: Rights) -> Principal | None:
         if rights.tier not in self._settings.tier_names:
@@ -244,15 +242,15 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             model_limits=rights.model_limits,
         )
 
-    # What has changed.
+    # Changes.
 
     @property
     def rereads(self) -> str:
-        """See Rereadable."""
+        """What SIGHUP has read again; see Rereadable."""
         return "keys"
 
     async def reread(self) -> None:
-        """Ask for changes, and have all keys read again from now on. Raises StoreUnavailable."""
+        """Ask for changes, and start to read all keys again. Raises StoreUnavailable."""
         await self.refresh()
         self._begin(hurry=True)
 
@@ -272,16 +270,16 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self._forget_ended()
         more = True
         while more:
-            found = await self._asked(self._store.changes(self._upto, PAGE))
-            if found is None:
+            changes = await self._asked(self._store.changes(self._upto, PAGE))
+            if changes is None:
                 log.warning("the store of keys has another history than before; all keys are read again")
                 await self._begin_anew()
                 break
-            for key in found.keys:
+            for key in changes.keys:
                 self._learn(key)
                 if self._reading is not None:
                     self._reading.newer.add(key.id)
-            self._upto, more = found.upto, found.more
+            self._upto, more = changes.upto, changes.more
         if self._whole:
             self._fresh = began
             self._counters.keys_age = self._clock() - began
@@ -289,21 +287,21 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     def _learn(self, key: ApiKey) -> None:
         now = self._wall()
         self._table.put(key, now)
-        if key.tier in self._settings.tier_names or key.id in self._misfits or len(self._misfits) >= TIERS_TOLD:
+        if key.tier in self._settings.tier_names or key.id in self._misfits or len(self._misfits) >= TIERS_LOGGED:
             return
         if key.expires_at is None or key.expires_at > now:
             self._misfits.add(key.id)
-            log.error("a key has a tier that there is not; it is refused", key=key.id, tier=key.tier)
+            log.error("a key is refused, as there is no such tier", key=key.id, tier=key.tier)
 
     def _forget_ended(self) -> None:
         now = self._wall()
-        if now < self._looked - 1.0:  # Some may have ended by a clock that was wrong.
+        if now < self._looked - 1.0:  # The clock went back, so keys may have been dropped too early.
             self._begin(hurry=True)
         self._looked = now
         self._table.drop_ended(now, ENDED_SHARE)
 
     async def _asked(self, call: Awaitable[T]) -> T:
-        """Answer of a call to the store.
+        """Return the answer of a call to the store.
 
         Raises:
             StoreUnavailable: the store does not answer in time.
@@ -321,7 +319,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
     # All keys.
 
     async def _begin_anew(self) -> None:
-        """Begin a new reading of all keys. Changes are asked for from here on; the reading brings all before them."""
+        """Read all keys again. Changes are asked for from here on; the reading covers everything before."""
         self._whole = False
         self._upto = await self._asked(self._store.latest())
         self._begin(hurry=True)
@@ -333,15 +331,15 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             self._hurry.set()
 
     async def _read_on(self, reading: _Reading, limit: int = PAGE) -> None:
-        """Read a bite, and end the reading with the last one."""
-        found = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
-        if found is None or reading is not self._reading:
+        """Read a page, and end the reading after the last one."""
+        page = await self._asked(self._store.changes(KeyMark(reading.upto), limit))
+        if page is None or reading is not self._reading:
             return
-        for key in found.keys:
+        for key in page.keys:
             if key.id not in reading.newer:
                 self._learn(key)
-        reading.upto = found.upto.revision
-        if found.more:
+        reading.upto = page.upto.revision
+        if page.more:
             return
         for _ in self._table.end_reading():
             await asyncio.sleep(0)
@@ -359,7 +357,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
                 continue
             try:
                 await self._read_on(reading)
-                pause, failed = 0.0 if reading.hurry else BITE_PAUSE, 0
+                pause, failed = 0.0 if reading.hurry else PAGE_PAUSE, 0
             except StoreUnavailable as exc:
                 pause, failed = TRY_AGAIN, failed + 1
                 if failed == 3 and self._whole:
@@ -367,7 +365,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
             await asyncio.sleep(pause)
 
     async def _wait_for_turn(self) -> None:
-        """Return when all keys are to be read again."""
+        """Return when it is time to read all keys again."""
         try:
             async with asyncio.timeout(AFRESH_EVERY):
                 await self._hurry.wait()
@@ -376,20 +374,20 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
                 self._begin(hurry=False)
         self._hurry.clear()
 
-    async def _retire_on(self) -> None:
-        told = False
+    async def _retire_forever(self) -> None:
+        logged = False
         while True:
             await asyncio.sleep(RETIRE_EVERY)
             try:
                 await self._retire()
             except StoreUnavailable as exc:
-                if not told:  # Where a service may only read, headway keys removes them.
+                if not logged:  # A service with read-only access leaves this to `headway keys`.
                     log.info("ended keys stay in their store", error=str(exc))
-                told = True
+                logged = True
 
     async def _retire(self) -> None:
         before = self._wall() - self._settings.keys_retention_s
         removed = RETIRE_PAGE
         while removed == RETIRE_PAGE:
             removed = await self._store.remove_ended(before, RETIRE_PAGE)
-            await asyncio.sleep(BITE_PAUSE)
+            await asyncio.sleep(PAGE_PAUSE)

@@ -4,10 +4,10 @@
     hw_svc_<id>_<secret><checksum>      a service token, for the admin port
 
 All three parts are letters and digits (base 62): an id of 12, by which the key is looked up; a secret of 22, which are
-131 random bits; and the CRC-32 of all before it in 6. The checksum is no protection: it tells a typing error from a
-wrong key without a lookup, and lets scanners for leaked secrets tell a key from what looks like one.
+131 random bits; and in 6 the CRC-32 of all before it. The checksum protects nothing. It tells a typing error from a wrong key
+without a lookup, and lets scanners for leaked secrets recognise a key.
 
-Stores keep the SHA-256 of a key's secret. A slow hash would add nothing: there is no guessing 131 bits.
+Stores keep the SHA-256 of a secret. A slow hash would add nothing: nobody guesses 131 bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVICE = b"hw_svc_"
 """Prefix of a service token."""
 
 NOISE = 32
-"""Random bytes that a key is made from, enough that no secret is any likelier than another."""
+"""Random bytes that make a key: enough that no secret is likelier than another."""
 
 _DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PAIRS = [(first + second).encode() for first in _DIGITS for second in _DIGITS]
@@ -39,45 +39,45 @@ def generate(prefix: bytes, noise: bytes) -> str:
 
     Arguments:
         prefix: LIVE or SERVICE.
-        noise: NOISE random bytes, from a source that cannot be predicted.
+        noise: NOISE unpredictable random bytes.
 
     Raises:
-        ValueError: there are too few of them.
+        ValueError: there are too few bytes.
     """
     if len(noise) < NOISE:
         raise ValueError(f"a key needs {NOISE} random bytes, not {len(noise)}")
-    drawn = _base62(int.from_bytes(noise), _ID + _SECRET)
-    text = f"{prefix.decode()}{drawn[:_ID]}_{drawn[_ID:]}"
+    parts = _base62(int.from_bytes(noise), _ID + _SECRET)
+    text = f"{prefix.decode()}{parts[:_ID]}_{parts[_ID:]}"
     return text + _checksum(text.encode()).decode()
 
 
 def parse(text: bytes) -> tuple[str, bytes] | None:
-    """Id and secret of a client's key; None for any other text, such as a key with a typing error."""
-    found = _FORM.fullmatch(text)
-    if found is None or _checksum(text[:-_CHECKSUM]) != found[3]:
+    """Return the id and secret of a client's key; None for any other text, such as a key with a typing error."""
+    key = _FORM.fullmatch(text)
+    if key is None or _checksum(text[:-_CHECKSUM]) != key[3]:
         return None
-    return found[1].decode(), found[2]
+    return key[1].decode(), key[2]
 
 
 def digest(secret: bytes) -> bytes:
-    """Digest of a secret, as stores keep it."""
+    """Return the digest of a secret, as stores keep it."""
     return hashlib.sha256(secret).digest()
 
 
 def is_id(text: str) -> bool:
-    """Whether `text` has the form of a key's id."""
+    """Return True if `text` has the form of a key's id."""
     return _ID_FORM.fullmatch(text) is not None
 
 
 def _checksum(text: bytes) -> bytes:
-    """Checksum in six digits. Two are taken at a time, since a checksum is made for every request."""
-    rest, last = divmod(crc32(text), 3844)
-    first, middle = divmod(rest, 3844)
+    """Return a checksum of six digits, made two at a time, as every request needs one."""
+    high, last = divmod(crc32(text), 3844)
+    first, middle = divmod(high, 3844)
     return _PAIRS[first] + _PAIRS[middle] + _PAIRS[last]
 
 
 def _base62(number: int, length: int) -> str:
-    """Last `length` digits of a number in base 62."""
+    """Return the last `length` digits of a number in base 62."""
     digits = []
     for _ in range(length):
         number, digit = divmod(number, 62)

@@ -1,4 +1,4 @@
-"""API keys in a TOML file, for set-ups without a database.
+"""API keys in a TOML file, for setups without a database.
 
     [[keys]]
     id = "4hT9bLq2XwZ0"      # the part of the key's text after hw_live_
@@ -6,17 +6,17 @@
     user = "alice"
     tenant = "acme"
     tier = "paid"
-    models = ["minilm"]      # the only models it may ask; left out: all
-    rate = 1000              # requests a minute of this key; left out: it counts towards its user's limit; 0: no limit
+    models = ["minilm"]      # the only models it may use; left out: all
+    rate = 1000              # requests per minute of this key; left out: it counts towards its user's limit; 0: no limit
     burst = 50               # requests at once; left out: ten seconds' worth of the rate
     created_at = 2026-11-01T12:00:00Z
     expires_at = 2027-02-01T12:00:00Z
     replaces = "…"           # id of the key that it was made to replace
-    model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the limit of all; burst may be left out
+    model_limits = {minilm = {rate = 60, burst = 5}}    # requests for one model, besides the overall limit; burst may be left out
 
-All from `models` on may be left out. The file may be written by hand or by `headway keys`, which writes it anew as a
-whole: comments in it are lost then. Readers never see half of it, since the new file takes the place of the old one;
-writers take turns by a lock on its folder.
+Everything from `models` on may be left out. Write the file by hand or with `headway keys`, which rewrites it as a whole and so
+drops comments. Readers never see half a file, as the new one replaces the old one at once. Writers take turns by a lock on
+the folder.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysFile(KeyStore):
-    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is taken out of the file by hand has expired.
+    """Key store in a TOML file. See `headway.ports.KeyStore`. A key that is deleted from the file by hand has expired.
 
     Arguments:
         path: the file.
-        create: whether the file may be missing until the first key is added.
+        create: True if the file may be missing until the first key is added.
     """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
@@ -86,13 +86,13 @@ class KeysFile(KeyStore):
         self._changed: dict[str, int] = {}
         self._revision = 0
         self._turn = threading.Lock()
-        """Lock of the threads that look whether the file has changed."""
+        """Held by the thread that looks whether the file has changed."""
 
     async def open(self) -> None:
         """Read the file.
 
         Raises:
-            SettingError: the file cannot be read, or one of its keys is wrong; names the key by its position.
+            SettingError: the file cannot be read, or a key in it is wrong; names the key by its position.
         """
         await asyncio.to_thread(self._read, self._create)
 
@@ -121,38 +121,38 @@ class KeysFile(KeyStore):
         return _in_order((await self._load()).values())
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Revisions count from when this object was made."""
+        """Return the changes after a mark. Revisions count from the creation of this object."""
         return await asyncio.to_thread(self._changes, since, limit)
 
     async def latest(self) -> KeyMark:
         return (await asyncio.to_thread(self._changes, KeyMark(), 0)).upto
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove nothing. The file is its owner's, who may have written comments into it."""
+        """Remove nothing: the file is its owner's, who may have written comments into it."""
         return 0
 
     async def close(self) -> None:
-        """Do nothing, as no file is held open."""
+        """Do nothing: the file isn't held open."""
 
     def _changes(self, since: KeyMark, limit: int) -> KeyChanges:
-        """Changes after `since`; the last change of all if the limit is 0."""
+        """Return the changes after `since`, or with a limit of 0 only the mark of the last one."""
         with self._turn:
             seen = stamp(self._path)
             if seen is None or seen != self._stamp:
                 if seen is not None and not seen[1] and self._known:
-                    # Editors cut a file to nothing before they write it, and jobs of keys that are gone end for good.
+                    # Some editors empty a file before they write it, and the bulk jobs of a deleted key end for good.
                     raise StoreUnavailable(
                         f"{self._path} is empty, as if it were being written; the keys known before hold"
                     )
                 self._note(seen, self._read_in_use())
             later = [id for id, revision in self._changed.items() if revision > since.revision]
-            told = later[:limit] if limit else later
-            keys = [self._known[id] for id in told]
-            upto = KeyMark(self._changed[told[-1]]) if told else since
-            return KeyChanges(keys, upto, bool(limit) and len(told) == limit)
+            page = later[:limit] if limit else later
+            keys = [self._known[id] for id in page]
+            upto = KeyMark(self._changed[page[-1]]) if page else since
+            return KeyChanges(keys, upto, bool(limit) and len(page) == limit)
 
     def _note(self, seen: Stamp | None, keys: Mapping[str, ApiKey]) -> None:
-        """Remember the present keys of the file, and which of them are new."""
+        """Remember the keys of the file, and note which have changed."""
         gone = {
             id: msgspec.structs.replace(key, expires_at=0.0)
             for id, key in self._known.items()
@@ -162,7 +162,7 @@ class KeysFile(KeyStore):
         for key in (*changed, *gone.values()):
             self._revision += 1
             self._known[key.id] = key
-            self._changed.pop(key.id, None)  # So that they are in the order of their revisions.
+            self._changed.pop(key.id, None)  # Keeps them in the order of their revisions.
             self._changed[key.id] = self._revision
         self._stamp = seen
 
@@ -170,10 +170,7 @@ class KeysFile(KeyStore):
         return await asyncio.to_thread(self._read_in_use)
 
     def _read_in_use(self) -> dict[str, ApiKey]:
-        """Read the keys of the file.
-
-        A key that has become wrong while the file is in use counts as a store that does not answer.
-        """
+        """Read the keys of the file. If it has become wrong while in use, treat it as a store that does not answer."""
         try:
             return self._read(self._create)
         except SettingError as exc:
@@ -196,10 +193,10 @@ class KeysFile(KeyStore):
         path = self._path.resolve()
         with locked(path.parent):
             keys = self._read(True)
-            done = change(keys)
-            if done:
+            changed = change(keys)
+            if changed:
                 _replace(path, _written(_in_order(keys.values())))
-            return done
+            return changed
 
 
 def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
@@ -207,7 +204,7 @@ def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file by `text` at once. A new file is readable by its owner only; another keeps its permissions."""
+    """Replace a file at once. A new file is readable by its owner only; an existing one keeps its permissions."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -253,7 +250,7 @@ def _model_limits(limits: Sequence[ModelLimit]) -> str:
 
 
 def _text(text: str) -> str:
-    return msgspec.json.encode(text).decode()  # What JSON escapes, TOML reads the same.
+    return msgspec.json.encode(text).decode()  # TOML knows all of JSON's escapes.
 
 
 def _instant(seconds: float) -> str:
@@ -274,53 +271,53 @@ def _parsed(path: Path) -> dict[str, ApiKey]:
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
-    meant = nearest(str(path), ("ledger",))
-    hint = f"Did you mean {meant[0]}? Else name" if meant else "Name"
+    mistyped = nearest(str(path), ("ledger",))
+    hint = f"Did you mean {mistyped[0]}? Else name" if mistyped else "Name"
     return read_tables(path, "keys", _File, "keys", f"{hint} a readable file; headway keys create makes one.")
 
 
 def _key(where: str, row: dict[str, object]) -> ApiKey:
     try:
-        found = msgspec.convert(row, _Row)
+        fields = msgspec.convert(row, _Row)
     except msgspec.ValidationError as exc:
-        # Whatever stands in a wrong place may be a key, pasted by mistake: only names are shown.
+        # A key may have been pasted into the wrong place, so only names are shown.
         raise SettingError(where, sorted(row), str(exc), _MEND) from None
-    if not is_id(found.id):
+    if not is_id(fields.id):
         reason, hint = "is not 12 letters and digits", "Write what stands between hw_live_ and the next _ in the key."
         raise SettingError(f"{where}.id", "…", reason, hint)
-    if _DIGEST.fullmatch(found.sha256) is None:
+    if _DIGEST.fullmatch(fields.sha256) is None:
         hint = "Let headway keys create make the key, and write down its digest."
         raise SettingError(f"{where}.sha256", "…", "is not 64 hexadecimal digits", hint)
     for name in ("user", "tenant", "tier"):
-        text = getattr(found, name)
+        text = getattr(fields, name)
         if not is_name(text):
             raise SettingError(f"{where}.{name}", text, "must be 1 to 128 printable characters", "Choose another name.")
     for name in ("rate", "burst"):
-        number = getattr(found, name)
+        number = getattr(fields, name)
         if number is not None and not 0 <= number <= 1e9:
             raise SettingError(f"{where}.{name}", number, "must lie between 0 and 1e9", "Choose a value in that range.")
-    for model in found.models:
+    for model in fields.models:
         if not is_name(model):
             raise SettingError(f"{where}.models", model, "must be names of models", 'For example ["minilm"].')
-    limits = [ModelLimit(model, row.rate, row.burst) for model, row in found.model_limits.items()]
+    limits = [ModelLimit(model, row.rate, row.burst) for model, row in fields.model_limits.items()]
     return ApiKey(
-        id=found.id,
-        digest=bytes.fromhex(found.sha256),
-        user=found.user,
-        tenant=found.tenant,
-        tier=found.tier,
-        models=found.models,
-        rate=found.rate,
-        burst=found.burst,
-        created_at=_seconds(where, "created_at", found.created_at),
-        expires_at=None if found.expires_at is None else _seconds(where, "expires_at", found.expires_at),
-        replaces=found.replaces,
-        model_limits=tuple(check_model_limit(f"{where}.model_limits", limit, found.models) for limit in limits),
+        id=fields.id,
+        digest=bytes.fromhex(fields.sha256),
+        user=fields.user,
+        tenant=fields.tenant,
+        tier=fields.tier,
+        models=fields.models,
+        rate=fields.rate,
+        burst=fields.burst,
+        created_at=_seconds(where, "created_at", fields.created_at),
+        expires_at=None if fields.expires_at is None else _seconds(where, "expires_at", fields.expires_at),
+        replaces=fields.replaces,
+        model_limits=tuple(check_model_limit(f"{where}.model_limits", limit, fields.models) for limit in limits),
     )
 
 
 def _seconds(where: str, name: str, value: float | datetime) -> float:
-    """Unix time in seconds of an instant."""
+    """Return the Unix time of an instant."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
             hint = "Say in which time zone, for example 2027-02-01T12:00:00Z."

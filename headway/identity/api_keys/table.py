@@ -1,11 +1,10 @@
-"""Table of live API keys in memory, a million of them if need be.
+"""Table of live API keys with room for a million. It is apart from the cache because it knows neither store nor clock.
 
-No step takes long, however many keys there are. They lie in many buckets, as one large one would stand still while
-it grows, and is let go of in one go. A key is packed into one piece of bytes, which takes little room and gives the
-garbage collector nothing to look at. A piece begins with the key's end, so that ended keys are found by comparing
-bytes.
+No step takes long, however many keys there are. They are spread over many small dictionaries, as a large one stands still
+while it grows and when it is freed. A key is packed into bytes, which take little room and give the garbage collector
+nothing to visit. They begin with the key's end, so ended keys are found by comparing bytes.
 
-A *reading* goes through all keys of the store: keys that it has not met are dropped at its end.
+A *reading* goes through all keys of the store. Keys that it has not met by its end are dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _ENDS = struct.Struct(">d")
 
 
 class Rights(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Part of a key that requests need; see `headway.model.ApiKey`."""
+    """What requests need of a key; see `headway.model.ApiKey`."""
 
     digest: bytes
     user: str
@@ -41,23 +40,19 @@ _decode = msgspec.msgpack.Decoder(Rights).decode
 
 
 def pack(key: ApiKey, reading: int = 0) -> bytes:
-    """Pack a key. Bytes of earlier ends, none before 1970, compare as less."""
+    """Pack a key. An earlier end, from 1970 on, compares as less."""
     ends = inf if key.expires_at is None else key.expires_at
     rights = Rights(key.digest, key.user, key.tenant, key.tier, key.models, key.rate, key.burst, key.model_limits)
     return _ENDS.pack(ends) + bytes((reading,)) + _encode(rights)
 
 
 def unpack(packed: bytes) -> tuple[float, Rights]:
-    """End of a packed key (Unix time in seconds, infinite for none) and its rights."""
+    """Return the end (Unix time in seconds, infinite for none) and the rights of a packed key."""
     return _ENDS.unpack_from(packed)[0], _decode(memoryview(packed)[9:])
 
 
 class KeyTable:
-    """Keys by their ids.
-
-    Attributes:
-        changes: number that grows with whatever changes what `find` says.
-    """
+    """Packed keys by id. `changes` grows whenever an answer of `find` may have changed."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -69,11 +64,11 @@ class KeyTable:
         return sum(map(len, self._buckets))
 
     def find(self, id: str) -> bytes | None:
-        """Packed form of a key. It is one and the same object until the store tells of the key again."""
+        """Return a packed key. It stays the same object until the store reports the key again."""
         return self._buckets[hash(id) % BUCKETS].get(id)
 
     def put(self, key: ApiKey, now: float) -> None:
-        """Keep a key, or drop it if it has ended by Unix time `now`."""
+        """Store a key, or drop it if it has ended by Unix time `now`."""
         self.changes += 1
         bucket = self._buckets[hash(key.id) % BUCKETS]
         if key.expires_at is not None and key.expires_at <= now:
@@ -82,7 +77,7 @@ class KeyTable:
             bucket[key.id] = pack(key, self._reading)
 
     def drop_ended(self, now: float, buckets: int) -> None:
-        """Drop the keys that have ended by Unix time `now` from that many `buckets`, others with each call."""
+        """Drop keys that have ended by Unix time `now` from the next `buckets` buckets."""
         self.changes += 1
         limit = _ENDS.pack(now)
         for _ in range(buckets):
@@ -92,14 +87,11 @@ class KeyTable:
                 del bucket[id]
 
     def begin_reading(self) -> None:
-        """Begin a reading. Keys that are put from now on have been met."""
+        """Begin a reading. Keys stored from now on count as met."""
         self._reading = (self._reading + 1) % _READINGS
 
     def end_reading(self) -> Iterator[None]:
-        """Drop the keys that were not met since the reading began; yields wherever there may be a pause.
-
-        It stops early once another reading begins.
-        """
+        """Drop the keys that the reading has not met. Yield where there may be a pause; stop early if another begins."""
         reading = self._reading
         for bucket in self._buckets:
             if reading != self._reading:

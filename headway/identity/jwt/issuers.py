@@ -1,21 +1,21 @@
 """Issuers whose tokens are accepted, from a TOML file.
 
     [[issuers]]
-    issuer = "https://login.example.com/"    # the claim iss, letter for letter
+    issuer = "https://login.example.com/"    # must equal the claim iss
     audience = "headway"                     # must be among the claim aud
-    jwks = "https://login.example.com/.well-known/jwks.json"    # or a file's path, as seen from this one
-    algorithm = "RS256"                      # RS256, ES256 or EdDSA: the issuer's, whatever a token says
+    jwks = "https://login.example.com/.well-known/jwks.json"    # or a file, relative to this one
+    algorithm = "RS256"                      # RS256, ES256 or EdDSA, whatever a token says
     leeway_s = 30                            # for clocks that differ; at most 300
     user_claim = "sub"
-    tenant_claim = "tenant"                  # or tenant = "acme": all its users are of that tenant
-    tenant_prefix = "login/"                 # put before what the claim says
+    tenant_claim = "tenant"                  # or tenant = "acme" for all its users
+    tenant_prefix = "login/"                 # put before the claim
     tier_claim = "tier"
-    default_tier = "free"                    # of tokens without the claim; left out: they are refused
-    models_claim = "models"                  # list of the only models the caller may ask; left out: all
+    default_tier = "free"                    # for tokens without the claim; left out: they are refused
+    models_claim = "models"                  # list of the only models the caller may use; left out: all
     model_limits_claim = "model_limits"      # table of limits for single models: {"big": {"rate": 60, "burst": 5}}; left out: none
 
-Two issuers must not be able to name the same tenant, or one could speak for the other's. So each has a fixed tenant or
-a prefix that none of the others begins with. `shared_tenants = true`, in each of the two, says that it is meant.
+Two issuers must not be able to name the same tenant, or one could impersonate the other's users. So each has a fixed tenant,
+or a prefix that no other begins with. `shared_tenants = true` in both says that sharing is intended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_LEEWAY = 300.0
 
 
 class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Signer of tokens, with the meaning of its claims; the module's text describes the attributes."""
+    """Signer of tokens, and the meaning of its claims. The module's docstring describes the attributes."""
 
     issuer: str
     audience: str
@@ -57,12 +57,12 @@ class Issuer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def remote(self) -> bool:
-        """Whether the issuer's keys are behind a URL, not in a file."""
+        """True if the keys are behind a URL, not in a file."""
         return "://" in self.jwks
 
     @property
     def exposed(self) -> bool:
-        """Whether the issuer's keys come over a network in the clear, where somebody could replace them."""
+        """True if the keys come over a network in the clear, where they could be replaced on the way."""
         url = urlsplit(self.jwks) if self.remote else None
         return url is not None and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1")
 
@@ -72,14 +72,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
-    """Read the issuers of a file.
-
-    Arguments:
-        path: the file.
-        tiers: names of all tiers.
+    """Read the issuers of a file, for tiers of these names.
 
     Raises:
-        SettingError: the file cannot be read, or one of its issuers is wrong; names the issuer by its position.
+        SettingError: the file cannot be read, or an issuer is wrong; names the issuer by its position.
     """
     rows = read_tables(path, "jwt", _File, "issuers", "Name a readable file.")
     if not rows:
@@ -95,12 +91,12 @@ def read_issuers(path: Path, tiers: Sequence[str]) -> list[Issuer]:
         if not issuer.remote:
             issuer = msgspec.structs.replace(issuer, jwks=str(path.parent / issuer.jwks))
         issuers.append(issuer)
-    for (first, one), (second, other_one) in itertools.combinations(enumerate(issuers, start=1), 2):
-        if _may_meet(one, other_one) and not (one.shared_tenants and other_one.shared_tenants):
-            field = "tenant_prefix" if other_one.tenant is None else "tenant"
+    for (first, issuer), (second, other_issuer) in itertools.combinations(enumerate(issuers, start=1), 2):
+        if _may_meet(issuer, other_issuer) and not (issuer.shared_tenants and other_issuer.shared_tenants):
+            field = "tenant_prefix" if other_issuer.tenant is None else "tenant"
             raise SettingError(
                 f"{path}: issuers[{second}].{field}",
-                getattr(other_one, field),
+                getattr(other_issuer, field),
                 f"lets it name tenants of issuers[{first}]",
                 "Give each a tenant, or a tenant_prefix that no other begins with; "
                 "or write shared_tenants = true in both, if they are to share tenants.",
@@ -140,11 +136,7 @@ def _checked(where: str, row: dict[str, object], tiers: Sequence[str]) -> Issuer
 
 
 def _check_source(where: str, issuer: Issuer) -> None:
-    """Check the place of an issuer's keys.
-
-    Raises:
-        SettingError: no keys can be there.
-    """
+    """Check where an issuer's keys are. Raises SettingError if they cannot be there."""
     hint = "Write an http or https URL without a password in it, or the path of a file."
     if not issuer.jwks.strip() or "\0" in issuer.jwks:
         raise SettingError(f"{where}.jwks", issuer.jwks, "is empty, or holds a NUL", hint)
@@ -159,12 +151,12 @@ def _check_source(where: str, issuer: Issuer) -> None:
         raise SettingError(f"{where}.jwks", shown_url(issuer.jwks), "is no URL that keys can be fetched from", hint)
 
 
-def _may_meet(one: Issuer, other: Issuer) -> bool:
-    """Whether both can name the same tenant."""
-    if one.tenant is not None and other.tenant is not None:
-        return one.tenant == other.tenant
-    if one.tenant is not None:
-        return one.tenant.startswith(other.tenant_prefix)
+def _may_meet(issuer: Issuer, other: Issuer) -> bool:
+    """Return True if both can name the same tenant."""
+    if issuer.tenant is not None and other.tenant is not None:
+        return issuer.tenant == other.tenant
+    if issuer.tenant is not None:
+        return issuer.tenant.startswith(other.tenant_prefix)
     if other.tenant is not None:
-        return other.tenant.startswith(one.tenant_prefix)
-    return one.tenant_prefix.startswith(other.tenant_prefix) or other.tenant_prefix.startswith(one.tenant_prefix)
+        return other.tenant.startswith(issuer.tenant_prefix)
+    return issuer.tenant_prefix.startswith(other.tenant_prefix) or other.tenant_prefix.startswith(issuer.tenant_prefix)

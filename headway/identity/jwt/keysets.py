@@ -1,8 +1,7 @@
 """Public keys of an issuer, kept up to date.
 
-A key set is read again every few minutes, and at once, though not too often, when a token names a key that is not
-known. An issuer that cannot be reached, or answers with no key set, changes nothing: the last known keys go on. A key
-set is believed, even when no key is left in it.
+A key set is read every few minutes, and at once if a token names an unknown key, though at most every AGAIN seconds. If the
+issuer cannot be reached, or answers with something else, the last known keys stay valid. A key set that is empty counts.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 AGAIN = 10.0
-"""Least seconds between two reads for unknown keys, and most seconds between two reads when the last one failed."""
+"""Fewest seconds between two reads for unknown keys, and most seconds between two reads after a failure."""
 SOON = 1.0
-"""Seconds after which to read again after the first failure; they double with each further failure."""
+"""Seconds until the next read after a failure. Each further failure doubles them."""
 MAX_KEYS = 100
 """Most keys of a set, usable or not."""
 RSA_BITS = range(2048, 8193)
-"""Sizes of an RSA key that are neither too weak nor too slow."""
+"""Sizes of RSA keys that are neither too weak nor too slow."""
 
 _MEMBERS: dict[str, tuple[str, ...]] = {
     "RS256": ("kty", "n", "e"),
@@ -46,12 +45,12 @@ _FIXED: dict[str, dict[str, str]] = {
 
 
 class Key:
-    """One public key.
+    """A public key.
 
     Attributes:
-        jwk: key that verifies signatures, by one algorithm only.
-        material: text that is equal for equal keys.
-        live: whether the key is in its issuer's key set.
+        jwk: verifies signatures of one algorithm.
+        material: equal for equal keys.
+        live: False once the key has left its issuer's key set.
     """
 
     __slots__ = ("jwk", "live", "material")
@@ -63,13 +62,7 @@ class Key:
 
 
 class KeySet:
-    """Keys of one issuer.
-
-    Arguments:
-        issuer: the issuer.
-        source: source of the key set.
-        clock: monotonic seconds.
-    """
+    """Keys of one issuer, as `source` has them."""
 
     def __init__(self, issuer: Issuer, source: Source, clock: Callable[[], float]) -> None:
         self.issuer = issuer
@@ -84,31 +77,31 @@ class KeySet:
 
     @property
     def there(self) -> bool:
-        """Whether the key set has been read at least once."""
+        """True once the key set has been read."""
         return self._keys is not None
 
     def find(self, kid: str | None) -> Key | None:
-        """Key of an id; without an id the only key, if there is only one."""
+        """Return the key of an id, or without an id the only key; None if there is none."""
         keys = self._keys or {}
         if kid is None:
             return next(iter(keys.values())) if len(keys) == 1 else None
         return keys.get(kid)
 
     def due(self) -> float:
-        """Most seconds until the next read, at least 1."""
+        """Return the most seconds until the next read, at least 1."""
         return max(1.0, self._asked_at + self._pause() - self._clock())
 
     def want(self) -> bool:
-        """Have the key set read now, unless that was done of late; True while it is being read."""
+        """Have the key set read, unless that was done of late. Return True while it is being read."""
         if not self._reading and not self._wanted.is_set() and self._clock() - self._asked_at >= AGAIN:
             self._wanted.set()
         return self._reading or self._wanted.is_set()
 
     async def open(self) -> None:
-        """Read the key set. Raises SettingError when it is in a file that holds none; a URL may answer later."""
+        """Read the key set. Raise SettingError if a file holds none; a URL may still answer later."""
         if self.issuer.exposed:
             log.warning(
-                "the issuer's keys are fetched without TLS: who is in between can forge tokens", **self._about()
+                "the issuer's keys are fetched without TLS, so anyone on the way can forge tokens", **self._about()
             )
         await self.refresh()
         if not self.there and not self.issuer.remote:
@@ -125,7 +118,7 @@ class KeySet:
                 await self.refresh()
 
     def retire(self) -> None:
-        """Stop accepting what these keys have signed."""
+        """Stop accepting what these keys have signed, and end `run`."""
         self._retired = True
         for key in (self._keys or {}).values():
             key.live = False
@@ -141,7 +134,7 @@ class KeySet:
                 self._take(read_keys(text, self.issuer.algorithm))
                 self._failures = 0
         except Unreadable as exc:
-            self._lament(str(exc))
+            self._log_failure(str(exc))
         finally:
             self._reading = False
             self._wanted.clear()
@@ -151,10 +144,10 @@ class KeySet:
             return self._source.every
         return min(SOON * 2.0 ** min(self._failures - 1, 10), AGAIN, self._source.every)
 
-    def _take(self, found: Mapping[str, Key]) -> None:
+    def _take(self, fresh: Mapping[str, Key]) -> None:
         before = self._keys or {}
         keys = {}
-        for kid, key in found.items():
+        for kid, key in fresh.items():
             old = before.get(kid)
             keys[kid] = old if old is not None and old.material == key.material else key
         for kid, old in before.items():
@@ -166,12 +159,14 @@ class KeySet:
             log.info("the issuer's keys can be read again", keys=len(keys), **self._about())
         self._keys = keys
 
-    def _lament(self, why: str) -> None:
+    def _log_failure(self, reason: str) -> None:
         if not self._failures:
             event = (
-                "the last known keys of the issuer go on" if self.there else "no token of the issuer can be checked yet"
+                "the issuer's last known keys stay in use"
+                if self.there
+                else "no token of the issuer can be checked yet"
             )
-            log.warning(event, error=why, **self._about())
+            log.warning(event, error=reason, **self._about())
         self._failures += 1
 
     def _about(self) -> dict[str, str]:
@@ -180,10 +175,9 @@ class KeySet:
 
 
 def read_keys(text: bytes, algorithm: str) -> dict[str, Key]:
-    """Keys of a JWK set that can check signatures of `algorithm`, by id.
+    """Return the keys of a JWK set that can check signatures of `algorithm`, by id.
 
-    A key that is for something else, has no id beside others, or repeats an id, is left out. Of private keys only the
-    public part is read.
+    Skip keys for other uses, keys without an id beside others, and repeated ids. Read only the public part of private keys.
 
     Raises:
         Unreadable: the text is no JWK set.

@@ -1,4 +1,4 @@
-"""Sources of key sets: a URL or a file. Reading either takes bounded time and memory."""
+"""Where key sets come from: a URL or a file. Reading either takes bounded time and memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from headway.version import __version__
 MAX_BYTES = 256 * 1024
 """Largest key set, in bytes."""
 TIMEOUT = 5.0
-"""Seconds for fetching a key set."""
+"""Seconds that fetching a key set may take."""
 MAX_REDIRECTS = 3
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 
 
 class Unreadable(Exception):
-    """The key set is missing or cannot be read now; the text says why."""
+    """The key set cannot be read now; the text says why."""
 
 
 class Source(Protocol):
@@ -30,20 +30,14 @@ class Source(Protocol):
 
     @property
     def every(self) -> float:
-        """Seconds after which to read again."""
-        ...
+        """Seconds between two reads."""
 
     async def read(self) -> bytes | None:
-        """Content of the source; None when it has not changed. Raises Unreadable."""
-        ...
+        """Return the key set, or None if it has not changed. Raises Unreadable."""
 
 
 class UrlSource:
-    """A key set behind a URL. Redirects are followed within its scheme only.
-
-    Arguments:
-        url: http or https.
-    """
+    """A key set behind an http or https URL. Redirects to another scheme are not followed."""
 
     every = 300.0
 
@@ -51,7 +45,7 @@ class UrlSource:
         self._url = url
 
     async def read(self) -> bytes | None:
-        """Present content of the URL."""
+        """Fetch the key set."""
         try:
             async with (
                 asyncio.timeout(TIMEOUT),
@@ -88,20 +82,16 @@ class UrlSource:
 
 
 async def _bounded(content: aiohttp.StreamReader) -> bytes:
-    got = bytearray()
-    while piece := await content.read(MAX_BYTES + 1 - len(got)):
-        got += piece
-        if len(got) > MAX_BYTES:
+    body = bytearray()
+    while piece := await content.read(MAX_BYTES + 1 - len(body)):
+        body += piece
+        if len(body) > MAX_BYTES:
             raise Unreadable(f"it is larger than {MAX_BYTES} bytes")
-    return bytes(got)
+    return bytes(body)
 
 
 class FileSource:
-    """A key set in a file, which is read again when it has changed.
-
-    Arguments:
-        path: the file.
-    """
+    """A key set in a file."""
 
     every = 1.0
 
@@ -110,7 +100,7 @@ class FileSource:
         self._seen: Stamp | None = None
 
     async def read(self) -> bytes | None:
-        """Content of the file if it has changed; None if not."""
+        """Read the file if it has changed; return None if not."""
         seen = stamp(self._path)
         if seen is not None and seen == self._seen:
             return None

@@ -1,12 +1,11 @@
 """Authentication by JSON Web Token.
 
-A token names its issuer, and that is all it decides. The algorithm and the places where keys are come from the issuer's
-configuration; `alg` must agree, and what a token says of keys elsewhere (jku, x5u, jwk) is never followed. What is
-critical (crit) is not understood here, and refused, as RFC 7515 wants it.
+A token chooses its issuer and nothing else. The algorithm and the source of keys come from the issuer's configuration. `alg`
+must agree with it, and links to keys in the token (jku, x5u, jwk) are never followed. Tokens with critical extensions (crit)
+are refused, as RFC 7515 asks of those who don't understand them.
 
-A token that was found good is remembered by its SHA-256, so that it costs a lookup from then on, until it expires or
-the key that signed it leaves its issuer's key set. Clients learn only that a token is not valid, or that it has
-expired; the reason is logged at debug, without any of the token.
+A valid token is remembered by its SHA-256, so that it costs one lookup until it expires or its key leaves the issuer's key
+set. Clients only learn that a token is not valid or has expired. The reason is logged at debug, without any of the token.
 """
 
 from __future__ import annotations
@@ -37,39 +36,38 @@ log = get_logger(__name__)
 MAX_TOKEN = 8192
 """Longest header value that is parsed, in bytes."""
 REMEMBERED = 10_000
-"""Most tokens that are remembered; the one not used for longest goes first."""
+"""Most tokens to remember. The least recently used goes first."""
 LATEST = 1e12
-"""Largest instant a claim may name, in Unix seconds."""
+"""Latest instant that a claim may name, in Unix seconds."""
 
 _FORM = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
 _sha256 = hashlib.sha256
 
 
 class Loops(Protocol):
-    """Keeper of running loops, such as a Supervisor."""
+    """What runs loops, such as a Supervisor."""
 
     def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> object:
         """Run `loop()` from now on."""
-        ...
 
 
 class _TokenRefused(Exception):
-    """The token is not valid. The text gives the reason in Headway's words."""
+    """The token is not valid; the text says why, and quotes none of it."""
 
 
 class _Expired(_TokenRefused):
-    """The token was valid, and has expired."""
+    """The token was valid, but has expired."""
 
 
 class _ModelLimit(msgspec.Struct):
-    """Limit in a claim."""
+    """A limit in a claim."""
 
     rate: float
     burst: float | None = None
 
 
 class _Known:
-    """Token that was found good, up to an instant."""
+    """A token that is valid until an instant, and while its key is live."""
 
     __slots__ = ("key", "principal", "until")
 
@@ -85,9 +83,9 @@ class Tokens:
     Arguments:
         keysets: issuers with their keys.
         settings: settings of tiers and rates.
-        now: returns the Unix time in seconds.
-        most: most tokens that are remembered.
-        again: reads the issuers again; raises SettingError when they cannot be used.
+        now: Unix time in seconds.
+        most: most tokens to remember.
+        again: reads the issuers again; may raise SettingError.
     """
 
     def __init__(
@@ -108,34 +106,32 @@ class Tokens:
         self._verifiers = {keyset.issuer.algorithm: _verifier(keyset.issuer) for keyset in self._keysets.values()}
 
     def __len__(self) -> int:
-        """Number of tokens remembered."""
+        """Return the number of tokens remembered."""
         return len(self._known)
 
     async def open(self) -> None:
-        """Read the key sets. Raises SettingError when a file holds none.
+        """Read the key sets. Raise SettingError if a file holds none.
 
-        A URL that does not answer yet is read later; until then the issuer's tokens are answered with 503.
+        A URL may answer later; until then, tokens of its issuer get 503.
         """
         await asyncio.gather(*(keyset.open() for keyset in self._keysets.values()))
 
     def start(self, supervisor: Loops) -> None:
-        """Keep the key sets up to date."""
+        """Start to keep the key sets up to date."""
         self._loops = supervisor
         for name, keyset in self._keysets.items():
             supervisor.start(f"keys of {name}", keyset.run)
 
     @property
     def rereads(self) -> str:
-        """See Rereadable."""
+        """What SIGHUP has read again; see Rereadable."""
         return "issuers" if self._again is not None else ""
 
     async def reread(self) -> None:
-        """Read the issuers again, and the keys of all.
-
-        Tokens of an issuer that is gone or has changed are no longer accepted.
+        """Read the issuers and all their keys again. Tokens of an issuer that is gone or has changed become invalid.
 
         Raises:
-            SettingError: the file, or the file of a key set, cannot be used.
+            SettingError: the file of the issuers, or of a key set, cannot be used.
         """
         if self._again is None:
             return
@@ -163,7 +159,7 @@ class Tokens:
         self._known.clear()
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Principal of the token in an `Authorization` header (`Bearer TOKEN`); None when the token is not valid.
+        """Return the principal of an `Authorization` header (`Bearer TOKEN`); None if the token is not valid.
 
         Raises:
             RequestError: the token has expired, or its issuer's keys are being looked up.
@@ -193,25 +189,25 @@ class Tokens:
         return known.principal
 
     def _verified(self, token: bytes, now: float) -> _Known:
-        """Check a token from the outside in: its form, its issuer, the key, the signature, and only then its claims."""
+        """Check a token from the outside in: form, issuer, key, signature, and only then its claims."""
         parts = _FORM.fullmatch(token)
         if parts is None:
-            raise _TokenRefused("it has not the form of a signed token")
+            raise _TokenRefused("it does not have the form of a signed token")
         header, claims = _table(parts[1], "header"), _table(parts[2], "payload")
         issuer_name = claims.get("iss")
         keyset = self._keysets.get(issuer_name) if isinstance(issuer_name, str) else None
         if keyset is None:
-            raise _TokenRefused("its issuer is not one of ours")
+            raise _TokenRefused("its issuer is not in the file of issuers")
         issuer = keyset.issuer
         if header.get("alg") != issuer.algorithm:
-            raise _TokenRefused(f"it is not signed with {issuer.algorithm}, as its issuer's are")
+            raise _TokenRefused(f"it is not signed with {issuer.algorithm}, as this issuer's tokens are")
         if "crit" in header:
             raise _TokenRefused("it has critical extensions")
         key = _key(keyset, header)
         try:
             self._verifiers[issuer.algorithm].decode(token, key.jwk, [issuer.algorithm])
         except (jwt.PyJWTError, ValueError) as exc:
-            raise _TokenRefused(f"its signature is not good: {type(exc).__name__}") from None
+            raise _TokenRefused(f"its signature is wrong: {type(exc).__name__}") from None
         until = _lifetime(issuer, claims, now)
         return _Known(self._principal(issuer, claims), key, until)
 
@@ -227,7 +223,7 @@ class Tokens:
         try:
             return make_principal(self._settings, user, tenant, tier, models=models, model_limits=limits)
         except ValueError:
-            raise _TokenRefused("its tier is none of ours") from None
+            raise _TokenRefused("there is no such tier") from None
 
 
 def _verifier(issuer: Issuer) -> jwt.PyJWS:
@@ -235,7 +231,7 @@ def _verifier(issuer: Issuer) -> jwt.PyJWS:
 
 
 def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
-    """Key that a token says it is signed with. Raises RequestError while that key cannot be looked up."""
+    """Return the key that a token names. Raise RequestError while the issuer is being asked for it."""
     kid = header.get("kid")
     if kid is not None and not isinstance(kid, str):
         raise _TokenRefused("the id of its key is no text")
@@ -247,12 +243,12 @@ def _key(keyset: KeySet, header: dict[str, Any]) -> Key:
         if keyset.want():
             text = "the credential cannot be checked yet: its issuer is being asked"
             raise RequestError(text, code=SERVICE_OVERLOADED, retry_after=1.0)
-        raise _TokenRefused("its key is none of its issuer's")
+        raise _TokenRefused("its key is not its issuer's")
     return key
 
 
 def _table(part: bytes, name: str) -> dict[str, Any]:
-    """JSON object in a part of a token."""
+    """Decode the JSON object in a part of a token."""
     try:
         text = a2b_base64(part.translate(_TO_BASE64) + b"==").decode()
         table = _decoder.decode(text)
@@ -281,7 +277,7 @@ _decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
 
 
 def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
-    """Instant at which a token expires here. Raises _Refused when it is not valid now, or for others."""
+    """Return the instant at which a token expires. Raise _TokenRefused if it is not valid now, or not for this audience."""
     audience = claims.get("aud")
     if issuer.audience not in (audience if isinstance(audience, list) else [audience]):
         raise _TokenRefused("it is for another audience")
@@ -298,7 +294,7 @@ def _lifetime(issuer: Issuer, claims: dict[str, Any], now: float) -> float:
 
 
 def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
-    """Only models that the principal may ask; empty for all. A claim that restricts must be there, and name one."""
+    """Return the only models that the principal may use; empty for all. A configured claim must be there, and name some."""
     if issuer.models_claim is None:
         return []
     named = claims.get(issuer.models_claim)
@@ -306,22 +302,22 @@ def _models(issuer: Issuer, claims: dict[str, Any]) -> list[str]:
         raise _TokenRefused("its claim of models is missing, or no list of names")
     models = [name for name in named if isinstance(name, str) and is_name(name)]
     if len(models) < len(named):
-        raise _TokenRefused("its claim of models holds what is no name")
+        raise _TokenRefused("its claim of models holds something that is no name")
     return models
 
 
 def _model_limits(issuer: Issuer, claims: dict[str, Any]) -> list[ModelLimit]:
-    """Limits of the user for single models. A claim that restricts must be there; one that is empty does not."""
+    """Return the user's limits for single models. A configured claim must be there, but may be empty."""
     if issuer.model_limits_claim is None:
         return []
     try:
-        found = msgspec.convert(claims.get(issuer.model_limits_claim), dict[str, _ModelLimit])
-        limits = [ModelLimit(model, one.rate, one.burst) for model, one in found.items()]
+        claim = msgspec.convert(claims.get(issuer.model_limits_claim), dict[str, _ModelLimit])
+        limits = [ModelLimit(model, limit.rate, limit.burst) for model, limit in claim.items()]
         return [check_model_limit("model_limits", limit, ()) for limit in limits]
     except msgspec.ValidationError:
         raise _TokenRefused("its claim of model limits is missing, or no table of rates and bursts") from None
     except SettingError as exc:
-        raise _TokenRefused(f"its claim of model limits will not do: {exc}") from None
+        raise _TokenRefused(f"its claim of model limits cannot be used: {exc}") from None
 
 
 def _instant(claims: dict[str, Any], name: str) -> float:

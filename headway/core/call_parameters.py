@@ -13,7 +13,7 @@ from math import inf
 
 import msgspec
 
-from headway.core.parameters import CANONICAL
+from headway.core.parameters import CANONICAL, out_of_range
 from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
@@ -27,7 +27,7 @@ _EXACT = 1 << 53
 def _number(text: str) -> float:
     value = float(text)
     if abs(value) == inf:
-        raise ValueError("a number is out of range")
+        raise ValueError(out_of_range(text))
     return int(value) if abs(value) < _EXACT and value.is_integer() else value
 
 

@@ -11,14 +11,22 @@ CANONICAL = 1 << 16
 """Most bytes of a text whose meaning counts and not its spelling."""
 
 
+def out_of_range(number: str) -> str:
+    """Reason why no double holds a number."""
+    shown = number if len(number) <= _SHOWN else f"{number[:_SHOWN]}... ({len(number)} characters)"
+    return f"a number out of range: {shown}"
+
+
 def _number(text: str) -> float:
     """Read a number with a fraction or an exponent."""
     value = float(text)
     if math.isinf(value):
-        raise ValueError("a number is out of range")
+        raise ValueError(out_of_range(text))
     return value
 
 
+_SHOWN = 24
+"""Characters of a number that an error shows."""
 _HUGE = re.compile(rb"[eE][+-]?[0-9]{3}")
 """Exponent of an extreme number. msgspec's own reading of 1e308 takes up to 40 µs, so that 1 MB would take seconds; a
 hook in Python takes 1 µs, but takes that for every number."""

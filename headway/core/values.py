@@ -266,7 +266,7 @@ def _check_numbers(text: bytes) -> int:
     for count, found in enumerate(islice(_EXTREME.finditer(text), MOST_EXTREME + 1), 1):
         number = found[0]
         if count <= MOST_EXTREME and (len(number) > MOST_DIGITS if number.isdigit() else math.isinf(float(number))):
-            raise NoValue("holds a number out of range")
+            raise NoValue(f"holds {parameters.out_of_range(number.decode())}")
     return count
 
 

@@ -103,7 +103,9 @@ def _key(value: bytes) -> str:
     if _KEY.fullmatch(value) is not None:
         key = _ESCAPED.sub(rb"\1", value[1:-1]) if value.startswith(b'"') else value
     if not 1 <= len(key) <= MOST_KEY:
-        raise BadRequest(f"the Idempotency-Key is malformed; expected 1 to {MOST_KEY} printable ASCII characters")
+        raise BadRequest(
+            f"the Idempotency-Key {shorten(value)} is malformed; expected 1 to {MOST_KEY} printable ASCII characters"
+        )
     return key.decode("ascii")
 
 

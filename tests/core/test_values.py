@@ -116,7 +116,7 @@ def test_the_room_of_a_value_is_that_of_its_octets_or_four_for_a_character(value
 def test_a_number_out_of_range_is_no_value(text: bytes) -> None:
     with pytest.raises(msgspec.ValidationError, match="out of range"):
         values.build(text)
-    with pytest.raises(values.NoValue, match="holds a number out of range"):
+    with pytest.raises(values.NoValue, match=r"holds a number out of range: -?[19]"):
         values.read(text)
 
 

@@ -124,7 +124,7 @@ def test_takes_every_host_that_there_can_be(host: str) -> None:
         (b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n", "request line"),
         (b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
         (b"get / HTTP/1.1\r\nHost: a\r\n\r\n", "request line"),
-        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", "request line"),
+        (b"GET / HTTP/1.1\nHost: a\r\n\r\n", "the request line 'GET / HTTP/1.1' ends in LF alone"),
         (b"GET / HTTP/1.1\rHost: a\r\n\r\n", "request line"),
         (b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n", "url"),
         (b"FOO / HTTP/1.1\r\nHost: a\r\n\r\n", "method"),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from headway.doors.fields import shorten
 from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.gateway.broker_session import MOST_REPLIES
 from headway.gateway.gateway import Gateway
@@ -51,7 +52,10 @@ async def test_a_malformed_key_is_refused(stand: Stand, value: str) -> None:
     assert answer.error == "BAD_REQUEST"
     assert stand.gateway.asked == []
     if "\x7f" not in value:
-        assert "1 to 255 printable" in answer.json["message"]
+        assert (
+            f"{shorten(value.strip().encode('latin-1'))} is malformed; expected 1 to 255 printable"
+            in answer.json["message"]
+        )
         await client.send(post(BODY))
         assert (await client.answer()).status == 200
 

@@ -180,7 +180,10 @@ def _bad_line(raw: bytes) -> BadRequest:
     if raw.startswith(_HTTP2):
         message = "HTTP/2 came to a port that speaks HTTP/1.1; gRPC has a port of its own, if it is on (grpc_port)"
         return OtherProtocol(message, protocol_hints.HTTP2)
-    shown = raw.split(b"\n", 1)[0][:80].decode("ascii", "backslashreplace")
+    line, newline, _ = raw.partition(b"\n")
+    shown = line[:80].decode("ascii", "backslashreplace")
+    if newline and _REQUEST_LINE.match(line + b"\r\n"):
+        return BadRequest(f"the request line {shown!r} ends in LF alone; end it, and each line of the header, in CR LF")
     return BadRequest(f"the request line {shown!r} is malformed; expected: METHOD target HTTP/1.1")
 
 

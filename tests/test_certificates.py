@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from headway.errors import SettingError
 from headway.runtime import certificates
 from headway.runtime.certificates import DAY, Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from headway.runtime.pem import validity
 from headway.runtime.supervisor import Supervisor
 from tests.authority import Authority
@@ -32,7 +32,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def made(certificate: object, key: object = "", client_ca: object = "", **options: Any) -> Certificates:
-    return Certificates(str(certificate), str(key), str(client_ca), Counters(), **options)
+    return Certificates(str(certificate), str(key), str(client_ca), TlsCounts(), **options)
 
 
 def shown(context: ssl.SSLContext, trust: ssl.SSLContext) -> int:
@@ -153,11 +153,11 @@ def test_the_end_of_a_certificate_is_told_each_day(authority: Authority, days: f
 
 
 def test_the_end_is_a_metric(authority: Authority) -> None:
-    counters = Counters()
+    counters = TlsCounts()
     certificate, key = authority.issue()
     Certificates(str(certificate), str(key), "", counters)
     read = x509.load_pem_x509_certificate(certificate.read_bytes())
-    assert counters.certificate_ends == read.not_valid_after_utc.timestamp()
+    assert counters.ends == read.not_valid_after_utc.timestamp()
 
 
 def test_both_forms_of_a_date_are_read(authority: Authority) -> None:

@@ -27,7 +27,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.runtime.counters import Counters, Histogram
+from headway.runtime.counters import Counters, GatewayCounts, Histogram, WorkerCounts
 from headway.telemetry import metrics
 from headway.telemetry.figures import FleetState, ProcessFigures, State
 from tests.core.test_rollout import PLAN
@@ -121,42 +121,42 @@ NEW_GPU = GpuFigures(memory_used=0, memory_total=80, utilisation=0.0, power=0.0,
 
 def full_state() -> State:
     counters = Counters()
-    counters.requests["m", "paid", "ok"] = 7
-    counters.request_seconds["m", "paid"].observe(0.15)
-    counters.queue_seconds["m", "paid"].observe(0.05)
-    counters.batch_size["m"].observe(32)
-    counters.batch_fill["m"].observe(1.0)
-    counters.batches["m", "full"] = 3
-    counters.inputs["m", "8", "item"] = 19
-    counters.gpu_seconds["m", "gpu-0"].observe(0.1)
-    counters.refusals["overloaded", "free", "m"] = 5
+    counters.gateway.requests["m", "paid", "ok"] = 7
+    counters.gateway.request_seconds["m", "paid"].observe(0.15)
+    counters.gateway.queue_seconds["m", "paid"].observe(0.05)
+    counters.worker.batch_size["m"].observe(32)
+    counters.worker.batch_fill["m"].observe(1.0)
+    counters.worker.batches["m", "full"] = 3
+    counters.worker.inputs["m", "8", "item"] = 19
+    counters.worker.gpu_seconds["m", "gpu-0"].observe(0.1)
+    counters.gateway.refusals["overloaded", "free", "m"] = 5
     counters.input_policy["overrides", "refused"] = 6
-    counters.keys_age = 0.25
-    counters.certificate_ends = 1.8e9
-    counters.remote_certificate_ends = 1.9e9
-    counters.tls_failures["public", "no_certificate"] = 2
-    counters.shared["m", "same", "joined"] = 9
-    counters.tokens["m", "acme", "run"] = 21
-    counters.client_retries = 10
-    counters.ledger_dropped = 8
+    counters.store.keys_age = 0.25
+    counters.tls.ends = 1.8e9
+    counters.tls.remote_ends = 1.9e9
+    counters.tls.failures["public", "no_certificate"] = 2
+    counters.gateway.shared["m", "same", "joined"] = 9
+    counters.gateway.tokens["m", "acme", "run"] = 21
+    counters.gateway.client_retries = 10
+    counters.store.ledger_dropped = 8
     counters.bulk_lines["answered"] = 6
-    counters.direct["m"] = 3
-    counters.throttle["m"] = 140.0
-    counters.retries["crashed"] = 2
-    counters.wasted_seconds["departed"] = 0.25
-    counters.overhead_seconds.observe(0.0007)
-    counters.breaker_state["gpu-0"] = 2
-    counters.worker_restarts["gpu-0"] = 4
-    counters.bulk_kills["gpu-0"] = 1
-    counters.model_loads["m", "m/gpu-0"] = 3
-    counters.load_seconds["m"].observe(31.0)
-    counters.model_evictions["cold"] = 2
-    counters.large_payloads["in", "arena"] = 12
-    counters.broker_seconds.observe(0.0008)
-    counters.broker_failures = 11
+    counters.gateway.direct["m"] = 3
+    counters.gateway.throttle["m"] = 140.0
+    counters.broker.retries["crashed"] = 2
+    counters.worker.wasted_seconds["departed"] = 0.25
+    counters.gateway.overhead_seconds.observe(0.0007)
+    counters.worker.breaker_state["gpu-0"] = 2
+    counters.worker.restarts["gpu-0"] = 4
+    counters.worker.bulk_kills["gpu-0"] = 1
+    counters.worker.loads["m", "m/gpu-0"] = 3
+    counters.worker.load_seconds["m"].observe(31.0)
+    counters.worker.evictions["cold"] = 2
+    counters.worker.large_payloads["in", "arena"] = 12
+    counters.broker.call_seconds.observe(0.0008)
+    counters.broker.call_failures = 11
     counters.spans_dropped["queue"] = 13
-    counters.scaling_decisions["m", "up"] = 17
-    counters.rollout_changes["m", "step"] = 19
+    counters.controller.scaling_decisions["m", "up"] = 17
+    counters.controller.rollout_changes["m", "step"] = 19
     workers = [
         WorkerInfo(
             worker_id="gpu-0",
@@ -316,8 +316,8 @@ def test_what_is_not_known_of_a_gpu_has_no_series() -> None:
 def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]) -> None:
     counters = Counters()
     for value in values:
-        counters.request_seconds["m", "paid"].observe(value)
-    counters.request_seconds["m", "paid"].observe(0.18)
+        counters.gateway.request_seconds["m", "paid"].observe(value)
+    counters.gateway.request_seconds["m", "paid"].observe(0.18)
     samples = scraped(state_of(counters))["headway_request_seconds"].samples
     samples = [sample for sample in samples if sample.labels["tier"] == "paid"]
     buckets = {float(sample.labels["le"]): sample.value for sample in samples if sample.name.endswith("_bucket")}
@@ -331,7 +331,7 @@ def test_a_histogram_counts_everything_once_and_cumulatively(values: list[float]
 def test_a_histogram_of_many_workers_is_one_family() -> None:
     counters = Counters()
     for number in range(30):
-        counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+        counters.worker.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
     text = asyncio.run(metrics.exposition(state_of(counters))).decode()
     assert text.count("# TYPE headway_gpu_batch_seconds ") == 1
     assert text.count("# HELP headway_gpu_batch_seconds ") == 1
@@ -343,14 +343,14 @@ def test_a_histogram_of_many_workers_is_one_family() -> None:
 def test_others_get_their_turn_during_a_scrape() -> None:
     counters = Counters()
     for number in range(100):
-        counters.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
+        counters.worker.gpu_seconds["m", f"gpu-{number}"].observe(0.1)
 
     async def main() -> int:
         turns = 0
         scrape = asyncio.create_task(metrics.exposition(state_of(counters)))
         while not scrape.done():
             turns += 1
-            counters.gpu_seconds["m", f"late-{turns}"].observe(0.1)
+            counters.worker.gpu_seconds["m", f"late-{turns}"].observe(0.1)
             await asyncio.sleep(0)
         assert scrape.exception() is None
         return turns
@@ -360,7 +360,7 @@ def test_others_get_their_turn_during_a_scrape() -> None:
 
 def test_labels_with_any_text_survive() -> None:
     counters = Counters()
-    counters.refusals['a"b\\c\nd', "ü", "m"] = 1
+    counters.gateway.refusals['a"b\\c\nd', "ü", "m"] = 1
     samples = scraped(state_of(counters))["headway_refusals"].samples
     assert [one.labels for one in samples if one.value] == [{"reason": 'a"b\\c\nd', "tier": "ü", "model": "m"}]
 
@@ -421,7 +421,7 @@ def test_no_label_that_is_counted_is_missing_from_the_start() -> None:
 def test_a_model_that_is_served_no_longer_has_no_series() -> None:
     state = full_state()
     own = msgspec.structs.replace(state.own, models=["other"], slots=None)
-    state.counters.throttle["m"] = 3.0
+    state.counters.gateway.throttle["m"] = 3.0
     fleet = FleetState([TierDepth("m", 0, 0, 0.0)], [], {}, {"m": 16}, state.fleet.capacities if state.fleet else ())
     families = scraped(State(state.counters, own, fleet))
     by_gateways = (
@@ -474,7 +474,7 @@ def test_a_worker_goes_by_the_label_that_its_process_gives_it() -> None:
 
 
 def test_histogram_bounds_ascend() -> None:
-    for histogram in (Counters().overhead_seconds, Counters().batch_size["m"], Counters().batch_fill["m"]):
+    for histogram in (GatewayCounts().overhead_seconds, WorkerCounts().batch_size["m"], WorkerCounts().batch_fill["m"]):
         assert isinstance(histogram, Histogram)
         assert list(histogram.bounds) == sorted(set(histogram.bounds))
 
@@ -496,7 +496,7 @@ def test_figures_of_the_fleet_are_left_out_where_another_process_exports_them_or
 
 def test_latencies_have_exemplars_in_openmetrics() -> None:
     state = full_state()
-    state.counters.request_seconds["m", "paid"].exemplify(0.15, "0af7651916cd43dd8448eb211c80319c", 1.7e9)
+    state.counters.gateway.request_seconds["m", "paid"].exemplify(0.15, "0af7651916cd43dd8448eb211c80319c", 1.7e9)
     text = asyncio.run(metrics.exposition(state, exemplars=True)).decode()
     assert text.count("# EOF\n") == 1 and text.endswith("# EOF\n")
     found = {

@@ -18,7 +18,7 @@ from headway.config import Settings
 from headway.config.target import ModuleTarget, RemoteTarget, parse_target
 from headway.errors import SettingError
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 
 API = RemoteTarget("https://localhost/batch")
@@ -30,7 +30,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def made(ca: object = "", certificate: object = "", key: object = "", **options: Any) -> RemoteCertificates:
-    return RemoteCertificates(str(ca), str(certificate), str(key), Counters(), **options)
+    return RemoteCertificates(str(ca), str(certificate), str(key), TlsCounts(), **options)
 
 
 Wrong = Callable[[Path, Authority], tuple[object, object, object]]
@@ -78,22 +78,22 @@ def test_certificates_towards_an_api_without_tls_are_refused(authority: Authorit
     given = {"remote_ca": authority.file} if name == "remote_ca" else {"remote_cert": certificate, "remote_key": key}
     settings = Settings(**{field: str(path) for field, path in given.items()})  # type: ignore[arg-type]
     with pytest.raises(SettingError, match=r"http://localhost/batch, which is asked without TLS") as raised:
-        make_remote_certificates(settings, [None, parse_target("http://localhost/batch")], Counters())
+        make_remote_certificates(settings, [None, parse_target("http://localhost/batch")], TlsCounts())
     assert raised.value.setting == name
     assert "https://" in raised.value.hint
 
 
 def test_a_target_of_python_leaves_the_files_unread() -> None:
     settings = Settings(remote_ca="/not/there.pem")
-    assert make_remote_certificates(settings, [ModuleTarget("module", "function"), None], Counters()) is None
+    assert make_remote_certificates(settings, [ModuleTarget("module", "function"), None], TlsCounts()) is None
     with pytest.raises(SettingError, match="no such file"):
-        make_remote_certificates(settings, [API], Counters())
-    assert make_remote_certificates(Settings(), [API], Counters()) is None
+        make_remote_certificates(settings, [API], TlsCounts())
+    assert make_remote_certificates(Settings(), [API], TlsCounts()) is None
 
 
 def test_what_was_read_is_there_as_a_context_and_as_text(authority: Authority) -> None:
     certificate, key = authority.issue()
-    counters = Counters()
+    counters = TlsCounts()
     settings = Settings(remote_ca=str(authority.file), remote_cert=str(certificate), remote_key=str(key))
     found = make_remote_certificates(settings, [API], counters)
     assert found is not None
@@ -108,7 +108,7 @@ def test_what_was_read_is_there_as_a_context_and_as_text(authority: Authority) -
     assert tls.context.cert_store_stats()["x509_ca"] == 1
     assert b"PRIVATE" not in repr(tls).encode()
     ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-    assert counters.remote_certificate_ends == ends.timestamp()
+    assert counters.remote_ends == ends.timestamp()
 
 
 def test_without_an_authority_those_of_the_system_are_trusted(authority: Authority) -> None:

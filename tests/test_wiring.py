@@ -36,7 +36,7 @@ from headway.errors import SettingError, TargetError
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_models import ServedModels
 from headway.model import ItemResult, Lease, Role
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts, Counters
 from tests.contracts.brokers import AT_ONCE, ask, slot
 from tests.contracts.dedup_keys import task
 
@@ -271,7 +271,7 @@ def test_without_its_client_the_redis_broker_is_a_bad_setting(monkeypatch: pytes
 
 
 def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
-    broker = make_broker_bundle(Settings(memory_mb=16), Counters(), lambda: 0.0).broker
+    broker = make_broker_bundle(Settings(memory_mb=16), BrokerCounts(), lambda: 0.0).broker
     asked = [ask(id=id, model="default", dedup_keys=(task(id),)) for id in ("oldest", "older", "old", "new", "newest")]
 
     async def run() -> list[bool]:
@@ -288,9 +288,9 @@ def test_outcomes_are_kept_in_the_memory_that_is_set() -> None:
 def backends_of(target: str, **settings: Any) -> list[Any]:
     """The backends of two slots."""
     counters, clock = Counters(), time.monotonic
-    broker = MemoryBroker({}, DeadLetterBox(), counters, clock, lambda: 0.5)
+    broker = MemoryBroker({}, DeadLetterBox(), counters.broker, clock, lambda: 0.5)
     given, devices = Settings(workers=2, **settings), Devices(("cpu",) * 2, 2)
-    make = make_batchers(given, parse_target(target), devices, counters, clock)
+    make = make_batchers(given, parse_target(target), devices, counters.worker, clock)
     pool = make_pool(given, devices, make, broker)
     return [batcher._make_backend() for batcher in pool.batchers]
 
@@ -336,8 +336,8 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
 
 def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_there_are_not() -> None:
     settings, counters, now = Settings(broker=BROKER), Counters(), 100.0
-    broker = MemoryBroker({}, DeadLetterBox(), counters, lambda: now, lambda: 0.5, KEPT)
-    gateway = Gateway(settings, [*settings.served], broker, counters, lambda: now)
+    broker = MemoryBroker({}, DeadLetterBox(), counters.broker, lambda: now, lambda: 0.5, KEPT)
+    gateway = Gateway(settings, [*settings.served], broker, counters.gateway, lambda: now)
     models = wiring.make_fleet_models(settings, ROLES[Role.GATEWAY], broker, gateway, counters, lambda: now)
     assert models is not None
 

@@ -46,7 +46,7 @@ from headway.core.health import HEARTBEAT_EVERY
 from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.model import Entry, ItemResult, NoWork, Slot, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.request_id import new_id
 
 HOSTS, SHARDS = (4, 16, 64), (1, 16)
@@ -384,7 +384,7 @@ async def _broker(stack: AsyncExitStack, url: str, shards: int, process: str) ->
     link = RedisConnection(url, process=process)
     stack.push_async_callback(link.close)
     await link.open()
-    broker = RedisBroker(link, LIMITS, Counters(), random.random, shards=shards)
+    broker = RedisBroker(link, LIMITS, BrokerCounts(), random.random, shards=shards)
     stack.push_async_callback(broker.close)
     return broker
 

@@ -87,12 +87,14 @@ def main() -> None:
 async def submits(searches: dict[str, Search]) -> None:
     settings, counters = Settings(), Counters()
     broker = MemoryBroker(
-        {"m": QueueLimits(tiers=3, max_batch=32)}, DeadLetterBox(), counters, time.monotonic, lambda: 0.5
+        {"m": QueueLimits(tiers=3, max_batch=32)}, DeadLetterBox(), counters.broker, time.monotonic, lambda: 0.5
     )
     policy = InputPolicy((FORMS, UNSEEN, RUNS, WORDS), searches, {}, settings.tier_names, ["m"])
     gateways = {
-        "off": Gateway(settings, ["m"], broker, counters, time.monotonic),
-        "on": ScreenedGateway(settings, ["m"], broker, counters, time.monotonic, gate=InputGate(policy, counters)),
+        "off": Gateway(settings, ["m"], broker, counters.gateway, time.monotonic),
+        "on": ScreenedGateway(
+            settings, ["m"], broker, counters.gateway, time.monotonic, gate=InputGate(policy, counters.input_policy)
+        ),
     }
     ann, options, text = Principal("ann", "acme", 1), RequestOptions(4.0), (ENGLISH * 2)[:100]
     for name, gateway in gateways.items():

@@ -35,7 +35,7 @@ from headway.brokers.redis.connection import RedisConnection
 from headway.core.departure import Load, Rule
 from headway.core.queue_limits import QueueLimits
 from headway.model import DedupKey, DedupKind, Entry, ItemResult, Lease, Limit, Slot, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 
 LIMITS = QueueLimits(tiers=3, max_batch=64, reserved_share=0.05, max_queue=5000)
 LIMIT = Limit("key", "key", 1e6, 1e6)
@@ -136,7 +136,7 @@ class Caller:
         self._loop = loop
         self._heard_at = -math.inf
         self.connection = RedisConnection(f"redis://127.0.0.1:{watched.port}/0", timeout=math.inf, clock=loop.time)
-        self.broker = RedisBroker(self.connection, {"m": LIMITS}, Counters(), lambda: 0.5)
+        self.broker = RedisBroker(self.connection, {"m": LIMITS}, BrokerCounts(), lambda: 0.5)
         self._read = 0
 
     async def wait(self, seconds: float) -> None:

@@ -37,7 +37,7 @@ from headway.config import Settings
 from headway.gateway.ledger_writer import LedgerWriter
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, Entry, Principal, Reply
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from tests.servers.postgres import PostgresServer
@@ -102,7 +102,7 @@ def _rows(findings: Findings, folder: Path, postgres: PostgresServer, seconds: f
 
 async def _pour(url: str, seconds: float) -> tuple[int, float, float, float, int]:
     """Rows taken, in how many seconds, with how much CPU time, the longest stall of the event loop, and rows dropped."""
-    counters = Counters()
+    counters = StoreCounts()
     journal = LedgerWriter(make_ledger(url), Settings(), counters, time.monotonic)
     supervisor = Supervisor()
     await journal.open()

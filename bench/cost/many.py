@@ -54,7 +54,7 @@ from headway.grpc import messages
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.identity.api_keys.credential import digest, parse
 from headway.model import ApiKey, ItemResult, Lease, ModelReport, Slot, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts, StoreCounts
 from headway.runtime.supervisor import Supervisor
 from headway.storage.key_rows import COLUMNS, row_of
 from tests.identity.writing import key_of
@@ -115,7 +115,7 @@ async def _read_keys(findings: Findings, path: Path, count: int) -> None:
     await _in_sqlite(path, lambda connection: _fill(connection, _drawn_keys(count, None), 0))
     await _in_sqlite(path, lambda connection: _fill(connection, _drawn_keys(count // 2, 1.0), count))
     supervisor = Supervisor()
-    ring = ApiKeyCache(store, settings, Counters(), time.monotonic, time.time)
+    ring = ApiKeyCache(store, settings, StoreCounts(), time.monotonic, time.time)
     before = _memory()
     rows: list[dict[str, Any]] = [{"while": "all keys are read at the start", **await late_turns(ring.open())}]
     held = _memory() - before
@@ -412,7 +412,7 @@ async def _worker(url: str, model: str, version: str) -> Any:
     """A process with a worker of a version."""
     connection = RedisConnection(url, timeout=PATIENCE)
     await connection.open()
-    broker = RedisBroker(connection, {model: LIMITS}, Counters(), random.random)
+    broker = RedisBroker(connection, {model: LIMITS}, BrokerCounts(), random.random)
     info = WorkerInfo(
         worker_id=f"gpu-{version}", model=model, status=WorkerStatus.HEALTHY, runs=ModelReport(version), version=version
     )

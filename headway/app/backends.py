@@ -19,7 +19,7 @@ from headway.errors import SettingError
 from headway.model import ModelReport
 from headway.ports import Backend
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts, WorkerCounts
 from headway.runtime.logger import get_logger
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
         cuts: whether a batch may run in several calls where that saves time.
         weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
         certificates: certificates towards a remote API; None: none are set.
-        counters: counters of the process; None: nothing is counted.
+        counters: counts of the workers; None: nothing is counted.
         pace: bounds the calls to a remote API, for all slots of the target; None: nothing does.
         shared: what the check of its kind has made, for all slots of the target; None: it is made anew.
     """
@@ -63,7 +63,7 @@ class SlotPlan(msgspec.Struct, frozen=True):
     cuts: bool = True
     weights: WeightEstimate | None = None
     certificates: RemoteCertificates | None = None
-    counters: Counters | None = None
+    counters: WorkerCounts | None = None
     pace: CallPace | None = None
     shared: Any = None
 
@@ -168,7 +168,7 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
 
 
 def make_remote_certificates(
-    settings: Settings, targets: Iterable[Target | None], counters: Counters
+    settings: Settings, targets: Iterable[Target | None], counts: TlsCounts
 ) -> RemoteCertificates | None:
     """Read the certificates towards the remote APIs among some targets; None where none are set, or none is such an API.
 
@@ -186,7 +186,7 @@ def make_remote_certificates(
             raise SettingError(
                 name, getattr(settings, name), reason, "Write https:// or grpcs:// in its URL, or leave this out."
             )
-    return RemoteCertificates(*given, counters)
+    return RemoteCertificates(*given, counts)
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:

@@ -15,7 +15,7 @@ from headway.config.extras import needing
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.ports import Board, Broker, DeadLetters, Fleet
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 
 if TYPE_CHECKING:
     from headway.brokers.memory.broker import MemoryBroker
@@ -41,7 +41,7 @@ class BrokerBundle(msgspec.Struct, frozen=True):
     memory: Callable[[], tuple[int, int]] | None = None
 
 
-def make_broker_bundle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
     """Make the broker whose URL is set, or one in this process."""
     scheme = settings.broker.partition("://")[0]
     return BROKERS[scheme](settings, counters, clock)
@@ -63,7 +63,7 @@ async def fail_over(settings: Settings, within: float, say: Callable[[str], None
 
 def make_memory_broker(
     settings: Settings,
-    counters: Counters,
+    counters: BrokerCounts,
     clock: Callable[[], float],
     letters: DeadLetterBox | None = None,
     models: Mapping[str, Settings] | None = None,
@@ -80,7 +80,7 @@ def make_memory_broker(
     return MemoryBroker(of_models, box, counters, clock, random.random, _kept(settings), room)
 
 
-def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
     """Make the broker in this process. It is imported only here."""
     from headway.brokers.memory.dead_letters import DeadLetterBox
     from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
@@ -95,7 +95,7 @@ def _memory(settings: Settings, counters: Counters, clock: Callable[[], float]) 
     )
 
 
-def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
     """Make the broker in Redis or Valkey. Its client is imported only here."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
         from headway.brokers.redis.board import RedisBoard
@@ -138,7 +138,7 @@ def _redis(settings: Settings, counters: Counters, clock: Callable[[], float]) -
     return BrokerBundle(broker, letters, fleet, board, now, Whole(), lambda: connection.memory)
 
 
-BROKERS: Mapping[str, Callable[[Settings, Counters, Callable[[], float]], BrokerBundle]] = {
+BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], BrokerBundle]] = {
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
 }

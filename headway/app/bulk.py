@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from headway.http.openai.bulk_lines import OpenAILines
 from headway.model import LedgerRecord
 from headway.model.bulk import BulkJob, JobStatus, Stored
 from headway.ports import Broker, BulkRunner, BulkStore, Identity, KeyIdentity
-from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 
 
@@ -43,7 +43,7 @@ def make_bulk_jobs(
     settings: Settings,
     gateway: Gateway,
     runner: BulkRunner,
-    counters: Counters,
+    lines: defaultdict[str, int],
     ledger: LedgerWriter | None,
     identity: Identity,
     clock: Callable[[], float],
@@ -54,7 +54,7 @@ def make_bulk_jobs(
         settings: settings of the gateway.
         gateway: the gateway.
         runner: runs their lines.
-        counters: counters of lines.
+        lines: counts of lines by outcome.
         ledger: gets a record of each job that has ended; None: there is none.
         identity: identity that knows the API keys, if there are any.
         clock: monotonic seconds.
@@ -66,7 +66,7 @@ def make_bulk_jobs(
     form = OpenAILines(settings, gateway.served, new_id)
     context = JobContext(
         store, folder, runner, form, turns, lambda model: None, clock, time.time, new_id, settings.max_body_bytes,
-        settings.bulk_max_lines, Stored(settings.bulk_max_bytes, settings.bulk_max_files), counters.bulk_lines,
+        settings.bulk_max_lines, Stored(settings.bulk_max_bytes, settings.bulk_max_files), lines,
         partial(allowed_models, identity if isinstance(identity, KeyIdentity) else None),
     )  # fmt: skip
 

@@ -48,13 +48,20 @@ def make_fallback(
         own[model] = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
     if not own:
         return None
-    broker = make_memory_broker(settings, counters, clock, models=own)
+    broker = make_memory_broker(settings, counters.broker, clock, models=own)
     pools, all_slots = {}, set[str]()
     for model, of_model in own.items():
         devices = make_devices(of_model, targets[model])
         name = _name if len(own) == 1 else _name_of_several
         make = make_batchers(
-            of_model, targets[model], devices, counters, clock, name, certificates=certificates, recorder=recorder
+            of_model,
+            targets[model],
+            devices,
+            counters.worker,
+            clock,
+            name,
+            certificates=certificates,
+            recorder=recorder,
         )
         pools[model] = make_pool(of_model, devices, make, broker, all_slots)
     return Fallback(broker, WorkerPools(pools, all_slots), own.keys())

@@ -47,9 +47,9 @@ def make_gateway(
     if recorder is not None:
         from headway.gateway.request_traces import RequestTraces
 
-        traces = RequestTraces(recorder, settings.tier_names, counters, settings.scheme)
+        traces = RequestTraces(recorder, settings.tier_names, counters.gateway, settings.scheme)
         observers.append(traces)
-    gateway = kind(settings, [*settings.served], broker, counters, clock, direct=fallback, observers=observers)
+    gateway = kind(settings, [*settings.served], broker, counters.gateway, clock, direct=fallback, observers=observers)
     if traces is not None:
         gateway.served.trace(traces)
     if ledger_writer is not None:

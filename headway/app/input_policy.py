@@ -18,7 +18,6 @@ from headway.errors import SettingError, TargetError
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.judge import Judge
 from headway.ports import Backend
-from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
@@ -31,7 +30,8 @@ class PolicyResource:
     Arguments:
         settings: settings that name the file, the tiers, and how long a process may take to start.
         models: names of the models that are served.
-        counters: counters of what rules did.
+        counts: counts of what rules did, by rule and effect.
+        restarts: counts of restarts by worker.
 
     Attributes:
         gate: gate with the policy in force.
@@ -42,14 +42,16 @@ class PolicyResource:
 
     rereads = "the input policy"
 
-    def __init__(self, settings: Settings, models: Sequence[str], counters: Counters) -> None:
-        self._settings, self._models, self._counters = settings, models, counters
+    def __init__(
+        self, settings: Settings, models: Sequence[str], counts: dict[tuple[str, str], int], restarts: dict[str, int]
+    ) -> None:
+        self._settings, self._models, self._restarts = settings, models, restarts
         self._path = Path(settings.input_policy)
         self._guard = GroupGuard()
         self._supervisor: Supervisor | None = None
         self._policy = self._read()
         self._former: list[InputPolicy] = []
-        self.gate = InputGate(self._policy, counters)
+        self.gate = InputGate(self._policy, counts)
 
     async def open(self) -> None:
         """Start the functions' processes. Raises SettingError when a function does not do."""
@@ -110,7 +112,7 @@ class PolicyResource:
         return make_backend(target, plan)
 
     def _count_restart(self, rule: str) -> None:
-        self._counters.worker_restarts[f"policy-{rule}"] += 1
+        self._restarts[f"policy-{rule}"] += 1
 
     async def _open(self, policy: InputPolicy) -> None:
         opened: list[Judge] = []

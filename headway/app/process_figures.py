@@ -96,7 +96,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
     def troubles(self) -> dict[str, str]:
         """Words on each store that does not answer now, by its name: `ledger`, `keys` and `bulk_folder`."""
         ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
-        age = self.counters.keys_age or 0.0
+        age = self.counters.store.keys_age or 0.0
         keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
         jobs, folder = ("", "") if self.bulk is None else (self.bulk.store_trouble, self.bulk.folder_trouble)
         if self.ledger_writer is None:  # Their database is in the folder then.

@@ -17,7 +17,7 @@ from headway.core.scaling.sizing import MOST_SLOTS
 from headway.errors import SettingError
 from headway.fleet.local_scaling import LocalScaling
 from headway.ports import Fleet
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts
 
 if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
@@ -85,7 +85,7 @@ def make_autoscaler(
     settings: Settings,
     fleet_models: FleetModels | None,
     pools: Mapping[str, WorkerPool],
-    counters: Counters,
+    counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
     """Make the autoscaler of a controller.
@@ -94,7 +94,7 @@ def make_autoscaler(
         settings: settings of the process.
         fleet_models: models of the fleet; None where this process alone says which there are.
         pools: pools that are scaled here.
-        counters: counters of the process.
+        counters: counts of the controller.
         clock: monotonic seconds.
     """
     from headway.controller.autoscaler import Autoscaler

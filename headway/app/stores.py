@@ -14,10 +14,10 @@ from headway.config.extras import needing
 from headway.errors import SettingError
 from headway.identity.principals import AnonymousIdentity
 from headway.ports import Identity, KeyStore, Ledger
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 
 
-def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
+def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
     """Make the identity for the configured keys or tokens, or the anonymous one, and the resources that it needs."""
     if not (settings.keys or settings.jwt):
         return AnonymousIdentity(settings.default_tier_index), ()
@@ -31,7 +31,7 @@ def make_identity(settings: Settings, counters: Counters) -> tuple[Identity, Seq
     return CombinedIdentity(keys, tokens), (*beside, *sets)
 
 
-def _keys(settings: Settings, counters: Counters) -> tuple[Identity, Sequence[Resource]]:
+def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
     from headway.identity.api_keys.cache import ApiKeyCache
 
     store = make_key_store(settings, create=settings.keys == "ledger")

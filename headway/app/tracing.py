@@ -14,7 +14,6 @@ from headway.config import Settings
 from headway.config.extras import needing
 from headway.core.trace_sampling import Sampler
 from headway.model import Role
-from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder
 from headway.telemetry.tracing.environment import read_environment
@@ -36,7 +35,7 @@ class Tracing(msgspec.Struct, frozen=True):
 def make_tracing(
     settings: Settings,
     role: Role,
-    counters: Counters,
+    dropped: dict[str, int],
     clock: Callable[[], float],
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
@@ -45,7 +44,7 @@ def make_tracing(
     Arguments:
         settings: settings of the process.
         role: role of the process.
-        counters: counters of the process.
+        dropped: counts of dropped spans by reason.
         clock: monotonic seconds.
         variables: variables of the environment, as far as the SDK does not read them itself; None: those of this process.
 
@@ -71,7 +70,7 @@ def make_tracing(
         from headway.telemetry.tracing.sdk import exporter_for, resource_of
 
         make = exporter_for(environment.collector)
-    exporter = SpanExporter(environment, resource_of(_attributes(settings, role)), make, counters)
+    exporter = SpanExporter(environment, resource_of(_attributes(settings, role)), make, dropped)
     sampler = Sampler(environment.ratio, environment.follows, random.Random().getrandbits)  # noqa: S311 - no secret
     collector = environment.collector
     log.info("traces are recorded", collector=collector.shown, protocol=collector.protocol, share=environment.ratio)

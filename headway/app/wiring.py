@@ -39,7 +39,7 @@ from headway.http.server.listener import Listener
 from headway.model import ProcessInfo, Role
 from headway.ports import Broker, Ledger
 from headway.runtime.certificates import Certificates, RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import Counters, TlsCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
 
@@ -142,19 +142,19 @@ class _Wiring:
         self.settings, self.role, self.plans, self.listener = settings, role, plans, listener
         parts = self.parts = ROLES[role]
         self.clock, self.counters = clock, counters = time.monotonic, Counters()
-        bundle = self.bundle = make_broker_bundle(settings, counters, clock)
+        bundle = self.bundle = make_broker_bundle(settings, counters.broker, clock)
         self.ledger, self.ledger_writer = self._ledger()
         self.policy: PolicyResource | None = None
         targets = [plan.target for plan in plans.values()]
         if parts.gateway and settings.input_policy:
             from headway.app.input_policy import PolicyResource
 
-            self.policy = PolicyResource(settings, [*settings.served], counters)
+            self.policy = PolicyResource(settings, [*settings.served], counters.input_policy, counters.worker.restarts)
         if parts.gateway and fallbacks_of(settings):
             from headway.app.fallbacks import fallback_targets
 
             targets += fallback_targets(settings).values()
-        remote = make_remote_certificates(settings, targets, counters)
+        remote = make_remote_certificates(settings, targets, counters.tls)
         tracing = self._tracing()
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
@@ -168,7 +168,7 @@ class _Wiring:
         self.expected = expected_workers(settings, parts, plans)
         self.ready = self._readiness()
         self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
-        self.certificates = make_certificates(settings, counters) if listener.takes_address else None
+        self.certificates = make_certificates(settings, counters.tls) if listener.takes_address else None
         exporter = tracing.exporter if tracing is not None else None
         opened = exporter, self.certificates, remote, self.ledger_writer
         self.resources: list[Resource] = [one for one in opened if one is not None]
@@ -181,14 +181,14 @@ class _Wiring:
         from headway.gateway.ledger_writer import LedgerWriter
 
         ledger = make_ledger(self.settings.ledger)
-        return ledger, LedgerWriter(ledger, self.settings, self.counters, self.clock)
+        return ledger, LedgerWriter(ledger, self.settings, self.counters.store, self.clock)
 
     def _tracing(self) -> Tracing | None:
         if not self.settings.trace:
             return None
         from headway.app.tracing import make_tracing
 
-        return make_tracing(self.settings, self.role, self.counters, self.clock)
+        return make_tracing(self.settings, self.role, self.counters.spans_dropped, self.clock)
 
     def _components(self, remote: RemoteCertificates | None) -> Components:
         """Build the services of the process, those that its role has. `remote`: certificates towards remote APIs."""
@@ -206,14 +206,14 @@ class _Wiring:
             from headway.app.workers import make_pools
 
             pool = make_pools(
-                plans, bundle, id, counters, clock, decides=parts.gateway, certificates=remote, recorder=recorder
+                plans, bundle, id, counters.worker, clock, decides=parts.gateway, certificates=remote, recorder=recorder
             )
         if parts.controller:
             from headway.controller.controller import Controller
 
             share, alone = settings.target_utilisation, not settings.broker
             controller = Controller(
-                id, bundle.broker, bundle.fleet, share, clock, self.pace, alone=alone, counters=counters
+                id, bundle.broker, bundle.fleet, share, clock, self.pace, alone=alone, counters=counters.controller
             )
         return Components(id, gateway, fallback, pool, controller)
 
@@ -235,7 +235,7 @@ class _Wiring:
         view = self._view(figures)
         snapshots = SnapshotSource(view, self.ready.learn)
         self.admin_listener = self.listener.admin(
-            self.settings, admin.build(view, self.ready, snapshots), new_id, self.counters, self.certificates
+            self.settings, admin.build(view, self.ready, snapshots), new_id, self.counters.gateway, self.certificates
         )
         figures.ports["admin"] = self.admin_listener
         if made.controller is not None:
@@ -243,7 +243,7 @@ class _Wiring:
 
             made.controller.models = partial(served_models, self.plans, made.gateway, self.fleet_models)
             made.controller.autoscaler = make_autoscaler(
-                self.settings, self.fleet_models, self.pools, self.counters, clock
+                self.settings, self.fleet_models, self.pools, self.counters.controller, clock
             )
         public_listener = workers = None
         if made.gateway is not None:
@@ -361,12 +361,12 @@ class _Wiring:
         from headway.http import public
 
         settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
-        identity, stores = make_identity(settings, counters)
+        identity, stores = make_identity(settings, counters.store)
         traces = None
         if self.recorder is not None:
             from headway.gateway.refusal_traces import RefusalTraces
 
-            traces = RefusalTraces(self.recorder, counters, settings.scheme)
+            traces = RefusalTraces(self.recorder, counters.spans_dropped, settings.scheme)
         entrance = Entrance(gateway, identity, new_id, traces)
         self.resources.extend(() if self.policy is None else (self.policy,))
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
@@ -380,7 +380,7 @@ class _Wiring:
             from headway.app.bulk import build_runner, make_bulk_jobs
 
             runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
-            bulk = make_bulk_jobs(settings, gateway, runner, counters, self.ledger_writer, identity, clock)
+            bulk = make_bulk_jobs(settings, gateway, runner, counters.bulk_lines, self.ledger_writer, identity, clock)
             figures.bulk = bulk.feeder
             learners.append(runner)
             self.resources.extend((runner, bulk))
@@ -473,8 +473,9 @@ def counted_models(
 
 def forget_model(gateway: Gateway | None, counters: Counters, model: str) -> None:
     """Forget what a process has counted of a model that it has not served for long."""
-    counters.forget(model)
+    counters.controller.forget(model)
     if gateway is not None:
+        gateway.counters.forget(model)
         gateway.limiter.throttles.pop(model, None)
         gateway.tenant_counts.forget(model)
 
@@ -519,7 +520,7 @@ def warn_of_strangers(settings: Settings) -> None:
                 host=settings.host, let_in=f"everybody, as {settings.default_tier}", hint=hint)  # fmt: skip
 
 
-def make_certificates(settings: Settings, counters: Counters) -> Certificates | None:
+def make_certificates(settings: Settings, counts: TlsCounts) -> Certificates | None:
     """Read the certificates of the ports; None where they speak no TLS.
 
     Raises:
@@ -527,7 +528,7 @@ def make_certificates(settings: Settings, counters: Counters) -> Certificates | 
     """
     if not settings.tls_cert:
         return None
-    return Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, counters)
+    return Certificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca, counts)
 
 
 def _no_broker(role: Role) -> SettingError:

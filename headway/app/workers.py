@@ -33,7 +33,7 @@ from headway.core.call_pace import CallPace
 from headway.model import Slot
 from headway.ports import WorkSource
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import WorkerCounts
 from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
@@ -48,7 +48,7 @@ def make_pools(
     plans: Mapping[str, ModelPlan],
     bundle: BrokerBundle,
     id: str,
-    counters: Counters,
+    counters: WorkerCounts,
     clock: Callable[[], float],
     *,
     decides: bool,
@@ -108,7 +108,7 @@ def make_batchers(
     settings: Settings,
     target: Target,
     devices: Devices,
-    counters: Counters,
+    counters: WorkerCounts,
     clock: Callable[[], float],
     name: Callable[[Settings, Target, Devices, int], str] = worker_name,
     request_timeout: float = math.inf,
@@ -161,7 +161,7 @@ def _slot_plans(
     settings: Settings,
     target: Target,
     devices: Devices,
-    counters: Counters,
+    counters: WorkerCounts,
     name: Callable[[Settings, Target, Devices, int], str],
     certificates: RemoteCertificates | None,
 ) -> Callable[[int], tuple[SlotPlan, Breaker]]:

@@ -160,13 +160,13 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
     from headway.cli.trial import Trial
     from headway.cli.trial_inputs import choose_inputs
     from headway.config.target import parse_target
-    from headway.runtime.counters import Counters
+    from headway.runtime.counters import TlsCounts
 
     spec = parse_target(order.target)
     devices = make_devices(settings, spec)
     weights = make_weights(settings, spec, 0)
     name = worker_name(settings, spec, devices, 0)
-    certificates = make_remote_certificates(settings, [spec], Counters())
+    certificates = make_remote_certificates(settings, [spec], TlsCounts())
     plan = SlotPlan(
         settings, name, devices.of(0), warms_up=False, cuts=False, weights=weights, certificates=certificates
     )

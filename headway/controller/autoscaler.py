@@ -20,7 +20,7 @@ from headway.core.scaling.sizing import MOST_SLOTS, BatchCost
 from headway.fleet.local_scaling import LocalScaling
 from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo, WorkerStatus
 from headway.model.board import ScalingChange
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -71,7 +71,7 @@ class Autoscaler:
         self,
         pools: LocalScaling | None,
         limits: Callable[[str], ScaleLimits | None],
-        counters: Counters,
+        counters: ControllerCounts,
         clock: Callable[[], float],
         name: str = NONE,
         named: Collection[str] = (),

@@ -23,7 +23,7 @@ from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
 from headway.model import BulkDepth, Capacity, ProcessInfo, QueueName, Rollout, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, Fleet
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -76,7 +76,7 @@ class Controller:
         pace: Pace,
         *,
         alone: bool = False,
-        counters: Counters | None = None,
+        counters: ControllerCounts | None = None,
     ) -> None:
         self.leads = False
         self.autoscaler: Autoscaler | None = None
@@ -90,7 +90,7 @@ class Controller:
         self._broker = broker
         self._fleet = fleet
         self._target_utilisation = target_utilisation
-        self._rollouts = RolloutLeader(fleet, counters or Counters(), clock)
+        self._rollouts = RolloutLeader(fleet, counters or ControllerCounts(), clock)
         self._published: dict[str, float] = {}
         """Instants of the last publications, by model."""
         self._last: dict[str, Capacity] = {}

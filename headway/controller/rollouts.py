@@ -15,7 +15,7 @@ from headway.core.rollout import counted, watched
 from headway.model import ProcessInfo, Rollout, RolloutState, VersionCounts
 from headway.model.board import SlotChange
 from headway.ports import Fleet
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -35,7 +35,7 @@ _Seen = dict[tuple[str, str, str], VersionCounts]
 class RolloutLeader:
     """The fleet's rollouts, in the controller that may lead it."""
 
-    def __init__(self, fleet: Fleet, counters: Counters, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, counters: ControllerCounts, clock: Callable[[], float]) -> None:
         self._fleet, self._counters, self._clock = fleet, counters, clock
         self._held: dict[str, Rollout] = {}
         """Rollouts with the newest evidence, by model."""

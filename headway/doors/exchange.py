@@ -17,7 +17,7 @@ from headway.core.json_pages import Steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.model import DedupKind, Reply, RequestOptions, TokenCount, Value
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 _MARKS = {
     (DedupKind.SAME, True): (("x-headway-cache", "hit"),),
@@ -140,7 +140,7 @@ class CodecContext(msgspec.Struct, frozen=True):
 
     settings: Settings
     known: KnownModels
-    counters: Counters
+    counters: GatewayCounts
 
     def seen_by(self, only: Collection[str]) -> CodecContext:
         """Return a copy that shows only the models in `only`, which a credential is limited to; empty: all."""

@@ -40,12 +40,12 @@ class FlowMeter:
     def read(self) -> RequestFlow | None:
         """Return the traffic since the last call, or None if there was none."""
         counters, now = self._counters, self._clock()
-        requests = _grown(self._requests, counters.requests)
-        refusals = _grown(self._refusals, counters.refusals)
-        retries = _grown(self._retries, counters.retries)
+        requests = _grown(self._requests, counters.gateway.requests)
+        refusals = _grown(self._refusals, counters.gateway.refusals)
+        retries = _grown(self._retries, counters.broker.retries)
         seconds, self._at = now - self._at, now
-        self._requests, self._refusals = dict(counters.requests), dict(counters.refusals)
-        self._retries = dict(counters.retries)
+        self._requests, self._refusals = dict(counters.gateway.requests), dict(counters.gateway.refusals)
+        self._retries = dict(counters.broker.retries)
         if not (requests or refusals or retries):
             return None
         answered: dict[str, int] = {}
@@ -64,7 +64,7 @@ class FlowMeter:
 
     def _latencies_grown(self) -> dict[str, dict[int, int]]:
         grown: dict[str, dict[int, int]] = {}
-        for key, histogram in self._counters.request_seconds.items():
+        for key, histogram in self._counters.gateway.request_seconds.items():
             before = self._latencies.get(key)
             if before == histogram.counts:
                 continue

@@ -73,7 +73,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.ports import RequestQueue
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.logger import get_logger
 from headway.runtime.request_id import new_id
@@ -123,7 +123,7 @@ class Gateway:
         settings: Settings,
         models: Sequence[str],
         broker: RequestQueue,
-        counters: Counters,
+        counters: GatewayCounts,
         clock: Callable[[], float],
         *,
         direct: Fallback | None = None,

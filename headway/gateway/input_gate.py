@@ -26,7 +26,6 @@ from headway.gateway.judge import CallerId, Judge, Question, Verdict
 from headway.gateway.pending import Decided, Judgement, PendingRequest, SeveralInputs
 from headway.gateway.served_models import ServedModels
 from headway.model import Failure, InferenceRequest, Octets, Value, ValueKind
-from headway.runtime.counters import Counters
 
 
 class Inspection(msgspec.Struct):
@@ -103,12 +102,12 @@ class InputGate:
 
     Arguments:
         policy: policy in force at first.
-        counters: counters of what rules did.
+        counts: counts of what rules did, by rule and effect.
     """
 
-    def __init__(self, policy: InputPolicy, counters: Counters) -> None:
+    def __init__(self, policy: InputPolicy, counts: dict[tuple[str, str], int]) -> None:
         self._policy = policy
-        self._counts = counters.input_policy
+        self._counts = counts
         self._decided: Decided = _nobody
 
     @property

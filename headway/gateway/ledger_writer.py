@@ -32,7 +32,7 @@ from headway.gateway.pending import Ending, PendingRequest, PendingTable
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 
@@ -81,7 +81,7 @@ class LedgerWriter:
         self,
         ledger: Ledger,
         settings: Settings,
-        counters: Counters,
+        counters: StoreCounts,
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,

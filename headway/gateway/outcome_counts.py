@@ -13,7 +13,7 @@ from headway.core.rollout import bucket_of
 from headway.core.tensors import rows_of
 from headway.gateway.pending import Ending, PendingRequest
 from headway.model import BatchRun, Entry, Failure, Rollout, Tensors, VersionCounts
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
@@ -53,7 +53,7 @@ class OutcomeCounts:
         models: names of the models that are served; other names get no series.
     """
 
-    def __init__(self, counters: Counters, tiers: Sequence[str], models: Container[str]) -> None:
+    def __init__(self, counters: GatewayCounts, tiers: Sequence[str], models: Container[str]) -> None:
         self._counters = counters
         self._tiers = tiers
         self._models = models
@@ -191,16 +191,16 @@ class TenantCounts:
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
-        self._counts: dict[str, tuple[Counters, OutcomeCounts]] = {}
-        """Counters of each tenant and what adds to them; the tenant that asked last is the last."""
+        self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}
+        """Counts of each tenant and what adds to them; the tenant that asked last is the last."""
 
-    def of(self, tenant: str) -> Counters:
-        """Counters of a tenant's own requests, which are counted from now on."""
+    def of(self, tenant: str) -> GatewayCounts:
+        """Counts of a tenant's own requests, which are counted from now on."""
         if not self._counts:
             self._begin(self)
         found = self._counts.pop(tenant, None)
         if found is None:
-            counters = Counters()
+            counters = GatewayCounts()
             found = counters, OutcomeCounts(counters, self._tiers, self._models)
             if len(self._counts) >= MOST_ASKING:
                 del self._counts[next(iter(self._counts))]

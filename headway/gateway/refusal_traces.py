@@ -15,7 +15,6 @@ from headway.errors import SHOWN, STATUS, RequestError
 from headway.gateway.request_traces import SERVER_FAULT, protocol_attributes
 from headway.model import TraceContext
 from headway.model.trace import SAMPLED
-from headway.runtime.counters import Counters
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanRecorder
 
 RATE = 20.0
@@ -32,13 +31,12 @@ class RefusalTraces:
 
     Arguments:
         recorder: recorder of spans.
-        counters: counters of dropped spans.
+        dropped: counts of dropped spans by reason.
         scheme: scheme of the public port.
     """
 
-    def __init__(self, recorder: SpanRecorder, counters: Counters, scheme: str = "http") -> None:
-        self._recorder, self._scheme = recorder, scheme
-        self._dropped = counters.spans_dropped
+    def __init__(self, recorder: SpanRecorder, dropped: dict[str, int], scheme: str = "http") -> None:
+        self._recorder, self._dropped, self._scheme = recorder, dropped, scheme
         self._form = lru_cache(FORMS)(self._make_form)
         self._full_at = 0.0
         """Instant at which the whole burst may be recorded again."""

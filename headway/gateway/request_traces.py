@@ -19,7 +19,7 @@ from headway.core.trace_context import pack_carried, trace_id_of
 from headway.errors import SHOWN, STATUS
 from headway.gateway.pending import Ending, PendingRequest, RequestTrace, SeveralInputs
 from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 LEFT = 499
@@ -69,7 +69,9 @@ class RequestTraces:
         sampler: decides which requests are sampled.
     """
 
-    def __init__(self, recorder: SpanRecorder, tiers: Sequence[str], counters: Counters, scheme: str = "http") -> None:
+    def __init__(
+        self, recorder: SpanRecorder, tiers: Sequence[str], counters: GatewayCounts, scheme: str = "http"
+    ) -> None:
         self._recorder, self._tiers, self._counters, self._scheme = recorder, tiers, counters, scheme
         self._clock, self.sampler = recorder.clock, recorder.sampler
         self._send_form = lru_cache(FORMS)(_send_form)

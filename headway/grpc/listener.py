@@ -73,16 +73,16 @@ class GrpcListener(ListeningPort):
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
         """Get ready for connections. Returns the maker of their protocols."""
         entrance, settings = self._entrance, self._entrance.settings
-        quotas, counters = entrance.gateway.quotas, entrance.counters
+        quotas = entrance.gateway.quotas
         connections = self._connections = PortConnections(
-            settings, quotas, counters.refusals, MessageTurns(), monotonic, random.random
+            settings, quotas, entrance.counters.refusals, MessageTurns(), monotonic, random.random
         )
         health = self._health = Health(CachedReadiness(self._readiness))
         port = PortContext(entrance, CallQuotas(settings, quotas.bytes), connections.turns)
         connections.methods = methods_of(port, health)
         if self._certificates is None:
             return connections.accept
-        tls = TlsPort(self._certificates, "h2", "grpc", counters, asyncio.get_running_loop())
+        tls = TlsPort(self._certificates, "h2", "grpc", asyncio.get_running_loop())
         return tls.around(connections.accept, _refuse_plain)
 
     def retire(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from headway.core.tensors import BYTES, JSON
 from headway.model import TensorSpec
 from headway.oip.tensors import INPUT, OUTPUT
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.version import __version__
 
 SERVER = "headway"
@@ -172,7 +172,7 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 
 
 def statistics_of(
-    counters: Counters, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
+    counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
     """Statistics of a model.
 

@@ -22,7 +22,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 
 from headway.errors import SettingError
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
 from headway.runtime.pem import Pair, authorities, no_certificate, validity
@@ -100,10 +100,11 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     Arguments:
         first, second, third: paths of the files, as the subclass says; an empty one is left out.
-        counters: counters that say when the certificate ends.
+        counts: counts that say when the certificate ends.
         now: Unix seconds.
 
     Attributes:
+        counts: see the argument.
         current: what was read last, ready for use.
 
     Raises:
@@ -121,12 +122,12 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         first: str,
         second: str,
         third: str,
-        counters: Counters,
+        counts: TlsCounts,
         now: Callable[[], float] = time.time,
     ) -> None:
         name = f"certificates{self._purpose}"
         super().__init__(Periodic(name, self.look, time.monotonic, what="", every=CHECK_FILES_EVERY))
-        self._files, self._counters, self._now = (first, second, third), counters, now
+        self._files, self.counts, self._now = (first, second, third), counts, now
         self._paths = tuple(Path(path) for path in dict.fromkeys(self._files) if path)
         self._seen = self._read = self._stamps()
         self._told = ""
@@ -231,7 +232,7 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
         return contexts, OwnCertificate.of(pair)
 
     def _ends(self, when: float) -> None:
-        self._counters.certificate_ends = when
+        self.counts.ends = when
 
 
 class RemoteCertificates(CertificateFiles[ClientTls]):
@@ -261,7 +262,7 @@ class RemoteCertificates(CertificateFiles[ClientTls]):
         return ClientTls(context, given, pair.chain, pair.key), OwnCertificate.of(pair)
 
     def _ends(self, when: float) -> None:
-        self._counters.remote_certificate_ends = when
+        self.counts.remote_ends = when
 
 
 def _context(protocol: str, pair: Pair, trusted: str) -> ssl.SSLContext:

@@ -1,7 +1,7 @@
 """Plain counters of what happened; `telemetry/metrics.py` names and exports them.
 
-Services count here, per batch where they can. Nothing here knows of Prometheus, a clock or a lock: one event loop owns
-the Counters. Tiers appear as names, as configured.
+Each part of a process has counts of its own, and counts per batch where it can. Nothing here knows of Prometheus, a clock
+or a lock: one event loop owns all counts. Keys are label values, in the order of the metric's labels; tiers appear as names.
 """
 
 from __future__ import annotations
@@ -79,34 +79,22 @@ def _seconds() -> Histogram:
     return Histogram(SECONDS)
 
 
-class Counters:
-    """All counters of one process. Keys are label values, in the order of the metric's labels."""
+class GatewayCounts:
+    """Counts of the requests of a gateway and its ports, or of one tenant of them."""
 
     def __init__(self) -> None:
-        self._begin_requests()
-        self._begin_batches()
-        self._begin_others()
-
-    def _begin_requests(self) -> None:
-        """Begin the counters of a gateway and its port."""
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Requests by (model, tier, outcome): outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the decoded request to its answer by (model, tier); requests refused at once are left out."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the enqueue to the claim by (model, tier)."""
-        self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
-        """Entries of a batch by model."""
-        self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
-        """Share of the largest batch that a batch fills, by model."""
-        self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Batches by (model, reason of the departure)."""
-        self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds of a batch on its slot by (model, worker)."""
+        self.overhead_seconds = _seconds()
+        """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
+        self.failed_seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds of `request_seconds` whose answers were errors, by model."""
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Refusals by (reason, tier, model); model is empty where none that is served was known yet."""
-        self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Requests by (rule of the input policy, what it did with them)."""
         self.client_retries = 0
         """Requests that their client says it has sent before."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
@@ -115,83 +103,20 @@ class Counters:
         """Tokens by (model, tenant, `run` or `shared`), where targets tell them; shared are those of another request's answer."""
         self.token_tenants: set[str] = set()
         """Tenants that have counts of their own in `tokens`."""
-        self.failed_seconds: defaultdict[str, float] = defaultdict(float)
-        """Seconds of `request_seconds` whose answers were errors, by model."""
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
         """Batches from which an answer came to this process, by (model, entries of the batch). Tensors count by their rows."""
         self.more_rows: defaultdict[str, int] = defaultdict(int)
         """Rows beyond one of each of the requests for tensors that ran and were answered, by model."""
         self.last_answer: dict[str, float] = {}
         """Monotonic instant of the last answer from a batch, by model."""
-        self.ledger_dropped = 0
-        """Records that never reached the ledger."""
-        self.bulk_lines: defaultdict[str, int] = defaultdict(int)
-        """Lines of bulk jobs that got a record here: `answered`, or `failed`."""
-        self.keys_age: float | None = None
-        """Age of the cached keys in seconds: since the store of API keys last answered; None without keys."""
         self.throttle: dict[str, float] = {}
         """Requests per second of the lowest tier that this gateway lets in, by model; no entry while it lets in all."""
         self.direct: defaultdict[str, int] = defaultdict(int)
         """Requests answered by the gateway's own fallback, by model."""
 
-    def _begin_batches(self) -> None:
-        """Begin the counters of batchers, their workers and the queue."""
-        self.retries: defaultdict[str, int] = defaultdict(int)
-        """Entries that were queued again, by cause."""
-        self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM, BULK or the cause of the batch's failure)."""
-        self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds whose outputs nobody got, by cause: `departed` clients, the cause of a failed batch, or BULK for one with bulk entries."""
-        self.overhead_seconds = _seconds()
-        """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
-        self.broker_seconds = _seconds()
-        """Seconds of the calls to a broker in another process that were answered; reads that wait are left out."""
-        self.broker_failures = 0
-        """Calls to it that were not answered."""
-        self.breaker_state: dict[str, int] = {}
-        """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
-        self.bulk_kills: defaultdict[str, int] = defaultdict(int)
-        """Batches with bulk entries that have ended the process of a worker, by worker."""
-        self.worker_restarts: defaultdict[str, int] = defaultdict(int)
-        """Restarts by worker."""
-        self.model_loads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Starts of a backend that succeeded, by (model, worker)."""
-        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
-        """Seconds of these, from the first step to ready, by model."""
-        self.model_evictions: defaultdict[str, int] = defaultdict(int)
-        """Models that made room on their GPU for another, by the reason for which that was loaded."""
-        self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
-
-    def _begin_others(self) -> None:
-        """Begin the counters of the autoscaler, of certificates and of what is told elsewhere."""
-        self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Decisions of the autoscaler by (model, direction)."""
-        self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Changes of rollouts by (model, `step` or the state that ended it)."""
-        self.certificate_ends: float | None = None
-        """Unix seconds at which the certificate of the ports ends; None without one."""
-        self.remote_certificate_ends: float | None = None
-        """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
-        self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
-        """Spans that were dropped, by reason: too many waited, they could not be sent, or a port refused too many requests.
-
-        Each number has one thread that changes it.
-        """
-        self.tls_failures: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Handshakes that failed by (port, reason)."""
-        self.departures = DepartureLog()
-        """Batches and changes of slots that the departure board has not been told."""
-
     def forget(self, model: str) -> None:
         """Forget what was counted of a model that requests no longer come for."""
-        by_model_first: Iterable[dict[Any, Any]] = (
-            self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs, self.scaling_decisions,
-            self.rollout_changes,
-        )  # fmt: skip
-        for table in by_model_first:
-            for key in [key for key in table if key[0] == model]:
-                del table[key]
+        _forget(model, (self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs))
         for refusal in [key for key in self.refusals if key[2] == model]:
             del self.refusals[refusal]
         by_model: Iterable[dict[str, Any]] = (
@@ -199,3 +124,123 @@ class Counters:
         )  # fmt: skip
         for counts in by_model:
             counts.pop(model, None)
+
+
+class WorkerCounts:
+    """Counts of batchers and their workers.
+
+    Arguments:
+        departures: log of their batches and slots for the departure board; None: a new one.
+    """
+
+    def __init__(self, departures: DepartureLog | None = None) -> None:
+        self.departures = DepartureLog() if departures is None else departures
+        self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Batches by (model, reason of the departure)."""
+        self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
+        """Entries of a batch by model."""
+        self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
+        """Share of the largest batch that a batch fills, by model."""
+        self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
+        """Seconds of a batch on its slot by (model, worker)."""
+        self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM, BULK or the cause of the batch's failure)."""
+        self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
+        """GPU seconds whose outputs nobody got, by cause: `departed` clients, the cause of a failed batch, or BULK for one with bulk entries."""
+        self.breaker_state: dict[str, int] = {}
+        """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
+        self.bulk_kills: defaultdict[str, int] = defaultdict(int)
+        """Batches with bulk entries that have ended the process of a worker, by worker."""
+        self.restarts: defaultdict[str, int] = defaultdict(int)
+        """Restarts by worker."""
+        self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Starts of a backend that succeeded, by (model, worker)."""
+        self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
+        """Seconds of these, from the first step to ready, by model."""
+        self.evictions: defaultdict[str, int] = defaultdict(int)
+        """Models that made room on their GPU for another, by the reason for which that was loaded."""
+        self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
+
+
+class BrokerCounts:
+    """Counts of a broker: of its queue and, where it is in another process, of the calls to it."""
+
+    def __init__(self) -> None:
+        self.retries: defaultdict[str, int] = defaultdict(int)
+        """Entries that were queued again, by cause."""
+        self.call_seconds = _seconds()
+        """Seconds of the calls that were answered; reads that wait are left out."""
+        self.call_failures = 0
+        """Calls that were not answered."""
+
+
+class ControllerCounts:
+    """Counts of a controller.
+
+    Arguments:
+        departures: log of its decisions for the departure board; None: a new one.
+    """
+
+    def __init__(self, departures: DepartureLog | None = None) -> None:
+        self.departures = DepartureLog() if departures is None else departures
+        self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Decisions of the autoscaler by (model, direction)."""
+        self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Changes of rollouts by (model, `step` or the state that ended it)."""
+
+    def forget(self, model: str) -> None:
+        """Forget what was counted of a model that requests no longer come for."""
+        _forget(model, (self.scaling_decisions, self.rollout_changes))
+
+
+class TlsCounts:
+    """Counts of TLS, and the ends of certificates."""
+
+    def __init__(self) -> None:
+        self.ends: float | None = None
+        """Unix seconds at which the certificate of the ports ends; None without one."""
+        self.remote_ends: float | None = None
+        """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
+        self.failures: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Handshakes that failed by (port, reason)."""
+
+
+class StoreCounts:
+    """Counts of the stores of records and keys."""
+
+    def __init__(self) -> None:
+        self.ledger_dropped = 0
+        """Records that never reached the ledger."""
+        self.keys_age: float | None = None
+        """Age of the cached keys in seconds: since the store of API keys last answered; None without keys."""
+
+
+class Counters:
+    """All counts of one process, for the metrics to read."""
+
+    def __init__(self) -> None:
+        self.departures = DepartureLog()
+        """Batches, changes of slots and decisions that the departure board has not been told."""
+        self.gateway = GatewayCounts()
+        self.worker = WorkerCounts(self.departures)
+        self.broker = BrokerCounts()
+        self.controller = ControllerCounts(self.departures)
+        self.tls = TlsCounts()
+        self.store = StoreCounts()
+        self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """Requests by (rule of the input policy, what it did with them)."""
+        self.bulk_lines: defaultdict[str, int] = defaultdict(int)
+        """Lines of bulk jobs that got a record here: `answered`, or `failed`."""
+        self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
+        """Spans that were dropped, by reason: too many waited, they could not be sent, or a port refused too many requests.
+
+        Each number has one thread that changes it.
+        """
+
+
+def _forget(model: str, tables: Iterable[dict[Any, Any]]) -> None:
+    """Drop what tables have under keys that begin with a model."""
+    for table in tables:
+        for key in [key for key in table if key[0] == model]:
+            del table[key]

@@ -17,7 +17,6 @@ import msgspec
 
 from headway.core.trace_sampling import Sampler
 from headway.model import TraceContext
-from headway.runtime.counters import Counters
 
 Attribute = str | int | float
 Attributes = tuple[tuple[str, Attribute], ...]
@@ -96,13 +95,13 @@ class SpanBuffer:
     Arguments:
         most: most spans that wait; more are dropped, and counted.
         enough: number of spans from which on `wake` is called.
-        counters: counters of the process.
+        dropped: counts of dropped spans by reason.
         wake: called when there is enough to send.
     """
 
-    def __init__(self, most: int, enough: int, counters: Counters, wake: Callable[[], None]) -> None:
+    def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
         self._most, self._enough, self._wake = most, enough, wake
-        self._dropped = counters.spans_dropped
+        self._dropped = dropped
         self._waiting: deque[Span] = deque()
 
     def __len__(self) -> int:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
 from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.logger import get_logger
 
@@ -69,17 +68,13 @@ class TlsPort:
         certificates: certificates of the process.
         protocol: protocol spoken on the port, as `Certificates.context` takes it.
         label: name of the port, for log and metrics.
-        counters: counters of failed handshakes.
         loop: event loop of the port.
     """
 
-    def __init__(
-        self, certificates: Certificates, protocol: str, label: str, counters: Counters, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, certificates: Certificates, protocol: str, label: str, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.line = FairTurns(loop=loop, budget=MILLISECOND, rests=False)
         self._certificates, self._protocol, self._label = certificates, protocol, label
-        self._counters = counters
         self._failed: Counter[str] = Counter()
         self._told_at = -TOLD_EVERY
 
@@ -101,7 +96,7 @@ class TlsPort:
 
     def failed(self, reason: str) -> None:
         """Count a handshake that has failed, and log it, but not more often than TOLD_EVERY."""
-        self._counters.tls_failures[self._label, reason] += 1
+        self._certificates.counts.failures[self._label, reason] += 1
         if reason in (
             "closed",
             "unfinished",

@@ -63,7 +63,7 @@ from headway.model import (
 from headway.model.board import GIVEN_BACK
 from headway.ports import Backend, Gpu, WorkSource
 from headway.runtime.availability import Availability
-from headway.runtime.counters import Counters
+from headway.runtime.counters import WorkerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
@@ -107,7 +107,7 @@ class Batcher:
         policy: departure policy.
         breaker: breaker of the backend; slots of one remote API share it.
         limits: limits of a run.
-        counters: counters of the process.
+        counters: counts of the workers.
         clock: monotonic seconds.
         rng: uniform in [0, 1), for pauses.
         memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
@@ -134,7 +134,7 @@ class Batcher:
         policy: Policy,
         breaker: Breaker,
         limits: Limits,
-        counters: Counters,
+        counters: WorkerCounts,
         clock: Callable[[], float],
         *,
         rng: Callable[[], float] = random.random,
@@ -196,7 +196,7 @@ class Batcher:
         if fresh is None:
             self.figures.runs = self._report
         self._restarts += 1
-        self._counters.worker_restarts[self.slot.worker] = self._restarts
+        self._counters.restarts[self.slot.worker] = self._restarts
         self.figures.pace.warmed(self._backend.warm_up)
         self.figures.loaded()
         await self._become(WorkerStatus.HEALTHY)
@@ -509,7 +509,7 @@ class Batcher:
         else:
             starting.took = seconds = self._clock() - since
             starting.trouble, self._report = "", report
-            self._counters.model_loads[self.slot.model, self.slot.worker] += 1
+            self._counters.loads[self.slot.model, self.slot.worker] += 1
             self._counters.load_seconds[self.slot.model].observe(seconds)
             self._started(seconds)
         finally:

@@ -26,7 +26,7 @@ from headway.core.locality.placement import Move, Placement
 from headway.errors import BrokerUnavailable
 from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, WorkSource
-from headway.runtime.counters import Counters
+from headway.runtime.counters import WorkerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.race import TIDIES, end, heed_cancellation
 from headway.runtime.supervisor import Supervisor
@@ -85,7 +85,7 @@ class SharedGpus:
         room: models that one of them holds at most.
         models: the models, by name.
         broker: broker that batches come from.
-        counters: counters of the process.
+        counters: counts of the workers.
         clock: monotonic seconds.
         slots: set that the ids of its workers are kept in.
         may_load: asks the fleet for the right to load a model for some seconds; None where no other process has workers.
@@ -100,7 +100,7 @@ class SharedGpus:
         room: int,
         models: Mapping[str, SharedModel],
         broker: Broker,
-        counters: Counters,
+        counters: WorkerCounts,
         clock: Callable[[], float],
         slots: set[str],
         *,
@@ -326,7 +326,7 @@ class SharedGpus:
         if move.gives_up:
             self._give_up(move)
         elif move.evicts:
-            self._counters.model_evictions[move.reason] += 1
+            self._counters.evictions[move.reason] += 1
         if move.evicts and (move.gpu, move.evicts) in self._on:
             await self._leave(move.gpu, move.evicts)
         if self._supervisor is not None and not self._winding_down:

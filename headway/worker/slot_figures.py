@@ -24,7 +24,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Backend, Gpu
-from headway.runtime.counters import BULK, ITEM, OK, Counters
+from headway.runtime.counters import BULK, ITEM, OK, WorkerCounts
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
@@ -234,12 +234,12 @@ class RunCounts:
 
     Arguments:
         slot: the slot.
-        counters: counters of the process.
+        counters: counts of the workers.
         figures: figures that its heartbeats tell.
         tiers: number of tiers; entries below all of them are bulk entries.
     """
 
-    def __init__(self, slot: Slot, counters: Counters, figures: SlotFigures, tiers: float = math.inf) -> None:
+    def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:

@@ -18,7 +18,7 @@ from headway.config.target import RemoteTarget
 from headway.errors import TargetError
 from headway.model import ItemResult
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 from tests.backends.entries import batch
 from tests.backends.grpc_remote import answer, served_grpc, texts_of
@@ -33,7 +33,7 @@ def server_credentials(authority: Authority) -> Any:
 
 
 def backend_for(url: str, ca: object, shown: object, key: object) -> tuple[GrpcBackend, RemoteCertificates]:
-    certificates = RemoteCertificates(str(ca), str(shown), str(key), Counters())
+    certificates = RemoteCertificates(str(ca), str(shown), str(key), TlsCounts())
     return GrpcBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2), certificates
 
 

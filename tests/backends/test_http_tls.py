@@ -22,7 +22,7 @@ from headway.backends.remote.tls_failures import explain, explain_answer
 from headway.config.target import RemoteTarget
 from headway.errors import RemoteAbsent, TargetError
 from headway.runtime.certificates import Certificates, RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from headway.runtime.tls_transport import TlsPort
 from tests.authority import Authority
 from tests.backends.entries import batch
@@ -46,7 +46,7 @@ class Api:
         self.hold.set()
         self.held = asyncio.Semaphore(0)
         certificate, key = self.authority.issue("api")
-        self._certificates = Certificates(str(certificate), str(key), str(self.authority.file), Counters())
+        self._certificates = Certificates(str(certificate), str(key), str(self.authority.file), TlsCounts())
 
     @contextlib.asynccontextmanager
     async def served(self, host: str = "127.0.0.1") -> AsyncIterator[str]:
@@ -56,7 +56,7 @@ class Api:
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         loop = asyncio.get_running_loop()
-        tls = TlsPort(self._certificates, "http/1.1", "public", Counters(), loop)
+        tls = TlsPort(self._certificates, "http/1.1", "public", loop)
         assert runner.server is not None
         server = await loop.create_server(tls.around(runner.server, lambda _: None), host, 0)
         try:
@@ -78,7 +78,7 @@ class Api:
 def backend_for(
     url: str, ca: object, shown: tuple[object, object] = ("", "")
 ) -> tuple[HttpBackend, RemoteCertificates]:
-    certificates = RemoteCertificates(str(ca), str(shown[0]), str(shown[1]), Counters())
+    certificates = RemoteCertificates(str(ca), str(shown[0]), str(shown[1]), TlsCounts())
     made = HttpBackend(RemoteTarget(url), certificates=certificates, start_timeout=LONG, max_tries=2, rng=lambda: 0.0)
     return made, certificates
 

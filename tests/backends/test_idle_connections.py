@@ -24,7 +24,7 @@ from headway.backends.http.connections import IDLE, Sockets
 from headway.config.target import RemoteTarget
 from headway.model import ItemResult
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 from tests.backends.entries import batch
 from tests.backends.grpc_remote import answer, served_grpc, texts_of
@@ -88,7 +88,7 @@ class Api:
 def of_client(authority: Authority) -> dict[str, Any]:
     """Certificates that a backend trusts and shows, as its setting."""
     certificate, key = authority.issue("client")
-    return {"certificates": RemoteCertificates(str(authority.file), str(certificate), str(key), Counters())}
+    return {"certificates": RemoteCertificates(str(authority.file), str(certificate), str(key), TlsCounts())}
 
 
 @pytest.fixture(params=["http", "https with certificates"])

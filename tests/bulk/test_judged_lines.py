@@ -30,7 +30,7 @@ class Judged:
         policy = InputPolicy(
             [PATTERN, rule], {"secrets": lambda text: "secret" in text}, {"judge": self.judge}, ["free"], ["m"]
         )
-        self.play = Play(clock, gate=InputGate(policy, self.counters))
+        self.play = Play(clock, gate=InputGate(policy, self.counters.input_policy))
 
     def code(self, number: int) -> str:
         failure = self.play.ended["job", number].failure

@@ -38,7 +38,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.model.bulk import BulkLine
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import run
 
@@ -50,7 +50,7 @@ class Play:
 
     def __init__(self, clock: Callable[[], float], seed: int = 0, gate: InputGate | None = None) -> None:
         self.rng = random.Random(seed)
-        counters = Counters()
+        counters = BrokerCounts()
         limits = QueueLimits(tiers=1, max_batch=BATCH)
         self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), counters, clock, self.rng.random)
         served = ServedModels(["m"], Settings(max_batch_size=BATCH))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.model import BatchFailure, Cause, Entry, ItemResult, Lease, Slot
-from headway.runtime.counters import BULK, ITEM, OK, Counters
+from headway.runtime.counters import BULK, ITEM, OK, WorkerCounts
 from headway.worker.slot_figures import RunCounts, SlotFigures
 
 SLOT = Slot("gpu-0", "m", 8)
@@ -16,7 +16,7 @@ class Counted:
     """Counts of one slot, after batches of so many requests and lines."""
 
     def __init__(self) -> None:
-        self.counters, self.figures = Counters(), SlotFigures(SLOT, lambda: 0.0)
+        self.counters, self.figures = WorkerCounts(), SlotFigures(SLOT, lambda: 0.0)
         self.counts = RunCounts(SLOT, self.counters, self.figures, tiers=2)
 
     def lease(self, requests: int, lines: int) -> Lease:

@@ -65,7 +65,7 @@ class Running:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.stand = Stand(Steady(), self.backend, admin_port=0, admin_token="s3cret")
-        door = Listener.admin(self.stand.settings, self.stand.admin_app(), new_id, self.stand.counters)
+        door = Listener.admin(self.stand.settings, self.stand.admin_app(), new_id, self.stand.counters.gateway)
         async with self.stand:
             await door.open()
             self.url = f"http://127.0.0.1:{door.port}"

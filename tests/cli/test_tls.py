@@ -11,7 +11,7 @@ import pytest
 
 from headway.http.server.listener import Listener
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from headway.runtime.request_id import new_id
 from tests.authority import Authority
 from tests.cli.command import code_of
@@ -39,8 +39,8 @@ def files(tmp_path: Path) -> Iterator[Files]:
     async def main() -> None:
         stand = Stand(Steady(), FakeBackend(seconds=0.0), admin_port=0)
         certificate, key = found.service
-        certificates = Certificates(str(certificate), str(key), str(found.authority.file), Counters())
-        door = Listener.admin(stand.settings, stand.admin_app(), new_id, stand.counters, certificates)
+        certificates = Certificates(str(certificate), str(key), str(found.authority.file), TlsCounts())
+        door = Listener.admin(stand.settings, stand.admin_app(), new_id, stand.counters.gateway, certificates)
         async with stand:
             await door.open()
             found.url = f"https://127.0.0.1:{door.port}"

@@ -52,7 +52,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Board, Broker, DeadLetters, Fleet
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.servers.redis import TESTED, RunningServer, SharedServers
 from tests.virtual_time import ServedLoop, VirtualLoop
 
@@ -179,7 +179,7 @@ class MemoryHarness(Harness):
         self.dead = DeadLetterBox()
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
-        self.broker = kind(queues, self.dead, Counters(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
+        self.broker = kind(queues, self.dead, BrokerCounts(), loop.time, rng.random, KEPT_LIMITS, queue_bytes)
         self._queue_bytes = queue_bytes
         self.fleet = self.fleet_peer = MemoryFleet(loop.time)
         self.board = self.board_peer = MemoryBoard(loop.time)
@@ -243,7 +243,9 @@ class RedisHarness(Harness):
         rng = random.Random(7)
         queues = QUEUES | {"m": limits}
         budgets = self.lease_seconds, KEPT_LIMITS, queue_bytes, apart_from
-        self._brokers = [RedisBroker(link, queues, Counters(), rng.random, shards, *budgets) for link in self._links]
+        self._brokers = [
+            RedisBroker(link, queues, BrokerCounts(), rng.random, shards, *budgets) for link in self._links
+        ]
         self.broker = self._brokers[0]
         self.dead = RedisDeadLetters(self._links[0], self._brokers[0].queue_names, shards)
         self.fleet, self.fleet_peer = (RedisFleet(link) for link in self._links)

@@ -29,7 +29,7 @@ from headway.model import (
     Slot,
 )
 from headway.ports import Broker
-from headway.runtime.counters import Counters
+from headway.runtime.counters import Counters, GatewayCounts
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
 from headway.worker.helping import StrayWatcher
@@ -86,7 +86,15 @@ class _Host:
 
         def batcher(number: int) -> Batcher:
             return Batcher(
-                slot, lambda: backend, broker, policy, Breaker(5, 0.5), Limits(3.0), counters, clock, rng=lambda: 0.5
+                slot,
+                lambda: backend,
+                broker,
+                policy,
+                Breaker(5, 0.5),
+                Limits(3.0),
+                counters.worker,
+                clock,
+                rng=lambda: 0.5,
             )
 
         self.version, self.name = version, name
@@ -136,7 +144,13 @@ class Rollout:
         views = harness.broker, harness.peer()
         self.gateways = [
             Gateway(
-                settings, ["m"], view, Counters(), harness.now, observers=[_Ledger(self.history)], rng=self._rng.random
+                settings,
+                ["m"],
+                view,
+                GatewayCounts(),
+                harness.now,
+                observers=[_Ledger(self.history)],
+                rng=self._rng.random,
             )
             for view in views
         ]

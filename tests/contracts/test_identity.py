@@ -12,7 +12,7 @@ from headway.identity.combined import CombinedIdentity
 from headway.identity.principals import AnonymousIdentity
 from headway.model import ApiKey, Principal
 from headway.ports import Identity, KeyIdentity
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from tests.identity.store import StoreInMemory
 from tests.identity.writing import digest_of, id_of, key_of
 from tests.virtual_time import run
@@ -37,7 +37,7 @@ def ring() -> ApiKeyCache:
         ApiKey(id=id_of(name), digest=digest_of(name), user=user, tenant="acme", tier="paid", created_at=0.0)
         for name, user in (("k1", "ada"), ("k2", "bob"))
     ]
-    made = ApiKeyCache(StoreInMemory(*keys), Settings(), Counters(), lambda: 0.0, lambda: 0.0)
+    made = ApiKeyCache(StoreInMemory(*keys), Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
 
     async def opened(clock: Callable[[], float]) -> None:
         await made.open()

@@ -14,7 +14,7 @@ from headway.gateway import fan_out
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.model import InferenceRequest, ItemResult, Lease, Principal, Reply, RequestOptions, Value
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
@@ -58,7 +58,9 @@ class Door:
 async def doors(harness: Harness) -> AsyncIterator[tuple[Door, Door]]:
     """Two gateways over the views of two processes."""
     supervisor, settings = Supervisor(), Settings(model="m", max_batch_size=8)
-    made = [Gateway(settings, ["m"], broker, Counters(), harness.now) for broker in (harness.broker, harness.peer())]
+    made = [
+        Gateway(settings, ["m"], broker, GatewayCounts(), harness.now) for broker in (harness.broker, harness.peer())
+    ]
     for gateway in made:
         gateway.start(supervisor)
     try:

@@ -45,7 +45,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.contracts.brokers import Fixed, KnownServer, ask, slot
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop
@@ -83,7 +83,7 @@ class Pair:
         self.shapes = (0, 7, 1 << 39, *range(9, 40 if seed % 2 else 9)) if limits.rows else (0,)
         self.large = [size * PAGE // 2 * "x" for size in (5, 9, 21)] if seed % 2 else []
         self.now = now
-        self.broker = RedisBroker(link, {"m": limits}, Counters(), lambda: 0.5, lease_seconds=1e6)
+        self.broker = RedisBroker(link, {"m": limits}, BrokerCounts(), lambda: 0.5, lease_seconds=1e6)
         self.there: Queue = self.broker._queues[QueueName("m")][0]
         self.queue = ModelQueue(limits)
         self.known: dict[str, QueuedEntry] = {}

@@ -48,7 +48,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.contracts.brokers import AT_ONCE, KnownServer, ask, ids, slot
 from tests.servers.redis import RunningServer, SharedServers
 from tests.virtual_time import ServedLoop
@@ -82,10 +82,11 @@ class Pair:
         self.server = server
         self.rng = random.Random(seed)
         self.there = [
-            RedisBroker(link, models, Counters(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT) for link in links
+            RedisBroker(link, models, BrokerCounts(), lambda: 0.5, lease_seconds=LEASE_SECONDS, kept=KEPT)
+            for link in links
         ]
         self.letters = DeadLetterBox()
-        self.here = MemoryBroker(models, self.letters, Counters(), now, lambda: 0.5, KEPT)
+        self.here = MemoryBroker(models, self.letters, BrokerCounts(), now, lambda: 0.5, KEPT)
         known: list[RedisBroker | MemoryBroker] = [*self.there, self.here]
         for broker in known:  # As each does that hears of a worker of the version.
             broker._queues.has(QueueName("m", "3"))

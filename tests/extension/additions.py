@@ -109,7 +109,7 @@ class KettleBroker(MemoryBroker):
         (
             "headway/app/brokers.py",
             "BROKERS: Mapping",
-            """def _kettle(settings: Settings, counters: Counters, clock: Callable[[], float]) -> BrokerBundle:
+            """def _kettle(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
     from headway.brokers.kettle import KettleBroker
     from headway.brokers.memory.dead_letters import DeadLetterBox
     from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
@@ -280,7 +280,7 @@ METRIC = Addition(
             "headway/telemetry/metrics.py",
             '    Row(GAUGE, "broker_up",',
             (
-                '    Row(COUNTER, "cups", "model", "Cups poured.", lambda of: of.counters.cups, lambda own: own.models),\n'
+                '    Row(COUNTER, "cups", "model", "Cups poured.", lambda of: of.counters.store.cups, lambda own: own.models),\n'
                 '    Row(GAUGE, "broker_up",'
             ),
         ),
@@ -292,7 +292,7 @@ METRIC = Addition(
             "| `headway_cups_total` | model | cups poured |\n| `headway_retries_total` |",
         ),
         after("tests/test_metrics.py", "NAMES = {\n", '    "headway_cups": ("counter", {"model"}),\n'),
-        after("tests/test_metrics.py", "    counters.ledger_dropped = 8\n", '    counters.cups["m"] = 2\n'),
+        after("tests/test_metrics.py", "    counters.store.ledger_dropped = 8\n", '    counters.store.cups["m"] = 2\n'),
     ],
 )
 

@@ -24,7 +24,7 @@ from headway.dialects.table import reach
 from headway.errors import SettingError
 from headway.grpc import messages
 from headway.model import Role
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 
 ANYWHERE = {"port": "0", "admin_port": "0", "broker": "kettle://here", "policy": "patient", "steep_s": "4"}
 CODE = "x-headway-error"
@@ -117,7 +117,7 @@ def main() -> None:
     """Ask for one after the other."""
     seen: dict[str, Any] = {"where": headway.__file__}
     seen["rule"] = type(build("patient", None)).__name__
-    seen["broker"] = type(make_broker_bundle(load(ANYWHERE, {}), Counters(), lambda: 0.0).broker).__name__
+    seen["broker"] = type(make_broker_bundle(load(ANYWHERE, {}), BrokerCounts(), lambda: 0.0).broker).__name__
     seen["setting"] = load({}, {"HEADWAY_STEEP_S": "5"}).steep_s  # type: ignore[attr-defined]
     seen["bounds"] = refusal(steep_s="601")
     seen["unknown policy"] = refusal(policy="impatient")

@@ -25,7 +25,7 @@ from headway.http.server.head import Head
 from headway.model import TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import pack
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 MOST = 1_000_000
 """Bytes of the largest body, as `max_body_bytes` is by default, with room for what is around the pieces."""
@@ -311,7 +311,7 @@ def _asked(dear: Dear) -> tuple[InferenceHead, ServedModels]:
         outputs=dear.inputs,
     )
     models.learn([known])
-    context = CodecContext(SETTINGS, models, Counters())
+    context = CodecContext(SETTINGS, models, GatewayCounts())
     head = Head(b"POST", b"/", "1.1", [])
     head.length = len(dear.body)
     if dear.length is not None:

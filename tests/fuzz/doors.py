@@ -25,7 +25,7 @@ from headway.input_policy.file import read_policy
 from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip import tensors
 from headway.oip.grpc.infer_messages import infer_reader
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 _SETTINGS = Settings(), Settings(max_queue=5)
 _PATHS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"
@@ -39,7 +39,7 @@ def _kinds(kind: ValueKind) -> ServedModels:
 
 
 _CODECS = [
-    (path, settings, codecs(settings)[path], CodecContext(settings, ServedModels(["m"]), Counters()))
+    (path, settings, codecs(settings)[path], CodecContext(settings, ServedModels(["m"]), GatewayCounts()))
     for settings in _SETTINGS
     for path in _PATHS
 ]

@@ -16,12 +16,12 @@ from headway.http.inference.routes import Routes, codecs
 from headway.http.inference.target import RequestTarget
 from headway.http.server.chunks import Chunks
 from headway.http.server.head import END, Head, read_head, suspect
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 _SETTINGS = Settings()
 _CODECS = tuple(codecs(_SETTINGS).values())
 _ROUTES = Routes(_SETTINGS)
-_CONTEXT = CodecContext(_SETTINGS, ServedModels(["m"]), Counters())
+_CONTEXT = CodecContext(_SETTINGS, ServedModels(["m"]), GatewayCounts())
 _MOST = 4096
 _SLACK = 512
 

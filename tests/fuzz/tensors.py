@@ -24,7 +24,7 @@ from headway.model import Octets, Tensors, TensorSpec, ValueKind, WorkerInfo, Wo
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import element_of, unpack
 from headway.oip.tensors import pack as pack_elements
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 _SETTINGS = Settings(), Settings(max_queue=5)
 _PATH = "/v2/models/{model:path}/infer"
@@ -49,7 +49,7 @@ def _context(settings: Settings, kind: ValueKind | None) -> CodecContext:
             outputs=specs,
         )
         kinds.learn([worker])
-    return CodecContext(settings, kinds, Counters())
+    return CodecContext(settings, kinds, GatewayCounts())
 
 
 _CODECS = [

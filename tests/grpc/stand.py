@@ -184,23 +184,24 @@ async def _serve(
     settings = Settings(**{"keys": "keys.toml" if keys else "", **patient, **changes})
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, now, lambda: 0.5, KEPT_LIMITS)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters.broker, now, lambda: 0.5, KEPT_LIMITS)
     make: Callable[..., Gateway] = Gateway
     if settings.input_policy:
-        make = partial(ScreenedGateway, gate=PolicyResource(settings, [settings.model], counters).gate)
+        policy = PolicyResource(settings, [settings.model], counters.input_policy, counters.worker.restarts)
+        make = partial(ScreenedGateway, gate=policy.gate)
     recorded, traces = recording(settings, counters)
-    real = make(settings, [settings.model], broker, counters, now, observers=traces)
+    real = make(settings, [settings.model], broker, counters.gateway, now, observers=traces)
     for one in traces:
         real.served.trace(one)
     worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
     await broker.heartbeat(worker)
-    gateway = EchoGateway(broker, settings, counters)
+    gateway = EchoGateway(broker, settings, counters.gateway)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
     begun = now()
     real.limiter._clock = lambda: begun  # What limits give back while a busy machine stands still is left out.
     stand = Stand(None, gateway, counters, settings, real, broker, [], asyncio.Event(), recorded)  # type: ignore[arg-type]
-    refused = RefusalTraces(recorded.recorder, counters) if traces else None
+    refused = RefusalTraces(recorded.recorder, counters.spans_dropped) if traces else None
     entrance = Entrance(real if whole else cast(Any, gateway), identity, lambda: ID.format(next(numbers)), refused)
     ready = Readiness(cast(Any, Attended(broker, worker)), lambda: stand.leaving, slots={"gpu-0"})
     listener = GrpcListener(entrance, ready, certificates, port=0)

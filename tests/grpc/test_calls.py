@@ -120,7 +120,7 @@ async def test_metadata_that_were_sent_twice_are_refused(port: Port) -> None:
 async def test_without_a_good_key_a_call_is_unauthenticated(port: Port, metadata: Any) -> None:
     found = await port.client().fail(PREDICT, predict("a"), metadata)
     assert (found.status, found.trailers["x-headway-error"]) == (Status.UNAUTHENTICATED, "UNAUTHENTICATED")
-    assert port.counters.refusals["unauthenticated", "none", ""] == 1
+    assert port.counters.gateway.refusals["unauthenticated", "none", ""] == 1
     assert port.gateway.asked == []
     assert predicted(await port.client().ask(PREDICT, predict("a"), BEARER)).output == b"A"
 
@@ -326,7 +326,7 @@ async def test_a_refusal_of_a_known_principal_is_counted_under_its_tier(port: Po
     found = await failed(port.client().channel.stream_unary(PREDICT)(metadata=BEARER))
     assert found.status is Status.DEADLINE_EXCEEDED
     tier = port.settings.tier_names[port.settings.default_tier_index]
-    assert port.counters.refusals == {("request_timeout", tier, ""): 1}
+    assert port.counters.gateway.refusals == {("request_timeout", tier, ""): 1}
 
 
 @on_port(KEYS, max_connections=10)

@@ -137,7 +137,7 @@ def test_a_flood_of_frames_that_bring_nothing_ends_the_connection(
         goodbye = b""
         while not goodbye.endswith(b"too_many_frames"):
             goodbye = await client.next(GOAWAY)
-        assert port.counters.refusals["too_many_frames", "none", ""] == 1
+        assert port.counters.gateway.refusals["too_many_frames", "none", ""] == 1
         client.writer.close()
 
     with structlog.testing.capture_logs() as lines:
@@ -163,7 +163,7 @@ async def test_calls_in_hand_are_answered_where_their_neighbours_on_the_connecti
     port.gateway.release()
     await client.ended(1)
     client.send(http2.frame(http2.PING, 1, 0, LEAVING))
-    assert dict(port.counters.refusals) == {}
+    assert dict(port.counters.gateway.refusals) == {}
     client.writer.close()
 
 
@@ -172,7 +172,7 @@ async def test_a_client_that_breaks_the_protocol_is_counted(port: Port) -> None:
     client, _ = await greeted(port)
     client.send(http2.frame(http2.DATA, 0, 0, b"x"))
     assert (await client.next(GOAWAY)).endswith(b"protocol_error")
-    assert port.counters.refusals["protocol_error", "none", ""] == 1
+    assert port.counters.gateway.refusals["protocol_error", "none", ""] == 1
     client.writer.close()
 
 

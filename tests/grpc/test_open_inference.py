@@ -519,4 +519,4 @@ async def test_requests_of_a_stream_wait_while_they_hold_their_clients_share_of_
     assert not any(answer.error_message for answer in answers)
     await writing
     assert await call.code() is Status.OK
-    assert dict(port.counters.refusals) == {}
+    assert dict(port.counters.gateway.refusals) == {}

@@ -231,7 +231,7 @@ async def test_connections_beyond_the_bound_are_refused_and_harm_no_other(port: 
     await first.ask(PREDICT, predict("a"))
     found = await port.client().fail(PREDICT, predict("a"))
     assert found.status is Status.UNAVAILABLE
-    assert port.counters.refusals["connections", "none", ""] >= 1
+    assert port.counters.gateway.refusals["connections", "none", ""] >= 1
     assert predicted(await first.ask(PREDICT, predict("b"))).output == b"B"
 
 

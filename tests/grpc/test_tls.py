@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from tests.authority import Authority
 from tests.grpc.stand import PREDICT, Port, predict, predicted, served
 
@@ -24,7 +24,7 @@ def credentials(authority: Authority, shown: tuple[Path, Path] | None = None) ->
 def test_calls_are_answered_over_tls_and_certificates_change_between_them(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue()
-    certificates = Certificates(str(certificate), str(key), "", Counters())
+    certificates = Certificates(str(certificate), str(key), "", TlsCounts())
 
     async def main(port: Port) -> None:
         client = port.client(credentials(authority))
@@ -40,14 +40,14 @@ def test_calls_are_answered_over_tls_and_certificates_change_between_them(tmp_pa
 def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
     authority, clients = Authority(tmp_path), Authority(tmp_path, "clients")
     certificate, key = authority.issue()
-    certificates = Certificates(str(certificate), str(key), str(clients.file), Counters())
+    certificates = Certificates(str(certificate), str(key), str(clients.file), TlsCounts())
 
     async def main(port: Port) -> None:
         good = port.client(credentials(authority, clients.issue("client")))
         assert predicted(await good.ask(PREDICT, predict("abc"))).output == b"ABC"
         refused = await port.client(credentials(authority)).fail(PREDICT, predict("abc"))
         assert refused.status is grpc.StatusCode.UNAVAILABLE
-        assert port.counters.tls_failures["grpc", "no_certificate"] >= 1
+        assert certificates.counts.failures["grpc", "no_certificate"] >= 1
         assert len(port.gateway.asked) == 1
 
     served(main, certificates=certificates)
@@ -56,7 +56,7 @@ def test_a_client_without_a_certificate_is_refused(tmp_path: Path) -> None:
 def test_a_client_without_tls_is_told_so(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue()
-    certificates = Certificates(str(certificate), str(key), "", Counters())
+    certificates = Certificates(str(certificate), str(key), "", TlsCounts())
 
     async def main(port: Port) -> None:
         refused = await port.client().fail(PREDICT, predict("abc"))
@@ -65,6 +65,6 @@ def test_a_client_without_tls_is_told_so(tmp_path: Path) -> None:
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
         assert b"this port speaks TLS" in await reader.read()
         writer.close()
-        assert port.counters.tls_failures["grpc", "plain"] >= 1
+        assert certificates.counts.failures["grpc", "plain"] >= 1
 
     served(main, certificates=certificates)

@@ -66,7 +66,7 @@ from headway.model import (
 )
 from headway.ports import Broker
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import Counters, GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.supervisor import Supervisor
 from tests.scenes import Scene, scene
@@ -129,7 +129,7 @@ class EchoGateway:
         versions: versions that run the inputs; others come from no run.
     """
 
-    def __init__(self, broker: MemoryBroker, settings: Settings, counters: Counters) -> None:
+    def __init__(self, broker: MemoryBroker, settings: Settings, counters: GatewayCounts) -> None:
         self.broker: Broker = broker
         self.facts: object = self
         self.quotas, self.settings, self.counters = Quotas(settings), settings, counters
@@ -414,7 +414,7 @@ def on_stand(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., No
 def recording(settings: Settings, counters: Counters) -> tuple[Recorded, Sequence[RequestTraces]]:
     """Recorder of spans; and the observer of requests that uses it, if the settings ask for traces."""
     recorded = Recorded(monotonic)
-    return recorded, [RequestTraces(recorded.recorder, settings.tier_names, counters)] if settings.trace else []
+    return recorded, [RequestTraces(recorded.recorder, settings.tier_names, counters.gateway)] if settings.trace else []
 
 
 async def _serve(
@@ -432,15 +432,15 @@ async def _serve(
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
     recorded, traces = recording(settings, counters)
     clock = monotonic if traces else lambda: INSTANT
-    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters, clock, lambda: 0.5, KEPT_LIMITS)
-    real = Gateway(settings, [settings.model], broker, counters, clock, observers=traces)
+    broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters.broker, clock, lambda: 0.5, KEPT_LIMITS)
+    real = Gateway(settings, [settings.model], broker, counters.gateway, clock, observers=traces)
     for one in traces:
         real.served.trace(one)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
-    gateway = EchoGateway(broker, settings, counters)
+    gateway = EchoGateway(broker, settings, counters.gateway)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)
     numbers = itertools.count()
-    refused = RefusalTraces(recorded.recorder, counters) if traces else None
+    refused = RefusalTraces(recorded.recorder, counters.spans_dropped) if traces else None
     of_real, of_door = (
         Entrance(one, identity, lambda: f"00000000-0000-7000-8000-{next(numbers):012x}", refused)
         for one in (real, real if whole else cast(Any, gateway))

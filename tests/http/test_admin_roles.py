@@ -306,9 +306,9 @@ async def test_stores_that_are_away_are_told_of_with_what_that_means_also_where_
 ) -> None:
     figures = FigureSource(settings=stand.settings, models=list, leaving=lambda: False)
     asked = Port(stand, troubles=figures.troubles)
-    figures.counters.keys_age = 1.0
+    figures.counters.store.keys_age = 1.0
     assert (await asked.get("/internal/health")).json["status"] == "ok"
-    figures.counters.keys_age = 33.0
+    figures.counters.store.keys_age = 33.0
     shown = (await asked.get("/internal/health")).json
     assert (shown["status"], shown["keys"]) == ("degraded", "as of 33 s ago, as their store does not answer")
     assert not {"ledger", "bulk_folder"} & shown.keys()

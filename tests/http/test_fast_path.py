@@ -142,7 +142,7 @@ async def test_refusals_at_the_door_are_counted(stand: Stand) -> None:
     await stand.ask(post("{}"))
     await stand.ask(post("{}", "/v1/inference", "X-Request-Tier: gold"))
     await stand.ask(b"nonsense\r\n")
-    assert dict(stand.counters.refusals) == {("bad_request", "paid", ""): 2, ("bad_request", "none", ""): 1}
+    assert dict(stand.counters.gateway.refusals) == {("bad_request", "paid", ""): 2, ("bad_request", "none", ""): 1}
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ async def test_no_good_key_is_401_before_the_body_is_read(stand: Stand, value: s
     assert (await client.answer()).status == 200
     assert stand.gateway.asked[0].principal.user == "ada"
     assert stand.gateway.asked[0].tier == 0
-    assert dict(stand.counters.refusals) == {("unauthenticated", "none", ""): 1}
+    assert dict(stand.counters.gateway.refusals) == {("unauthenticated", "none", ""): 1}
 
 
 @on_stand(keys=KEYS)

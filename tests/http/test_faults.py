@@ -86,7 +86,7 @@ async def test_a_fault_in_the_hot_lane(
     assert await client.ended()
     assert (await stand.ask(post(BODY))).status == 200
     tier = "none" if breaking in (break_identity, break_routing) else "paid"
-    assert stand.counters.refusals == {("internal", tier, ""): 1}
+    assert stand.counters.gateway.refusals == {("internal", tier, ""): 1}
 
 
 @on_stand()

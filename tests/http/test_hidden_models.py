@@ -25,7 +25,7 @@ from headway.http.server.head import Head
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.rest.requests import infer
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from tests.grpc.stand import PREDICT, Port, on_port, predict
 from tests.http.stand import Stand, on_stand, post
 
@@ -49,7 +49,9 @@ def http_oip(model: str, body: bytes, version: str | None) -> Exchange:
     head = Head(b"POST", b"/v2/models/m/infer", "1.1", [])
     head.length = len(body)
     target = RequestTarget({"model": model} | ({"version": version} if version else {}), b"")
-    asked = read_inference_head(infer(SETTINGS), head, target, CodecContext(SETTINGS, KINDS, Counters()), None, ONLY)
+    asked = read_inference_head(
+        infer(SETTINGS), head, target, CodecContext(SETTINGS, KINDS, GatewayCounts()), None, ONLY
+    )
     return asked.read(body, asked.options, KINDS.seen_by(ONLY))
 
 

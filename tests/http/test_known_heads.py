@@ -167,7 +167,7 @@ async def test_a_credential_that_ends_on_a_short_way_is_told_so(
         answer = await client.answer()
         expected = (status, wait) if has_ended else (200, None)
         assert (answer.status, answer.header.get("retry-after")) == expected
-    assert stand.counters.refusals == {(error.code.lower(), "none", ""): 2}
+    assert stand.counters.gateway.refusals == {(error.code.lower(), "none", ""): 2}
 
 
 @on_stand(KEYS, whole=True, user_rate=0.0)

@@ -20,7 +20,7 @@ from headway.http.routing import Route, Router
 from headway.http.server import connection
 from headway.http.server.connection_context import GRACE
 from headway.http.server.listener import Listener
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.listening import HANDLES
 from tests.http.stand import PATIENCE, Answer, Client, Stand, get, on_stand, post, settled
 from tests.scenes import Scene, as_test, scene
@@ -30,7 +30,7 @@ BODY = '{"input": "a"}'
 
 def admin_door(app: Handler, **settings: Any) -> Listener:
     return Listener.admin(
-        Settings(**{"admin_port": 0, **settings}), app, lambda: "00000000-0000-7000-8000-000000000000", Counters()
+        Settings(**{"admin_port": 0, **settings}), app, lambda: "00000000-0000-7000-8000-000000000000", GatewayCounts()
     )
 
 

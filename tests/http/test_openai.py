@@ -414,7 +414,7 @@ async def test_fields_of_the_client_are_heeded(stand: Stand) -> None:
     for retry, patience in (("0", "600"), ("1", "0.25"), ("1", "0.25"), ("2", "nonsense"), ("x", "0")):
         await client.send(asked(CHAT, f"X-Stainless-Retry-Count: {retry}", f"X-Stainless-Read-Timeout: {patience}"))
         assert (await client.answer()).status == 200
-    assert stand.counters.client_retries == 3
+    assert stand.counters.gateway.client_retries == 3
     longest = stand.settings.request_timeout_ms / 1000
     assert [one.options.timeout for one in stand.gateway.asked] == [longest, 0.25, 0.25, longest, longest]
     await client.send(asked(CHAT, "Idempotency-Key: k", "X-Request-Tier: free", "X-Request-Timeout-Ms: 100"))

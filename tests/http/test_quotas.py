@@ -58,8 +58,12 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_read(stand: Stand) 
     assert (answer.status, answer.error) == (429, "RATE_LIMITED")
     assert answer.header["x-headway-dropped-reason"] == "rate"
     assert answer.header["ratelimit"].startswith('"key";r=0;')
-    assert stand.counters.refusals["rate", "paid", ""] == stand.counters.requests["", "paid", "rate_limited"] == 1
-    assert ("rate", "none", "") not in stand.counters.refusals
+    assert (
+        stand.counters.gateway.refusals["rate", "paid", ""]
+        == stand.counters.gateway.requests["", "paid", "rate_limited"]
+        == 1
+    )
+    assert ("rate", "none", "") not in stand.counters.gateway.refusals
     await gone(stand)
 
 
@@ -72,7 +76,7 @@ async def test_a_body_that_is_too_large_is_counted_under_its_callers_tier(stand:
         head = head.replace(b"Content-Length: 2000000", b"Transfer-Encoding: chunked") + b"200000\r\n"
     await client.send(head)
     assert (await client.answer()).status == 413
-    assert stand.counters.refusals == {("payload_too_large", "paid", ""): 1}
+    assert stand.counters.gateway.refusals == {("payload_too_large", "paid", ""): 1}
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ async def test_unfinished_bodies_of_one_tenant_leave_room_for_others(stand: Stan
     whole = by(BOB, " " * 500_000 + BODY)
     assert (await stand.ask(whole[:100_000], whole[100_000:])).status == 200
     assert (await stand.ask(by(ADA))).status == 200, "what comes whole is not on its way"
-    assert stand.counters.refusals["bodies", "paid", ""] == 1
+    assert stand.counters.gateway.refusals["bodies", "paid", ""] == 1
     await gone(stand)
 
 

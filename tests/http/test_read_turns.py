@@ -23,7 +23,7 @@ UNWANTED = post("u" * 4_000_000)
 
 def answered(stand: Stand) -> int:
     """Refusals so far."""
-    return sum(stand.counters.refusals.values())
+    return sum(stand.counters.gateway.refusals.values())
 
 
 async def crowd(stand: Stand, request: bytes, connections: int = 1) -> list[Client]:

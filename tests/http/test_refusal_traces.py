@@ -120,7 +120,7 @@ async def test_what_is_not_sampled_leaves_nothing(stand: Stand) -> None:
 def test_a_flood_leaves_no_more_than_its_share_and_the_rest_is_counted() -> None:
     now, counters = 100.0, Counters()
     recorded = Recorded(lambda: now)
-    traces = RefusalTraces(recorded.recorder, counters)
+    traces = RefusalTraces(recorded.recorder, counters.spans_dropped)
     fields = {b"traceparent": traceparent(CLIENT_SPAN).encode(), b"tracestate": b"a=1"}
 
     def flood(count: int) -> int:
@@ -137,7 +137,7 @@ def test_a_flood_leaves_no_more_than_its_share_and_the_rest_is_counted() -> None
 
 def test_a_long_path_is_cut() -> None:
     recorded = Recorded(lambda: 0.0)
-    traces = RefusalTraces(recorded.recorder, Counters())
+    traces = RefusalTraces(recorded.recorder, Counters().spans_dropped)
     fields = {b"traceparent": traceparent(CLIENT_SPAN).encode()}
     traces.answered("BREW", "/x" * 10_000, fields, "req_x", 405, 0.0)
     [span] = recorded.spans()

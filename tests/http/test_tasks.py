@@ -285,7 +285,7 @@ async def test_another_tenant_knows_nothing_of_it(stand: Stand) -> None:
     for credential in ((), ("Authorization: Bearer x",)):
         assert (await stand.ask(get(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
         assert (await stand.ask(delete(f"/v1/result/{id}", *credential))).error == "UNAUTHENTICATED"
-    assert stand.counters.refusals["unauthenticated", "none", ""] == 4
+    assert stand.counters.gateway.refusals["unauthenticated", "none", ""] == 4
     assert (await stand.ask(get(f"/v1/result/{id}", mine))).json["output"] == "A"
 
 
@@ -349,7 +349,7 @@ def test_polls_are_limited_by_what_their_caller_may_send() -> None:
         assert (answer.status, answer.error) == (429, "RATE_LIMITED")
         assert answer.header["x-headway-dropped-reason"] == "polls"
         assert "30 polls a minute" in answer.json["message"]
-        assert stand.counters.refusals["polls", "paid", ""] == 1
+        assert stand.counters.gateway.refusals["polls", "paid", ""] == 1
         await client.send(post('{"input": "a"}', "/v1/inference", "Authorization: Bearer ada"))
         assert (await client.answer()).status == 200, "requests are counted apart"
         for key in ("bob", "eve"):

@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import TlsCounts
 from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.tls_transport import TlsPort, TlsTransport
 from tests.authority import Authority
@@ -38,7 +38,7 @@ class Issued:
         self.certificate, self.key = self.authority.issue()
         self.trust = self.authority.trust()
         client = "" if client_ca is None else str(client_ca)
-        self.certificates = Certificates(str(self.certificate), str(self.key), client, Counters())
+        self.certificates = Certificates(str(self.certificate), str(self.key), client, TlsCounts())
 
     def serve(self, main: Callable[[Stand], Coroutine[Any, Any, None]], **changes: Any) -> None:
         """Run `main` against an open door that speaks TLS."""
@@ -151,7 +151,7 @@ async def test_plain_http_is_told_to_speak_tls(stand: Stand, issued: Issued, beg
     assert (answer.status, answer.error) == (status, "BAD_REQUEST")
     assert "https://" in answer.json["message"]
     assert await client.ended()
-    assert stand.counters.tls_failures["public", "plain"] == 1
+    assert issued.certificates.counts.failures["public", "plain"] == 1
 
 
 @over_tls()
@@ -160,7 +160,7 @@ async def test_what_is_neither_tls_nor_text_is_cut(stand: Stand, issued: Issued)
         client = await stand.connect()
         await client.send(sent)
         assert b"HTTP" not in await client.reader.read()
-    assert stand.counters.tls_failures["public", "malformed"] == 3
+    assert issued.certificates.counts.failures["public", "malformed"] == 3
 
 
 def test_old_versions_are_refused(issued: Issued) -> None:
@@ -172,8 +172,8 @@ def test_old_versions_are_refused(issued: Issued) -> None:
         old.set_ciphers("ALL:@SECLEVEL=0")
         with pytest.raises(ssl.SSLError, match=r"PROTOCOL_VERSION|protocol version"):
             await connected(stand, old)
-        await settled(lambda: sum(stand.counters.tls_failures.values()) == 1)
-        assert dict(stand.counters.tls_failures) == {("public", "old_version"): 1}
+        await settled(lambda: sum(issued.certificates.counts.failures.values()) == 1)
+        assert dict(issued.certificates.counts.failures) == {("public", "old_version"): 1}
 
     with pytest.warns(DeprecationWarning):
         issued.serve(main)
@@ -197,7 +197,7 @@ def test_clients_have_to_show_a_certificate(tmp_path: Path) -> None:
                 client = await connected(stand, trust)
                 await client.send(post(BODY))
                 await client.answer()
-            assert stand.counters.tls_failures["public", reason] == 1
+            assert issued.certificates.counts.failures["public", reason] == 1
         assert len(stand.gateway.asked) == 1
 
     with structlog.testing.capture_logs() as lines:
@@ -234,7 +234,7 @@ async def test_a_handshake_that_hangs_is_cut_after_the_time_for_a_header(stand: 
     for client in (silent, half, done):
         await client.reader.read()
     await settled(lambda: not stand.door._connections())
-    assert stand.counters.tls_failures["public", "unfinished"] == 2
+    assert issued.certificates.counts.failures["public", "unfinished"] == 2
 
 
 @over_tls(keys={"k": {}}, max_connections=20)
@@ -317,7 +317,7 @@ async def test_who_comes_to_the_line_in_a_turn_waits_for_the_next() -> None:
 
 def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Issued) -> None:
     loop = mock.Mock(time=lambda: 0.0)
-    port = TlsPort(issued.certificates, "http/1.1", "public", Counters(), loop)
+    port = TlsPort(issued.certificates, "http/1.1", "public", loop)
     port.line._clock = lambda: 0.0  # One turn has time for both.
     gone, other = mock.Mock(**{"is_closing.return_value": False}), mock.Mock(**{"is_closing.return_value": False})
     gone.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
@@ -328,7 +328,7 @@ def test_a_client_that_resets_its_failed_handshake_holds_up_no_other(issued: Iss
         handshake.data_received(data)
     ((give,), _) = loop.call_soon.call_args
     give()
-    assert port._counters.tls_failures["public", "malformed"] == 1
+    assert issued.certificates.counts.failures["public", "malformed"] == 1
     loop.call_later.assert_called_once()
     assert other.write.called, "the service's side of the other handshake"
 

@@ -16,7 +16,7 @@ from headway.errors import StoreUnavailable
 from headway.identity.api_keys import cache
 from headway.identity.api_keys.cache import AFRESH_EVERY, ANSWER_WITHIN, ApiKeyCache
 from headway.model import ApiKey, Limit, Principal
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.runtime.supervisor import Supervisor
 from tests import scenes
 from tests.identity.store import StoreInMemory
@@ -41,7 +41,7 @@ class Scene:
     def __init__(self, clock: Callable[[], float], *keys: ApiKey, **settings: Any) -> None:
         self.clock = clock
         self.store = StoreInMemory(*keys)
-        self.counters = Counters()
+        self.counters = StoreCounts()
         began = clock()
         self.ring = ApiKeyCache(self.store, Settings(**settings), self.counters, clock, lambda: EPOCH + clock() - began)
         self._still: dict[str, Callable[[], Principal | None]] = {}
@@ -184,7 +184,7 @@ async def test_a_key_ends_at_its_instant(stage: Scene) -> None:
 @pytest.mark.parametrize(("now", "known"), [(EPOCH + 9.999999, True), (EPOCH + 10.0, False), (EPOCH + 1e9, False)])
 async def test_the_instant_itself_is_too_late(now: float, known: bool, clock: Callable[[], float]) -> None:
     store = StoreInMemory(key("a", expires_at=EPOCH + 10.0))
-    ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: now)
+    ring = ApiKeyCache(store, Settings(), StoreCounts(), clock, lambda: now)
     await ring.open()
     assert (ring.identify(bearer("a")) is not None) == known
 

@@ -21,7 +21,7 @@ from headway.identity.api_keys.cache import (
 from headway.identity.api_keys.table import KeyTable
 from headway.model import ApiKey
 from headway.ports import KeyChanges, KeyMark
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from tests.identity.store import StoreInMemory
 from tests.identity.test_api_keys_cache import EPOCH, Scene, bearer, key, on_ring, played
 from tests.identity.writing import id_of
@@ -99,7 +99,7 @@ async def test_what_a_bite_says_of_a_key_is_older_than_its_change(clock: Callabl
 
     store = Store(key("a"))
     stage = Scene(clock)
-    ring = stage.ring = ApiKeyCache(store, Settings(), Counters(), clock, lambda: EPOCH)
+    ring = stage.ring = ApiKeyCache(store, Settings(), StoreCounts(), clock, lambda: EPOCH)
     await ring.open()
     store.restore(key("a"))
     await ring.refresh()
@@ -139,7 +139,7 @@ async def test_ended_keys_are_not_held(stage: Scene) -> None:
 async def test_a_clock_that_was_wrong_costs_no_key(clock: Callable[[], float]) -> None:
     stage = Scene(clock, key("a", expires_at=EPOCH + 1e6))
     skew = 0.0
-    stage.ring = ApiKeyCache(stage.store, Settings(), Counters(), clock, lambda: EPOCH + skew)
+    stage.ring = ApiKeyCache(stage.store, Settings(), StoreCounts(), clock, lambda: EPOCH + skew)
     await stage.ring.open()
     skew = 1e7
     for _ in range(64):

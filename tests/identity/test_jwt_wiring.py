@@ -12,7 +12,7 @@ from headway.config import Settings
 from headway.errors import SettingError
 from headway.identity.combined import CombinedIdentity
 from headway.identity.jwt.tokens import Tokens
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from tests.identity.issuing import ISSUER, jwk, jwks
 
 
@@ -27,7 +27,7 @@ def issuers(tmp_path: Path) -> str:
 
 
 async def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> None:
-    identity, resources = stores.make_identity(Settings(jwt=issuers), Counters())
+    identity, resources = stores.make_identity(Settings(jwt=issuers), StoreCounts())
     assert isinstance(identity, Tokens)
     assert list(resources) == [identity]
     for resource in resources:
@@ -39,7 +39,7 @@ async def test_issuers_without_keys_make_an_identity_of_tokens(issuers: str) -> 
 async def test_issuers_beside_keys_make_an_identity_of_both(issuers: str, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("keys = []\n")
-    identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), Counters())
+    identity, resources = stores.make_identity(Settings(jwt=issuers, keys=str(keys)), StoreCounts())
     assert isinstance(identity, CombinedIdentity)
     assert any(isinstance(resource, Tokens) for resource in resources)
 
@@ -52,4 +52,4 @@ def test_without_what_checks_tokens_naming_issuers_is_a_bad_setting(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SettingError, match=r"PyJWT\[crypto\], which is not here. Run pip install 'PyJWT\[crypto\]>="):
-        stores.make_identity(Settings(jwt=issuers), Counters())
+        stores.make_identity(Settings(jwt=issuers), StoreCounts())

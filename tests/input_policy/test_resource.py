@@ -21,7 +21,10 @@ FUNCTION = '[[rules]]\nname = "judge"\nfunction = "{}"\n'
 def resource(folder: Path, text: str) -> PolicyResource:
     path = folder / "policy.toml"
     path.write_text(text, encoding="utf-8")
-    return PolicyResource(Settings(input_policy=str(path)), ["default"], Counters())
+    counters = Counters()
+    return PolicyResource(
+        Settings(input_policy=str(path)), ["default"], counters.input_policy, counters.worker.restarts
+    )
 
 
 def refused(policy: PolicyResource, text: str) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from headway.oip.metadata import BatchStatistics, Duration, InferenceStatistics, statistics_of
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 SECOND = 1_000_000_000
 
 
 def test_nothing_has_happened_at_first() -> None:
-    nothing = statistics_of(Counters(), "m", "1", lambda: 5.0, lambda: 1e9)
+    nothing = statistics_of(GatewayCounts(), "m", "1", lambda: 5.0, lambda: 1e9)
     assert (nothing.last_inference, nothing.inference_count, nothing.execution_count) == (0, 0, 0)
     assert nothing.inference_stats.success == nothing.inference_stats.fail == Duration(0, 0)
     assert nothing.batch_stats == ()
 
 
 def test_the_counters_of_one_model_are_added_up_over_its_tiers() -> None:
-    counters = Counters()
+    counters = GatewayCounts()
     for model in ("m", "other"):
         counters.requests[model, "paid", "ok"] = 5
         counters.requests[model, "free", "ok"] = 2

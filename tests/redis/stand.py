@@ -23,7 +23,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.errors import BrokerUnavailable
 from headway.model import ItemResult, Lease, Reply
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.contracts.brokers import AT_ONCE, KEPT_LIMITS, LIMITS, MODELS, KnownServer, RedisHarness, ask, output, slot
 from tests.e2e.client import PATIENCE
 from tests.servers.redis import RunningServer
@@ -62,7 +62,7 @@ class Stand(RedisHarness):
         await link.open()
         models = dict.fromkeys(served, LIMITS)
         rng, shards = random.Random(9).random, shards or self.shards
-        broker = RedisBroker(link, models, Counters(), rng, shards, self.lease_seconds, kept)
+        broker = RedisBroker(link, models, BrokerCounts(), rng, shards, self.lease_seconds, kept)
         self._brokers.append(broker)
         return broker
 
@@ -165,7 +165,7 @@ async def brokers(
             link._block = links.BLOCK
             stack.push_async_callback(link.close)
             await link.open()
-            made.append(RedisBroker(link, models or {"m": LIMITS}, Counters(), rng.random, shards))
+            made.append(RedisBroker(link, models or {"m": LIMITS}, BrokerCounts(), rng.random, shards))
             stack.push_async_callback(made[-1].close)
         yield made
 

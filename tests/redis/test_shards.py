@@ -23,7 +23,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.contracts import dedup_keys as common
 from tests.contracts.brokers import (
     AT_ONCE,
@@ -269,7 +269,7 @@ async def test_what_a_tenant_has_in_common_meets_in_one_shard(harness: Stand) ->
 @story
 async def test_a_tier_is_refused_from_the_depth_that_the_shards_in_use_come_to(harness: Stand) -> None:
     deep = QueueLimits(tiers=3, max_batch=MAX_BATCH, max_queue=1000, shed_at=(8, 40))
-    made = RedisBroker(harness.broker._connection, {"m": deep}, Counters(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
+    made = RedisBroker(harness.broker._connection, {"m": deep}, BrokerCounts(), lambda: 0.0, harness.shards)  # type: ignore[attr-defined]
     for workers, counts in (((), (8, 40)), (WORKERS, (8, 40))):
         await beaten(harness, workers)
         await harness.advance(1.1)

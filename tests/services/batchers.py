@@ -10,7 +10,7 @@ from headway.core.breaker import Breaker
 from headway.core.departure import Policy
 from headway.model import Slot
 from headway.ports import Backend, WorkSource
-from headway.runtime.counters import Counters
+from headway.runtime.counters import WorkerCounts
 from headway.worker.batcher import Batcher
 from headway.worker.starting import Limits
 from tests.virtual_time import Clock
@@ -20,7 +20,7 @@ def make_batcher(
     slot: Slot,
     make_backend: Callable[[], Backend],
     broker: WorkSource,
-    counters: Counters,
+    counters: WorkerCounts,
     clock: Clock,
     policy: Policy | None = None,
     breaker: Breaker | None = None,

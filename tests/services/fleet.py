@@ -106,7 +106,7 @@ class Fleet:
         self.counters = Counters()
         rng = random.Random(seed)
         limits = QueueLimits(tiers=3, max_batch=max_batch)
-        self.server = Server(clock, limits, self.counters, models)
+        self.server = Server(clock, limits, self.counters.broker, models)
         self._rng = rng.random
         self._supervisor = Supervisor()
         self._supervisors = [Supervisor() for _ in range(gateways)]
@@ -118,14 +118,14 @@ class Fleet:
         ]
         self.direct: Fallback | None = None
         if fallback is not None:
-            own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, self._rng)
+            own = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, self._rng)
             self.direct = Fallback(own, self._fallback_pool(own, [fallback, *spares]), ("m",))
         self.gateways = [
             Gateway(
                 self.settings,
                 models,
                 Connection(self.server),
-                self.counters,
+                self.counters.gateway,
                 clock,
                 direct=self.direct,
                 observers=[journal],
@@ -199,7 +199,7 @@ class Fleet:
         slot, timeout = Slot(name, model, self.settings.max_batch_size), self.settings.gpu_timeout_ms / 1000
         policy = policies.build(self.settings.policy, None)
         return make_batcher(
-            slot, lambda: backend, broker, self.counters, self.clock, policy, gpu_timeout=timeout, rng=self._rng
+            slot, lambda: backend, broker, self.counters.worker, self.clock, policy, gpu_timeout=timeout, rng=self._rng
         )
 
     async def _reap_on(self) -> None:

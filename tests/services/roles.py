@@ -71,12 +71,12 @@ class Fleets:
         self.settings = Settings(model="m", max_batch_size=MAX_BATCH)
         self.counters = Counters()
         limits = QueueLimits(tiers=3, max_batch=MAX_BATCH)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, lambda: 0.5)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
         self.fleet: Fleet = MemoryFleet(clock)
         self._made: list[Service] = []
 
     def gateway(self, connection: BrokerConnection | None = None) -> tuple[Service, Gateway]:
-        gateway = Gateway(self.settings, ["m"], self.broker, self.counters, self.clock, rng=lambda: 0.5)
+        gateway = Gateway(self.settings, ["m"], self.broker, self.counters.gateway, self.clock, rng=lambda: 0.5)
         listeners = [FakeDoor("public", self.told), FakeDoor("admin", self.told)]
         pace = Pace(self.clock)
         membership = self._membership(gateway.name, Role.GATEWAY, gateway=gateway, pace=pace)
@@ -98,7 +98,7 @@ class Fleets:
                 Slot(f"{name}/gpu-{index}", "m", MAX_BATCH),
                 lambda backend=backend: backend,  # type: ignore[misc]
                 self.broker,
-                self.counters,
+                self.counters.worker,
                 self.clock,
                 policies.build("paced", None),
                 memory=memory,

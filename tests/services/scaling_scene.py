@@ -45,7 +45,7 @@ class Scene:
         self.status = WorkerStatus.HEALTHY
         self.counters = Counters()
         limits = QueueLimits(3, 8, 0.1, 100)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, lambda: 0.5)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
         self.fleet = MemoryFleet(clock)
         self.supervisor = Supervisor()
         self.supervisor.start("workers", self._live)
@@ -81,7 +81,7 @@ class Scene:
         named: Collection[str] = (),
     ) -> Controller:
         made = Controller(name, self.broker, self.fleet, 1.0, self.clock, Pace(self.clock))
-        made.autoscaler = Autoscaler(pools, lambda model: limits, self.counters, self.clock, "fake", named)
+        made.autoscaler = Autoscaler(pools, lambda model: limits, self.counters.controller, self.clock, "fake", named)
         made.start(self.supervisor)
         return made
 

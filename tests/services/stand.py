@@ -68,14 +68,14 @@ class Stand:
         self.counters = Counters()
         self.dead = DeadLetterBox()
         limits = QueueLimits(tiers=3, max_batch=max_batch, max_weight=self.settings.max_batch_weight)
-        self.broker = MemoryBroker({"m": limits}, self.dead, self.counters, clock, lambda: 0.5)
-        self.gate = None if input_policy is None else InputGate(input_policy(self.counters), self.counters)
+        self.broker = MemoryBroker({"m": limits}, self.dead, self.counters.broker, clock, lambda: 0.5)
+        self.gate = None if input_policy is None else InputGate(input_policy(self.counters), self.counters.input_policy)
         make = Gateway if self.gate is None else partial(ScreenedGateway, gate=self.gate)
         self._recorder = recorder
-        traces = None if recorder is None else RequestTraces(recorder, self.settings.tier_names, self.counters)
+        traces = None if recorder is None else RequestTraces(recorder, self.settings.tier_names, self.counters.gateway)
         observers = () if traces is None else (traces,)
         self.gateway = make(
-            self.settings, ["m"], self.broker, self.counters, clock, observers=observers, rng=lambda: 0.5
+            self.settings, ["m"], self.broker, self.counters.gateway, clock, observers=observers, rng=lambda: 0.5
         )
         if traces is not None:
             self.gateway.served.trace(traces)
@@ -108,7 +108,7 @@ class Stand:
             Slot(f"gpu-{index}", "m", self.settings.max_batch_size, self.settings.max_batch_weight),
             lambda: self.backends[index],
             self.broker,
-            self.counters,
+            self.counters.worker,
             self._clock,
             self.policy,
             self._breaker,

@@ -24,7 +24,7 @@ class Scene:
         self.stand = Stand(clock, FakeBackend(1.0), max_batch=1, **patient | settings)
         self.ledger, self.supervisor = FakeLedger(), Supervisor()
         self.writer = LedgerWriter(
-            self.ledger, self.stand.settings, self.stand.counters, clock, lambda: AT + clock(), rng=lambda: 0.5
+            self.ledger, self.stand.settings, self.stand.counters.store, clock, lambda: AT + clock(), rng=lambda: 0.5
         )
         self.stand.gateway._observers = (*self.stand.gateway._observers, self.writer)
         self.writer.follow(self.stand.gateway.held)

@@ -13,7 +13,7 @@ from headway.core.ratelimit import LOOKS, Debts
 from headway.doors.rate_limit_headers import RateLimitHeaders
 from headway.gateway.limiter import Limiter
 from headway.model import InferenceRequest, Limit, Principal, RequestOptions
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.request_id import new_id
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -65,7 +65,7 @@ async def test_models_of_others_and_ids_in_flight_count(clock: Clock) -> None:
 
 def nothing_owed() -> MemoryBroker:
     limits = QueueLimits(3, 8, 0.1, 100)
-    return MemoryBroker({"m": limits}, DeadLetterBox(), Counters(), lambda: 0.0, lambda: 0.5)
+    return MemoryBroker({"m": limits}, DeadLetterBox(), BrokerCounts(), lambda: 0.0, lambda: 0.5)
 
 
 def test_what_is_owed_here_is_forgotten_when_it_is_paid() -> None:

@@ -40,7 +40,7 @@ async def test_a_decision_is_carried_out_told_counted_and_published(clock: Clock
         scene.rate = 300.0
         for _ in range(200):
             await asyncio.sleep(0.1)
-            if scene.counters.scaling_decisions["m", "up"]:
+            if scene.counters.controller.scaling_decisions["m", "up"]:
                 break
         await asyncio.sleep(1.1)
         assert pools.asked == [("m", 4)], "at once"
@@ -48,7 +48,7 @@ async def test_a_decision_is_carried_out_told_counted_and_published(clock: Clock
         shown = await scene.scaling()
         assert (shown.current, shown.coming, shown.driver, shown.policy) == (2, shown.desired - 2, "fake", "rules")
         assert "utilisation above 0.85 for 5 s" in shown.reason
-        assert scene.counters.scaling_decisions["m", "up"] == len(pools.asked)
+        assert scene.counters.controller.scaling_decisions["m", "up"] == len(pools.asked)
         [first, *_] = scene.counters.departures.take_scalings()
         assert (first.model, first.before, first.desired, first.direction) == ("m", 2, 4, "up")
         assert 0 < first.ago < 30
@@ -78,7 +78,7 @@ async def test_workers_that_turn_up_after_the_first_leader_are_no_surplus(clock:
         await asyncio.sleep(2)
         shown = await scene.scaling()
         assert (shown.desired, shown.current, shown.coming) == (4, 4, 0)
-        assert not scene.counters.scaling_decisions
+        assert not scene.counters.controller.scaling_decisions
 
 
 async def test_workers_that_share_gpus_with_other_models_are_not_scaled(clock: Clock) -> None:
@@ -161,7 +161,7 @@ async def test_under_real_batchers_the_pool_grows_and_shrinks_and_no_request_fai
     backends[2].refuse_start = 2
     async with Stand(clock, *backends, slots=1, max_batch=4, policy="window") as stand:
         stand.controller.autoscaler = Autoscaler(
-            LocalScaling({"m": stand.pool}), lambda model: QUICK, stand.counters, clock, "local"
+            LocalScaling({"m": stand.pool}), lambda model: QUICK, stand.counters.controller, clock, "local"
         )
         asked = []
         for rate, seconds in ((4, 10), (18, 40), (2, 90)):
@@ -170,12 +170,12 @@ async def test_under_real_batchers_the_pool_grows_and_shrinks_and_no_request_fai
                 await asyncio.sleep(1 / rate)
             if rate == 18:
                 assert stand.pool.size == 3
-                assert stand.counters.scaling_decisions["m", "up"] == 1
+                assert stand.counters.controller.scaling_decisions["m", "up"] == 1
         answers = codes(await asyncio.gather(*asked))
         assert set(answers[:40] + answers[-180:]) == {"ok"}, "while it shrinks"
         assert set(answers) <= {"ok", "SHED", "SERVICE_OVERLOADED"}, "while what was asked for starts"
         assert stand.pool.size == 1
-        assert stand.counters.scaling_decisions["m", "down"] == 2
+        assert stand.counters.controller.scaling_decisions["m", "down"] == 2
 
 
 async def test_another_leader_goes_on_from_the_published_number_and_removes_nothing_at_once(clock: Clock) -> None:
@@ -338,7 +338,7 @@ async def grown(clock: Clock, rate: int, timeout: float, leaves_after: float = -
         watcher = CapacityWatcher(stand.gateway, stand.fleet, clock, Pace(clock))
         watcher.start(stand.service._supervisor)
         stand.controller.autoscaler = Autoscaler(
-            LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters, clock, "local"
+            LocalScaling({"m": stand.pool}), lambda model: limits, stand.counters.controller, clock, "local"
         )
         await asyncio.gather(*(stand.asking("first", timeout=20.0) for _ in range(8)))
         honest, others = [], []

@@ -65,7 +65,7 @@ async def test_what_was_computed_is_told_until_the_broker_answers(mode: str, clo
         await asyncio.sleep(15)
         assert await fleet.answered(asked) == ["ok"]
         assert fleet.runs("x") == 1
-        assert sum(fleet.counters.batches.values()) == 1
+        assert sum(fleet.counters.worker.batches.values()) == 1
 
 
 async def test_what_failed_is_told_until_the_broker_answers(clock: Clock) -> None:

@@ -83,12 +83,12 @@ def test_counts_of_requests_are_told_as_they_grow() -> None:
     meter = FlowMeter(counters, lambda: now)
     assert meter.read() is None
     now = 2.0
-    counters.requests["m", "paid", "ok"] += 3
-    counters.requests["m", "free", "shed"] += 1
-    counters.requests["n", "paid", "internal"] += 1
-    counters.refusals["shed", "free", "m"] += 1
-    counters.retries["crashed"] += 2
-    counters.request_seconds["m", "paid"].observe_all([0.003, 0.003, 0.2])
+    counters.gateway.requests["m", "paid", "ok"] += 3
+    counters.gateway.requests["m", "free", "shed"] += 1
+    counters.gateway.requests["n", "paid", "internal"] += 1
+    counters.gateway.refusals["shed", "free", "m"] += 1
+    counters.broker.retries["crashed"] += 2
+    counters.gateway.request_seconds["m", "paid"].observe_all([0.003, 0.003, 0.2])
     flow = meter.read()
     assert flow == RequestFlow(
         2.0,
@@ -100,8 +100,8 @@ def test_counts_of_requests_are_told_as_they_grow() -> None:
         {"crashed": 2},
     )
     assert meter.read() is None
-    counters.request_seconds["m", "paid"].observe(0.003)
-    counters.requests["m", "paid", "ok"] += 1
+    counters.gateway.request_seconds["m", "paid"].observe(0.003)
+    counters.gateway.requests["m", "paid", "ok"] += 1
     flow = meter.read()
     assert flow is not None and flow.latencies == {"paid": {3: 1}}
 

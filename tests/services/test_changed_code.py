@@ -33,7 +33,7 @@ class Changing(Stand):
         backend.start_seconds = LOADS
         slot = Slot(f"gpu-{index}", "m", 8)
         return make_batcher(
-            slot, lambda: backend, self.broker, self.counters, self._clock, gpu_timeout=30.0, read_report=read
+            slot, lambda: backend, self.broker, self.counters.worker, self._clock, gpu_timeout=30.0, read_report=read
         )
 
     async def told(self) -> list[str]:

@@ -13,7 +13,7 @@ from headway.core.departure import Load
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.pace import Pace
 from headway.model import Capacity, QueueName
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import Clock
 
@@ -21,7 +21,7 @@ LIMITS = QueueLimits(3, 8, 0.1, 100)
 
 
 async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS, "retired": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": LIMITS, "retired": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor, served = MemoryFleet(clock), Supervisor(), {"m", "retired"}
     controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
     controller.models = lambda: served
@@ -39,7 +39,7 @@ async def test_a_model_that_is_served_no_longer_loses_its_capacity(clock: Clock)
 async def test_another_leader_withdraws_what_its_predecessor_has_published_of_a_model_that_is_gone(
     clock: Clock,
 ) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     await fleet.publish(Capacity(model="gone", healthy=1, degraded=0, items_per_second=9.0, usable_per_second=9.0))
     Controller("c", broker, fleet, 0.7, clock, Pace(clock)).start(supervisor)
@@ -49,7 +49,7 @@ async def test_another_leader_withdraws_what_its_predecessor_has_published_of_a_
 
 
 async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_of_before(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     stood, loads = 0.0, broker.loads
 
@@ -70,7 +70,7 @@ async def test_a_controller_that_stood_still_beyond_its_lead_publishes_nothing_o
 
 
 async def test_a_controller_that_could_not_renew_its_lead_does_not_take_itself_for_the_leader(clock: Clock) -> None:
-    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": LIMITS}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     fleet, supervisor = MemoryFleet(clock), Supervisor()
     controller = Controller("c", broker, fleet, 0.7, clock, Pace(clock))
     led = [controller.leads_now]

@@ -269,7 +269,7 @@ async def test_a_process_that_rests_tells_the_board_only_what_is_new_and_records
     quiet = len(posts)
     await asyncio.sleep(10.0)
     assert len(posts) == quiet, "it rests, and nothing is new"
-    counters.requests["m", "paid", "ok"] += 1
+    counters.gateway.requests["m", "paid", "ok"] += 1
     await asyncio.sleep(PERIOD)
     [(_, notice)] = posts[quiet:]
     assert notice.flow is not None and notice.fleet is None

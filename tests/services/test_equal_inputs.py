@@ -74,8 +74,8 @@ async def test_equal_inputs_run_once_and_the_broker_has_one_of_them(
         assert [reply.output for reply in replies] == ["A"] * MANY
         assert offered == ran(stand) == ["a"]
         assert [reply.shared for reply in replies] == [None, *[DedupKind.SAME] * (MANY - 1)]
-        assert stand.counters.shared == {("m", "same", "joined"): MANY - 1}
-        assert stand.counters.requests["m", "paid", "ok"] == MANY
+        assert stand.counters.gateway.shared == {("m", "same", "joined"): MANY - 1}
+        assert stand.counters.gateway.requests["m", "paid", "ok"] == MANY
         assert endings.of == {Ending.REPLIED: MANY}
         assert max(endings.turns) == AT_ONCE, "no turn of the loop answers all of them"
         assert len({one.entry.id for one in endings.rows}) == MANY

@@ -274,7 +274,7 @@ async def test_a_list_that_is_refused_as_a_whole_is_charged_and_counted_as_a_wro
     async with served(clock, max_body_bytes=10_000) as stand:
 
         def wrong() -> float:
-            return stand.counters.requests["m", "paid", "payload_too_large"]
+            return stand.counters.gateway.requests["m", "paid", "payload_too_large"]
 
         for count, caller, reason in ((11, limited, "burst"), (2, one_at_once, "burst"), (160, ADA, "")):
             before = wrong()
@@ -459,7 +459,9 @@ def told(inputs: Sequence[str], timeout: float = 30.0, leave_after: float | None
     async def main(clock: Clock) -> None:
         stand = Stand(clock, FakeBackend(0.1, reject), max_batch=2, **settings)
         ledger, supervisor = FakeLedger(), Supervisor()
-        writer = LedgerWriter(ledger, stand.settings, stand.counters, clock, lambda: AT + clock(), rng=lambda: 0.5)
+        writer = LedgerWriter(
+            ledger, stand.settings, stand.counters.store, clock, lambda: AT + clock(), rng=lambda: 0.5
+        )
         stand.gateway._observers = (*stand.gateway._observers, writer)
         await writer.open()
         writer.start(supervisor)

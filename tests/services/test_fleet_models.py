@@ -14,7 +14,7 @@ from headway.core.health import SILENT_AFTER, UNKNOWN_FOR
 from headway.fleet.models import MISSED_FOR, FleetModels
 from headway.gateway.served_models import ServedModels
 from headway.model import ModelReport, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts, GatewayCounts
 
 
 def worker(model: str, id: str = "", status: WorkerStatus = WorkerStatus.HEALTHY, **own: object) -> WorkerInfo:
@@ -144,7 +144,7 @@ def test_what_was_counted_of_a_model_is_forgotten_an_hour_after_it_was_served() 
 
 
 def test_a_model_that_is_gone_leaves_nothing_in_the_counters() -> None:
-    counters, empty = Counters(), Counters()
+    counters, empty = GatewayCounts(), GatewayCounts()
     for model in ("a", "b"):
         counters.requests[model, "free", "ok"] += 1
         counters.request_seconds[model, "free"].observe(0.1)
@@ -156,12 +156,16 @@ def test_a_model_that_is_gone_leaves_nothing_in_the_counters() -> None:
         counters.last_answer[model] = 1.0
         counters.throttle[model] = 1.0
         counters.direct[model] += 1
-        counters.scaling_decisions[model, "up"] += 1
     counters.forget("a")
     tables = {name: table for name, table in vars(counters).items() if isinstance(table, dict) and table}
     of_models = {name: table for name, table in tables.items() if not vars(empty)[name]}
-    assert len(of_models) == 11
+    assert len(of_models) == 10
     assert all(len(table) == 1 for table in of_models.values())
+    decided = ControllerCounts()
+    for model in ("a", "b"):
+        decided.scaling_decisions[model, "up"] += 1
+    decided.forget("a")
+    assert decided.scaling_decisions == {("b", "up"): 1}
 
 
 def test_a_fallback_for_a_model_that_nobody_named_and_nobody_runs_is_warned_of() -> None:

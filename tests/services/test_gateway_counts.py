@@ -30,13 +30,13 @@ async def test_each_outcome_is_counted_and_noted_with_the_time_that_it_took(cloc
             fleet.gateway.abandon(one, ANYBODY.tenant, one.id)
         await fleet.answered(answered, *expired)
         counts = {"ok": 1, "deadline_exceeded": 2, "cancelled": 2}
-        assert fleet.counters.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
+        assert fleet.counters.gateway.requests == {("m", "paid", outcome): count for outcome, count in counts.items()}
         took = {entry.input: seconds for entry, seconds, _ in fleet.journals[0].notes}
         assert took == pytest.approx(
             {"answered": 1.0, "expired 0": 0.5, "expired 1": 0.5, "gone 0": 0.2, "gone 1": 0.2}, abs=GRAIN
         )
         assert all((reply.id, reply.tenant) == (entry.id, entry.tenant) for entry, _, reply in fleet.journals[0].notes)
-        latencies = fleet.counters.request_seconds["m", "paid"]
+        latencies = fleet.counters.gateway.request_seconds["m", "paid"]
         assert latencies.count == 3 and latencies.sum == pytest.approx(2.0, abs=2 * GRAIN)
 
 
@@ -45,20 +45,20 @@ async def test_each_batch_is_counted_once_by_its_size_and_failures_apart(clock: 
         asked = [fleet.ask(f"text {number}") for number in range(5)]
         expired = fleet.ask("expired", timeout=0.5)
         await fleet.answered(*asked, expired)
-        runs = {key: (run.count, run.seconds) for key, run in fleet.counters.runs.items()}
+        runs = {key: (run.count, run.seconds) for key, run in fleet.counters.gateway.runs.items()}
         assert sum(size * count for (_, size), (count, _) in runs.items()) in (5, 6)
         assert {model for model, _ in runs} == {"m"} and all(size <= 2 for _, size in runs)
         batches = sum(count for count, _ in runs.values())
-        assert batches == sum(fleet.counters.batches.values())
+        assert batches == sum(fleet.counters.worker.batches.values())
         assert sum(seconds for _, seconds in runs.values()) == pytest.approx(1.0 * batches, abs=0.1)
-        assert fleet.counters.last_answer == {"m": pytest.approx(clock(), abs=GRAIN)}
-        assert fleet.counters.failed_seconds == {"m": pytest.approx(0.5, abs=GRAIN)}
+        assert fleet.counters.gateway.last_answer == {"m": pytest.approx(clock(), abs=GRAIN)}
+        assert fleet.counters.gateway.failed_seconds == {"m": pytest.approx(0.5, abs=GRAIN)}
 
 
 async def test_headway_s_own_share_of_a_request_is_what_neither_the_queue_nor_the_run_took(clock: Clock) -> None:
     async with Fleet(clock, FakeBackend(1.0), max_batch=1) as fleet:
         await fleet.answered(*(fleet.ask(f"text {number}") for number in range(3)))
-        waits, own = fleet.counters.queue_seconds["m", "paid"], fleet.counters.overhead_seconds
+        waits, own = fleet.counters.gateway.queue_seconds["m", "paid"], fleet.counters.gateway.overhead_seconds
         assert waits.count == 3 and waits.sum == pytest.approx(3.0, abs=0.1)
         assert own.count == 3 and own.sum == pytest.approx(0.0, abs=0.1)
 

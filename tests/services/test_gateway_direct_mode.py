@@ -27,8 +27,8 @@ async def test_in_direct_mode_everything_is_answered_and_afterwards_nothing_runs
         direct = fleet.ask("direct")
         assert await fleet.answered(direct) == ["ok"]
         assert clock() - direct.at < 0.15
-        assert fleet.counters.direct == {"m": 11}
-        assert fleet.counters.requests == {("m", "paid", "ok"): 12}
+        assert fleet.counters.gateway.direct == {"m": 11}
+        assert fleet.counters.gateway.requests == {("m", "paid", "ok"): 12}
         finishing = fleet.ask("finishes there")
         await asyncio.sleep(0.05)
         await fleet.server.become("fine")
@@ -55,7 +55,7 @@ async def test_what_the_fallback_does_not_answer_for_is_held_and_new_requests_fo
         assert other.reply.failure is not None
         assert "only other models than 'n' are answered" in other.reply.failure.message
         assert other.reply.failure.reason == "broker"
-        assert fleet.counters.direct == {"m": 1}
+        assert fleet.counters.gateway.direct == {"m": 1}
         await fleet.server.become("fine")
         assert await fleet.answered(*waits) == ["ok", "ok"]
         assert [sorted(batch) for batch in backends[1].batches] == [["before"], ["waits", "waits, too"]]
@@ -76,7 +76,7 @@ async def test_what_ran_when_the_broker_went_is_answered_once_in_direct_mode(clo
         assert asked.answered_at - asked.at < 2.5
         await asyncio.sleep(3)
         assert await fleet.answered(asked) == ["ok"]
-        assert fleet.counters.direct == {}
+        assert fleet.counters.gateway.direct == {}
         assert fleet.gateway.broker is fleet.gateway._shared.broker
 
 

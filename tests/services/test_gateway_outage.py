@@ -42,7 +42,7 @@ async def test_a_call_that_was_not_answered_is_made_again_under_the_same_id_with
         first, *again = offered(fleet)
         assert again and {entry.id for entry in again} == {first.id}
         assert all(first.timeout - 0.1 < entry.timeout < first.timeout for entry in again)
-        assert fleet.counters.refusals == {}
+        assert fleet.counters.gateway.refusals == {}
 
 
 async def test_a_call_is_made_again_with_the_time_left_when_another_call_found_the_broker_there(clock: Clock) -> None:
@@ -99,7 +99,7 @@ async def test_while_the_broker_is_away_new_requests_are_refused_at_once_and_hel
         failure = refused.reply.failure
         assert failure is not None and failure.reason == "broker"
         assert failure.retry_after == pytest.approx(1.05, abs=0.01)
-        assert fleet.counters.refusals == {("broker", "paid", "m"): 1}
+        assert fleet.counters.gateway.refusals == {("broker", "paid", "m"): 1}
         assert await fleet.answered(hasty) == [errors.DEADLINE_EXCEEDED]
         assert hasty.answered_at - hasty.at == pytest.approx(2.0, abs=0.021)
         await asyncio.sleep(8)
@@ -130,7 +130,7 @@ async def test_nobody_is_refused_while_a_replica_takes_over(mode: str, clock: Cl
         assert isinstance(found, Reply) and found.output == "TASK"
         await cancelled
         assert await fleet.gateways[1].outcome(ANYBODY.tenant, deleted.id) is None
-        assert (fleet.counters.refusals, fleet.counters.direct) == ({}, {})
+        assert (fleet.counters.gateway.refusals, fleet.counters.gateway.direct) == ({}, {})
         assert all(fleet.runs(one.text) == 1 for one in asked)
 
 
@@ -312,7 +312,7 @@ async def test_who_was_held_through_an_outage_is_not_shed_for_it(clock: Clock) -
         assert outcomes["ok"]
         assert outcomes[errors.SERVICE_OVERLOADED]
         assert set(outcomes) <= {"ok", errors.SERVICE_OVERLOADED, errors.DEADLINE_EXCEEDED}
-        assert not any(reason == "shed" for reason, _, _ in fleet.counters.refusals)
+        assert not any(reason == "shed" for reason, _, _ in fleet.counters.gateway.refusals)
 
 
 class _Stalling:

@@ -202,7 +202,7 @@ async def test_a_reply_that_is_read_again_is_not_told_again(clock: Clock) -> Non
         await fleet.answered(asked)
         fleet.gateway.on_event(fleet.gateway._shared, Replied(asked.replies * 3))
         assert await fleet.answered(asked) == ["ok"]
-        assert fleet.counters.requests == {("m", "paid", "ok"): 1}
+        assert fleet.counters.gateway.requests == {("m", "paid", "ok"): 1}
 
 
 async def test_a_refusal_of_what_is_offered_beside_clients_that_leave_is_no_outage(clock: Clock) -> None:

@@ -144,9 +144,9 @@ async def test_who_follows_a_task_gets_its_outcome_in_time_or_nothing_and_is_no_
     assert await fleet.gateways[1].follow(TENANT, "unknown", 5.0) is None
     assert clock() - began < 1.2
     assert [journal.outcomes for journal in fleet.journals] == [[("a", "ok")], []]
-    assert dict(fleet.counters.requests) == {("m", "paid", "ok"): 1}
-    assert not fleet.counters.shared
-    assert not fleet.counters.refusals
+    assert dict(fleet.counters.gateway.requests) == {("m", "paid", "ok"): 1}
+    assert not fleet.counters.gateway.shared
+    assert not fleet.counters.gateway.refusals
     assert [gateway.pending for gateway in fleet.gateways] == [0, 0]
 
 
@@ -229,7 +229,7 @@ async def test_who_follows_a_task_is_offered_again_when_the_answer_was_lost(flee
     fleet.server.script = once("enqueue", "lose")
     assert output(await fleet.gateways[1].follow(TENANT, asked.id, 5.0)) == "A"
     assert len(fleet.server.named("enqueue")) > before + 1
-    assert fleet.counters.requests == {("m", "paid", "ok"): 1}
+    assert fleet.counters.gateway.requests == {("m", "paid", "ok"): 1}
 
 
 @scene()
@@ -397,7 +397,7 @@ async def test_one_key_is_one_run_wherever_it_is_sent(fleet: Fleet, clock: Clock
         (None, False),
     ]
     assert (fleet.runs("a"), fleet.runs("b")) == (1, 1)
-    assert fleet.counters.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
+    assert fleet.counters.gateway.shared == {("m", "key", "joined"): 1, ("m", "key", "kept"): 1}
     assert fleet.journals[1].outcomes == [("b", errors.IDEMPOTENCY_MISUSE), ("a", "ok"), ("a", "ok"), ("b", "ok")]
 
 
@@ -448,7 +448,7 @@ async def test_a_thousand_at_once_are_one_run_and_a_thousand_more_are_none(fleet
     assert set(await fleet.answered(*later)) == {"ok"}
     assert clock() - later[0].at < 0.1
     assert fleet.runs("a") == 1
-    assert fleet.counters.shared == {("m", "same", "joined"): 999, ("m", "same", "kept"): 1000}
+    assert fleet.counters.gateway.shared == {("m", "same", "joined"): 999, ("m", "same", "kept"): 1000}
     assert [len(journal.notes) for journal in fleet.journals] == [1000, 1000]
 
 

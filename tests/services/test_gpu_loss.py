@@ -85,7 +85,7 @@ async def test_what_runs_when_a_gpu_is_lost_is_given_back_and_runs_elsewhere_soo
         reply = await asked
         assert (reply.output, reply.attempts) == ("HELD", 2)
         assert clock() - begun < BEAT + 2.5
-        assert stand.counters.retries == {"lease_lost": 1}
+        assert stand.counters.broker.retries == {"lease_lost": 1}
         assert await stand.dead.list() == []
 
 
@@ -103,7 +103,7 @@ async def test_inputs_are_not_blamed_for_a_gpu_whose_loss_was_not_read_yet(clock
         assert {reply.output for reply in replies} == {f"X{number}" for number in range(40)}
         assert await stand.dead.list() == []
         assert len(bad.batches) <= 1
-        assert set(stand.counters.retries) <= {"lease_lost"}
+        assert set(stand.counters.broker.retries) <= {"lease_lost"}
 
 
 async def test_a_batch_that_fails_on_a_gpu_that_is_well_is_blamed_as_ever(clock: Clock) -> None:

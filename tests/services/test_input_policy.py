@@ -131,8 +131,8 @@ async def test_an_input_is_refused_by_the_name_of_its_rule_and_never_by_its_patt
         assert (await stand.ask("a good\u200b one")).output == "A GOOD ONE"
         assert ran(stand) == ["a good one"]
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 2}
-        assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
-        assert stand.counters.refusals["policy", "paid", "m"] == 1
+        assert stand.counters.gateway.requests["m", "paid", "rejected_by_policy"] == 1
+        assert stand.counters.gateway.refusals["policy", "paid", "m"] == 1
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_inputs_of_one_request_are_looked_at_one_by_one_before_any_of_them
         assert counts(stand) == {("words", "refused"): 1, ("unseen", "changed"): 1}
         owed = stand.gateway.limiter.owed_by(stand.broker)(LIMITED_MUCH.limits[0])
         assert owed == pytest.approx(0.01)
-        assert stand.counters.requests["m", "paid", "rejected_by_policy"] == 1
+        assert stand.counters.gateway.requests["m", "paid", "rejected_by_policy"] == 1
         replies = await ask_many(stand, inputs)
         assert [one.output for one in replies] == ["GOOD"] * len(inputs)
         assert counts(stand)["unseen", "changed"] == 2
@@ -239,7 +239,7 @@ async def test_a_rule_in_shadow_only_counts(clock: Clock) -> None:
         assert counts(stand) == {
             ("words", "shadow"): 1, ("unseen", "shadow"): 1, ("judged", "shadow"): 1, ("judged", "failed"): 1,
         }  # fmt: skip
-        assert stand.counters.refusals == {}
+        assert stand.counters.gateway.refusals == {}
 
 
 async def test_a_function_judges_what_the_model_would_get(clock: Clock) -> None:

@@ -66,7 +66,7 @@ async def entered(stand: Stand, principal: Principal = ANYBODY, options: Request
 async def test_what_takes_a_lane_is_answered_counted_and_forgotten(stand: Stand) -> None:
     reply = await entered(stand)
     assert reply.output == "A"
-    assert stand.counters.requests["m", "paid", "ok"] == 1
+    assert stand.counters.gateway.requests["m", "paid", "ok"] == 1
     assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
     assert (await stand.gateway.status(reply.id)) is not None
 
@@ -117,7 +117,7 @@ async def test_a_key_on_a_lane_replays_joins_and_is_bound_to_what_it_asked(stand
     assert apart.output == "B"
     assert stand.backends[0].batches == [["a"], ["b"]]
     assert (stand.gateway.pending, len(stand.broker._entries)) == (0, 0)
-    assert stand.counters.requests["m", "paid", "ok"] == 4
+    assert stand.counters.gateway.requests["m", "paid", "ok"] == 4
 
 
 class Told(FutureSink):
@@ -157,7 +157,7 @@ async def test_a_client_that_leaves_its_key_has_its_outcome_kept(stand: Stand) -
     reply = await kept(stand, "a", key="k")
     assert (reply.output, reply.shared) == ("A", DedupKind.KEY)
     assert stand.backends[0].batches == [["a"]]
-    assert stand.counters.requests["m", "paid", "cancelled"] == 1
+    assert stand.counters.gateway.requests["m", "paid", "cancelled"] == 1
 
 
 async def test_a_task_on_a_lane_that_is_too_late_for_its_client_is_told_by_its_id(clock: Clock) -> None:
@@ -170,7 +170,7 @@ async def test_a_task_on_a_lane_that_is_too_late_for_its_client_is_told_by_its_i
         found = await gateway.outcome(tenant, id)
         assert isinstance(found, Reply)
         assert (found.output, gateway.pending) == ("A", 0)
-        assert stand.counters.requests["m", "paid", "ok"] == 1
+        assert stand.counters.gateway.requests["m", "paid", "ok"] == 1
 
 
 async def test_who_is_over_a_limit_is_refused_on_the_lane_for_keys_too(stand: Stand) -> None:
@@ -258,7 +258,7 @@ async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(s
         assert reply.failure is not None
         assert reply.failure.code == errors.RATE_LIMITED
         assert reply.failure.retry_after == pytest.approx(0.9, abs=0.11)
-    assert stand.counters.refusals["rate", "paid", "m"] == 2
+    assert stand.counters.gateway.refusals["rate", "paid", "m"] == 2
     assert stand.gateway.pending == 0
 
 
@@ -297,8 +297,8 @@ async def test_a_batch_whose_members_have_left_or_are_overdue_is_matched_one_by_
     assert (late.failure.code, answered.output) == (errors.DEADLINE_EXCEEDED, "out")
     assert not sinks[0].replies.done()
     assert stand.gateway.pending == 0
-    assert stand.counters.requests["m", "paid", "ok"] == 1
-    assert stand.counters.requests["m", "paid", "cancelled"] == 1
+    assert stand.counters.gateway.requests["m", "paid", "ok"] == 1
+    assert stand.counters.gateway.requests["m", "paid", "cancelled"] == 1
 
 
 async def test_requests_of_several_tiers_and_tenants_in_one_batch_are_each_counted_and_known(stand: Stand) -> None:
@@ -310,7 +310,7 @@ async def test_requests_of_several_tiers_and_tenants_in_one_batch_are_each_count
         stand.gateway.enter(sink, lane, new_id(), "a", b"")
         sinks.append(sink)
     replies = [(await sink.replies)[0] for sink in sinks]
-    assert [stand.counters.requests["m", tier, "ok"] for tier in ("paid", "free")] == [3, 3]
+    assert [stand.counters.gateway.requests["m", tier, "ok"] for tier in ("paid", "free")] == [3, 3]
     found = [await stand.gateway.status(reply.id) for reply in replies]
     assert [(one.tenant, one.tier) for one in found if one is not None] == [
         (principal.tenant, options.tier) for principal, options in asked

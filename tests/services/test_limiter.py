@@ -92,7 +92,7 @@ async def test_the_throttle_is_for_the_lowest_tier_and_says_when_to_come_back(cl
         assert failure is not None
         assert failure.reason == "capacity"
         assert failure.retry_after == pytest.approx(0.05)
-        assert fleet.counters.refusals == {("capacity", "free", "m"): 10}
+        assert fleet.counters.gateway.refusals == {("capacity", "free", "m"): 10}
         assert (throttle.higher, throttle.lowest) == (60, 30)
         await gone_direct(fleet)
         asked = [fleet.ask(f"direct {number}", tier=FREE) for number in range(60)]

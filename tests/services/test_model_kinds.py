@@ -23,7 +23,7 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import ANYBODY
 from tests.virtual_time import Clock
@@ -166,7 +166,7 @@ def test_what_has_no_worker_is_not_offered_in_place_of_an_unknown_model() -> Non
 
 
 async def test_a_watcher_follows_the_workers(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     kinds, supervisor = ServedModels(["m"]), Supervisor()
 
     def takes() -> ValueKind | None:

@@ -41,8 +41,8 @@ class TwoModels:
         self.settings = Settings(models=chosen, max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
         self.counters, self.clock = Counters(), clock
         limits = {name: queue_limits(one) for name, one in self.settings.served.items()}
-        self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters, clock, lambda: 0.5)
-        self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters, clock, rng=lambda: 0.5)
+        self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
+        self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters.gateway, clock, rng=lambda: 0.5)
         self.backends = {name: FakeBackend(BATCH) for name in limits}
         slots = set[str]()
         pools = {name: WorkerPool(lambda index, name=name: self._batcher(name), 1, 1, slots) for name in limits}  # type: ignore[misc]
@@ -52,7 +52,7 @@ class TwoModels:
     def _batcher(self, name: str) -> Batcher:
         own = self.settings.served[name]
         slot = Slot(f"{name}/gpu-0", name, own.max_batch_size, 0, ModelReport(own.model_version))
-        return make_batcher(slot, lambda: self.backends[name], self.broker, self.counters, self.clock)
+        return make_batcher(slot, lambda: self.backends[name], self.broker, self.counters.worker, self.clock)
 
     async def __aenter__(self) -> TwoModels:
         await self.pools.start()

@@ -67,9 +67,9 @@ class ByTurns(TwoModels):
 
         self.membership = Membership(self.fleet, describe, clock, self.broker)
         pace = Pace(clock, may_rest=False)
-        self.controller = Controller("c", self.broker, self.fleet, 1.0, clock, pace, counters=self.counters)
+        self.controller = Controller("c", self.broker, self.fleet, 1.0, clock, pace, counters=self.counters.controller)
         self.controller.autoscaler = Autoscaler(
-            LocalScaling(pools), lambda model: IDLE, self.counters, clock, "local", names
+            LocalScaling(pools), lambda model: IDLE, self.counters.controller, clock, "local", names
         )
         self.watchers = (
             CapacityWatcher(self.gateway, self.fleet, clock, pace),
@@ -98,7 +98,9 @@ class Slots:
     def __call__(self, number: int) -> Batcher:
         turns, name = self._turns, self._name
         slot = Slot(f"{name}/gpu-{number}", name, turns.settings.served[name].max_batch_size, 0)
-        return make_batcher(slot, lambda: Exclusive(turns.taken, number), turns.broker, turns.counters, turns.clock)
+        return make_batcher(
+            slot, lambda: Exclusive(turns.taken, number), turns.broker, turns.counters.worker, turns.clock
+        )
 
 
 class Exclusive(FakeBackend):
@@ -219,7 +221,7 @@ async def test_a_bulk_job_wakes_its_model_on_a_gpu_that_is_free_and_gives_it_up_
         await asyncio.sleep(60)
         assert turns.sizes() == (0, 1)
         assert job.done > between
-        assert turns.counters.scaling_decisions["b", "up"] == 2
+        assert turns.counters.controller.scaling_decisions["b", "up"] == 2
 
 
 async def test_a_bulk_job_gives_its_gpu_up_for_a_model_that_is_asked_for_more_than_its_workers_carry(

@@ -13,7 +13,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.doors.readiness import CachedReadiness, Readiness
 from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.fleet import Fleet
@@ -140,7 +140,7 @@ async def test_a_gateway_is_ok_again_once_its_requests_go_to_the_broker_and_not_
 
 
 async def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_how_many(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     ready = Readiness(broker, lambda: False, expected=2)
     nobody = {"workers": "none has come yet", "expected_workers": 2, "draining": False}
     assert await ready.look() == ("unavailable", nobody)
@@ -151,7 +151,7 @@ async def test_a_gateway_with_fewer_workers_than_expected_is_degraded_and_says_h
 
 
 async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_work_on(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     ready = Readiness(broker, lambda: False)
     resting = WorkerInfo(worker_id="a", model="m", status=WorkerStatus.DEGRADED, reason="rests")
     await broker.heartbeat(resting)
@@ -164,7 +164,7 @@ async def test_a_gateway_whose_workers_are_all_short_of_memory_is_ready_as_they_
 
 async def test_what_is_ready_has_told_of_the_workers_that_it_saw(clock: Clock) -> None:
     """A request of which the versions are not known waits in another queue than the same one a moment later."""
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     told: list[list[str]] = []
     ready = Readiness(broker, lambda: False, told=lambda workers: told.append([one.worker_id for one in workers]))
     assert (await ready.look())[0] == "unavailable"

@@ -10,7 +10,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.errors import BrokerUnavailable
 from headway.gateway.outcome_reader import MOST_CALLS, OutcomeReader
 from headway.model import EntryState, Reply, Value
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.services.fleet import Fleet
 from tests.services.troubled import Connection, Server
@@ -21,7 +21,7 @@ class SlowRecalls(Connection):
     """Takes a second for each recall, and then tells how often this outcome was asked for; or fails, when it is `cut`."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), Counters()))
+        super().__init__(Server(clock, QueueLimits(tiers=3, max_batch=8), BrokerCounts()))
         self.asked: list[tuple[str, str]] = []
         self.cut = False
         self.under_way = 0

@@ -25,7 +25,7 @@ from headway.core.breaker import Breaker
 from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
 from headway.model import Limit, Principal, Reply, RequestOptions, Slot
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts, GatewayCounts, WorkerCounts
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
@@ -62,7 +62,7 @@ async def over(peer: Peer) -> AsyncIterator[RedisBroker]:
     """A broker over the peer."""
     connection = RedisConnection(peer.url)
     await connection.open()
-    broker = RedisBroker(connection, {"m": LIMITS}, Counters(), lambda: 0.5)
+    broker = RedisBroker(connection, {"m": LIMITS}, BrokerCounts(), lambda: 0.5)
     try:
         yield broker
     finally:
@@ -88,7 +88,7 @@ async def until(reached: Callable[[], bool]) -> None:
 async def gateway(peer: Peer) -> AsyncIterator[Round]:
     """Requests at a gateway, BATCH of them in a batch, and GATHERED in a call."""
     async with over(peer) as broker:
-        made, sink, supervisor = Gateway(Settings(), ["m"], broker, Counters(), monotonic), Sink(), Supervisor()
+        made, sink, supervisor = Gateway(Settings(), ["m"], broker, GatewayCounts(), monotonic), Sink(), Supervisor()
         made.start(supervisor)
         limits = (Limit("k", "user", 60_000.0, 10_000.0),)
         lane = made.lane(Principal("ada", "acme", 0, limits), RequestOptions(4.0), None)
@@ -112,7 +112,9 @@ async def worker(peer: Peer) -> AsyncIterator[Round]:
     async with over(peer) as broker:
         backend, supervisor = FakeBackend(0.0), Supervisor()
         slot, policy = Slot("gpu-0", "m", 64), policies.build("paced", None)
-        batcher = Batcher(slot, lambda: backend, broker, policy, Breaker(5, 0.5), Limits(5.0), Counters(), monotonic)
+        batcher = Batcher(
+            slot, lambda: backend, broker, policy, Breaker(5, 0.5), Limits(5.0), WorkerCounts(), monotonic
+        )
         await batcher.start()
         batcher.run(supervisor)
         await until(lambda: peer.blocked)

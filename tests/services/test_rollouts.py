@@ -19,7 +19,7 @@ from headway.errors import WorkerCrashed
 from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import READ_CAPACITY_EVERY, CapacityWatcher
 from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts, Counters
 from headway.runtime.supervisor import Supervisor
 from tests.core.test_rollout import PLAN
 from tests.core.test_versions import worker
@@ -33,7 +33,7 @@ class Scene:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.counters = clock, Counters()
         limits = QueueLimits(3, 8, 0.1, 100)
-        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters, clock, lambda: 0.5)
+        self.broker = MemoryBroker({"m": limits}, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
         self.fleet, self.failing, self.told = MemoryFleet(clock), 0, VersionCounts()
         self._supervisor = Supervisor()
 
@@ -59,7 +59,9 @@ class Scene:
 
     def controller(self, name: str) -> Controller:
         """A controller that runs."""
-        made = Controller(name, self.broker, self.fleet, 0.7, self.clock, Pace(self.clock), counters=self.counters)
+        made = Controller(
+            name, self.broker, self.fleet, 0.7, self.clock, Pace(self.clock), counters=self.counters.controller
+        )
         made.start(self._supervisor)
         return made
 
@@ -91,7 +93,7 @@ async def test_another_leader_goes_on_with_the_step_and_its_evidence(clock: Cloc
         after = await it.rollout()
         assert (after.step, after.state) == (1, RolloutState.RUNNING)
         assert it.events() == [("at 1 %", ""), ("at 10 %", "")], "the second one tells nothing twice"
-        assert it.counters.rollout_changes == {("m", "step"): 2}
+        assert it.counters.controller.rollout_changes == {("m", "step"): 2}
 
 
 async def test_a_version_that_fails_gets_nothing_more_and_that_is_told_once(clock: Clock) -> None:
@@ -107,7 +109,7 @@ async def test_a_version_that_fails_gets_nothing_more_and_that_is_told_once(cloc
         assert end.state is RolloutState.ROLLED_BACK
         assert await it.published() == end
         assert it.events() == [("rolled back", end.reason)]
-        assert it.counters.rollout_changes["m", "rolled back"] == 1
+        assert it.counters.controller.rollout_changes["m", "rolled back"] == 1
         await asyncio.sleep(60.0)
         assert await it.rollout() == end
 
@@ -139,7 +141,7 @@ async def test_a_rollout_that_the_broker_has_lost_is_kept_again(clock: Clock) ->
 
 async def test_what_a_gateway_counted_before_a_leader_came_or_while_it_was_away_counts_once(clock: Clock) -> None:
     fleet, other = MemoryFleet(clock), ProcessInfo(id="other", role=Role.WORKER, host="h", pid=2)
-    leader = RolloutLeader(fleet, Counters(), clock)
+    leader = RolloutLeader(fleet, ControllerCounts(), clock)
     seen = []
     await fleet.keep_rollout(PLAN)
     for answered in (100, 110, None, 125, 5):
@@ -190,7 +192,7 @@ async def test_a_promoted_version_has_all_requests_and_earlier_losers_none_whate
 
         async def answered(rollout: Rollout) -> Counter[str]:
             assert await fleet.keep_rollout(rollout)
-            leader = RolloutLeader(fleet, Counters(), clock)
+            leader = RolloutLeader(fleet, ControllerCounts(), clock)
             found = await leader.look(await fleet.rollouts(), [])
             await fleet.publish(
                 Capacity(

@@ -112,7 +112,7 @@ async def test_batches_are_full_by_rows_and_each_gets_the_answer_to_its_own(cloc
         batches = [heads(batch) for batch in backend.batches]
         assert sum(batches) == sum(asked)
         assert max(batches) == B
-        assert stand.counters.batch_fill["m"].sum == pytest.approx(sum(asked) / B)
+        assert stand.counters.worker.batch_fill["m"].sum == pytest.approx(sum(asked) / B)
 
 
 async def test_requests_of_one_row_take_a_lane_and_ride_with_those_of_several(clock: Clock) -> None:
@@ -125,8 +125,8 @@ async def test_requests_of_one_row_take_a_lane_and_ride_with_those_of_several(cl
             replies = await stand.infer(*asked)
             for number, (count, reply) in enumerate(zip(asked, replies, strict=True)):
                 assert reply.output == tensors(count, number.to_bytes(2, "big"))
-        assert sum(size * total.count for (_, size), total in stand.counters.runs.items()) == 3 * B
-        assert stand.counters.requests["m", "paid", "ok"] == B + 5 + 3
+        assert sum(size * total.count for (_, size), total in stand.counters.gateway.runs.items()) == 3 * B
+        assert stand.counters.gateway.requests["m", "paid", "ok"] == B + 5 + 3
         assert stand.gateway.pending == 0
 
 

@@ -24,7 +24,7 @@ from headway.fleet.pace import Pace
 from headway.gateway.capacity_watcher import CapacityWatcher
 from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
-from headway.runtime.counters import Counters
+from headway.runtime.counters import ControllerCounts
 from headway.runtime.request_id import new_id
 from tests.core.entries import entry
 from tests.services.fake_backend import ANYBODY, FakeBackend
@@ -45,7 +45,7 @@ class Zero(Stand):
         self.backend.start_seconds = start
         super().__init__(clock, self.backend, FakeBackend(0.05), slots=1, **settings)
         self.controller.autoscaler = Autoscaler(
-            LocalScaling({"m": self.pool}), lambda model: IDLE, self.counters, clock, "local", ["m"]
+            LocalScaling({"m": self.pool}), lambda model: IDLE, self.counters.controller, clock, "local", ["m"]
         )
         self.watcher = CapacityWatcher(self.gateway, self.fleet, clock, Pace(clock, may_rest=False))
         self.workers = WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock)
@@ -96,7 +96,7 @@ async def test_the_first_request_brings_a_worker_within_a_tick_and_waits_for_it_
         began = clock()
         assert codes([await zero.ask("a")]) == ["ok"]
         assert 3.0 < clock() - began < 3.3
-        assert zero.counters.scaling_decisions["m", "up"] == 1
+        assert zero.counters.controller.scaling_decisions["m", "up"] == 1
         await asyncio.sleep(1)
         assert zero.gateway.served.at_zero == {}
         assert (await zero.scaling()).start_seconds > 3.0
@@ -117,13 +117,13 @@ async def test_a_request_that_the_start_would_make_late_is_told_when_it_is_over(
         assert 5.0 <= again.failure.retry_after <= 7.0, "what is left of the start that the first has begun"
         await asyncio.sleep(again.failure.retry_after)
         assert codes([await zero.ask("b")]) == ["ok"]
-        assert zero.counters.scaling_decisions["m", "up"] == 1
+        assert zero.counters.controller.scaling_decisions["m", "up"] == 1
 
 
 async def test_many_at_once_bring_one_worker_and_all_get_their_answers(clock: Clock) -> None:
     async with at_zero(clock, 2.0) as zero:
         assert set(codes(await asyncio.gather(*(zero.asking(str(one)) for one in range(40))))) == {"ok"}
-        assert zero.counters.scaling_decisions["m", "up"] == 1
+        assert zero.counters.controller.scaling_decisions["m", "up"] == 1
 
 
 async def test_a_task_is_held_like_any_other_request(clock: Clock) -> None:
@@ -318,7 +318,9 @@ async def test_a_model_that_no_setting_names_keeps_a_worker(clock: Clock) -> Non
 
 
 async def test_lines_of_bulk_jobs_bring_no_worker_while_those_of_another_model_are_on_their_way(clock: Clock) -> None:
-    autoscaler = Autoscaler(FakeScaling({"b": 0, "c": 0}), lambda model: IDLE, Counters(), clock, "fake", ["b", "c"])
+    autoscaler = Autoscaler(
+        FakeScaling({"b": 0, "c": 0}), lambda model: IDLE, ControllerCounts(), clock, "fake", ["b", "c"]
+    )
     none = Capacity(model="b", healthy=0, degraded=0, items_per_second=0.0, usable_per_second=0.0)
 
     def wanted(queue: int, ready: int) -> tuple[int, int]:

@@ -57,7 +57,7 @@ async def test_a_batch_holds_no_more_characters_than_it_may(weight: int, heavies
         assert [reply.output for reply in replies] == [text.upper() for text in texts]
         sizes = [(len(batch), sum(map(len, batch))) for batch in stand.backends[0].batches]
         assert max(size for count, size in sizes if count > 1) <= max(heaviest, weight)
-        assert stand.counters.batch_fill["m"].sum > 0.0
+        assert stand.counters.worker.batch_fill["m"].sum > 0.0
         if weight:
             assert (1, 150) in sizes
 
@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_while_queued_never_reaches_a_gpu(clock: Cloc
         assert (await first).output == "FIRST"
         await asyncio.sleep(3)
         assert stand.backends[0].batches == [["first"]]
-        assert stand.counters.requests["m", "paid", "cancelled"] == 1
+        assert stand.counters.gateway.requests["m", "paid", "cancelled"] == 1
 
 
 async def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted(clock: Clock) -> None:
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_in_flight_costs_gpu_time_that_is_counted(clo
         await asyncio.sleep(0.5)
         leaver.cancel()
         await asyncio.sleep(1)
-        assert stand.counters.wasted_seconds["departed"] == pytest.approx(1.0, abs=0.01)
+        assert stand.counters.worker.wasted_seconds["departed"] == pytest.approx(1.0, abs=0.01)
         assert (await stand.ask("next")).output == "NEXT"
 
 
@@ -131,8 +131,8 @@ async def test_refusals_at_the_door_do_not_flatter_the_latency(clock: Clock) -> 
         replies = await asyncio.gather(*(stand.ask(str(number)) for number in range(20)))
         refused = sum(reply.failure is not None and reply.failure.reason == "shed" for reply in replies)
         assert 5 < refused < 20
-        assert stand.counters.refusals["shed", "paid", "m"] == refused
-        latencies = stand.counters.request_seconds["m", "paid"]
+        assert stand.counters.gateway.refusals["shed", "paid", "m"] == refused
+        latencies = stand.counters.gateway.request_seconds["m", "paid"]
         assert latencies.count == 21 - refused
         assert latencies.counts[0] == 0
 
@@ -246,7 +246,7 @@ async def test_a_crashed_worker_is_replaced_and_its_batch_is_retried(clock: Cloc
         reply = await stand.ask("survivor")
         assert reply.output == "SURVIVOR" and reply.attempts == 2
         assert backend.starts == 2
-        assert stand.counters.retries["crashed"] == 1
+        assert stand.counters.broker.retries["crashed"] == 1
 
 
 class Api(FakeBackend):
@@ -270,7 +270,7 @@ async def test_a_batch_of_which_nothing_was_sent_is_not_charged(
         reply = await stand.ask("innocent")
         assert reply.output == "INNOCENT" and reply.attempts == 1
         assert backend.starts == starts
-        assert not sum(stand.counters.retries.values())
+        assert not sum(stand.counters.broker.retries.values())
         assert await stand.dead.list() == []
 
 
@@ -363,7 +363,7 @@ async def test_starts_that_fail_leave_nothing_for_the_garbage_collector(clock: C
             assert [one for one in left if one() is not None] == []
         finally:
             gc.enable()
-        assert stand.counters.worker_restarts["gpu-0"] == 0
+        assert stand.counters.worker.restarts["gpu-0"] == 0
 
 
 async def test_requests_are_refused_while_no_worker_starts_and_answered_when_one_does(clock: Clock) -> None:
@@ -439,7 +439,7 @@ async def test_a_worker_in_which_nothing_works_any_more_is_replaced(clock: Clock
             reply = await stand.ask(f"x {tries}")
         assert (await stand.ask("x")).output == "X", "the worker was at fault, not the input"
         assert backend.starts == 2
-        assert stand.counters.worker_restarts["gpu-0"] == 1
+        assert stand.counters.worker.restarts["gpu-0"] == 1
 
 
 def poison(entries: Sequence[Entry]) -> BackendError | None:
@@ -458,14 +458,14 @@ async def test_a_failing_backend_opens_the_breaker_and_recovers(clock: Clock) ->
         assert statuses == {WorkerStatus.DEGRADED}
         runs = len(backend.batches)
         assert runs < 8 * 3
-        assert stand.counters.breaker_state["gpu-0"] == State.OPEN
+        assert stand.counters.worker.breaker_state["gpu-0"] == State.OPEN
         broken = False
         reply = await stand.ask("good", timeout=4.0)
         while reply.output is None:
             reply = await stand.ask("good", timeout=4.0)
         statuses = {worker.status for worker in await stand.broker.workers()}
         assert statuses == {WorkerStatus.HEALTHY}
-        assert stand.counters.breaker_state["gpu-0"] == State.CLOSED
+        assert stand.counters.worker.breaker_state["gpu-0"] == State.CLOSED
 
 
 async def test_a_backend_out_of_reach_is_degraded_after_its_first_batch(clock: Clock) -> None:

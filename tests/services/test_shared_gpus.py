@@ -84,12 +84,12 @@ class Stand:
         self.counters, self.clock = Counters(), clock
         limits = {name: queue_limits(one) for name, one in self.settings.served.items()}
         self.host: str = "" if beside is None else f"{beside.host}further-"
-        self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters, clock, lambda: 0.5)
+        self.broker = MemoryBroker(limits, DeadLetterBox(), self.counters.broker, clock, lambda: 0.5)
         self.fleet = MemoryFleet(clock)
         if beside is not None:
             self.broker, self.fleet = beside.broker, beside.fleet
             self.broker.know(limits)
-        self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters, clock, rng=lambda: 0.5)
+        self.gateway = Gateway(self.settings, [*limits], self.broker, self.counters.gateway, clock, rng=lambda: 0.5)
         self.gpus = [Gpu() for _ in range(gpus)]
         self.watched = [FakeGpu() for _ in range(gpus)]
         self.backends: dict[tuple[str, int], list[OnGpu]] = {}
@@ -99,7 +99,9 @@ class Stand:
         """Digests of the models' code, as they are read now."""
         shared = {name: self._shared(name, min_warm.get(name, 0)) for name in limits}
         names = [f"gpu-{number}" for number in range(gpus)]
-        self.pool = SharedGpus(names, room, shared, self.broker, self.counters, clock, set(), may_load=self._may_load)
+        self.pool = SharedGpus(
+            names, room, shared, self.broker, self.counters.worker, clock, set(), may_load=self._may_load
+        )
         self._supervisor = Supervisor()
 
     def _shared(self, model: str, min_warm: int) -> SharedModel:
@@ -123,7 +125,7 @@ class Stand:
             slot = Slot(self._namer(model)(index), model, 8, 0, ModelReport(self.version or "1", "old"), self.version)
             gpu, read = self.watched[index], self._reader(model)
             return make_batcher(
-                slot, lambda: self._backend(model, index), broker, self.counters, self.clock,
+                slot, lambda: self._backend(model, index), broker, self.counters.worker, self.clock,
                 gpu=gpu, started=started, read_report=read,
             )  # fmt: skip
 
@@ -207,10 +209,10 @@ async def test_a_cold_model_is_loaded_once_and_takes_the_place_of_the_coldest(cl
             await stand.latency("a")
         assert {reply.output for reply in await asyncio.gather(*asked)} == {"X"}
         assert stand.on == ["a", "c"]
-        assert stand.counters.model_loads["c", "c/gpu-1"] == 1
-        assert [key for key in stand.counters.model_loads if key[0] == "c"] == [("c", "c/gpu-1")]
-        assert stand.counters.model_evictions == {"cold": 1}
-        assert stand.counters.load_seconds["c"].sum == pytest.approx(LOAD)
+        assert stand.counters.worker.loads["c", "c/gpu-1"] == 1
+        assert [key for key in stand.counters.worker.loads if key[0] == "c"] == [("c", "c/gpu-1")]
+        assert stand.counters.worker.evictions == {"cold": 1}
+        assert stand.counters.worker.load_seconds["c"].sum == pytest.approx(LOAD)
         assert clock() - begun < 15.0
         assert (await stand.statuses())["b/gpu-1"] is WorkerStatus.COLD
 
@@ -230,7 +232,7 @@ async def test_the_time_of_a_load_is_none_of_a_batch_and_trips_no_deadline(clock
         while not cold.done():
             assert await stand.latency("a") <= 2 * BATCH + 1e-6, "the others of the GPU serve on"
         assert cold.result().output == "X"
-        [seconds] = {histogram.sum for key, histogram in stand.counters.gpu_seconds.items() if key[0] == "c"}
+        [seconds] = {histogram.sum for key, histogram in stand.counters.worker.gpu_seconds.items() if key[0] == "c"}
         assert seconds == pytest.approx(BATCH)
 
 

@@ -12,7 +12,7 @@ from headway.gateway.outcome_counts import OutcomeCounts, TenantCounts
 from headway.gateway.pending import NOBODY, Ending, Observer, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply, TokenCount
 from headway.oip.metadata import statistics_of
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 
 WRONG = Failure(errors.REJECTED_BY_MODEL, "no")
 
@@ -37,7 +37,7 @@ def test_only_tenants_that_have_asked_are_counted() -> None:
 
 
 def test_rows_of_tensors_count_as_inferences_and_as_the_size_of_their_batch() -> None:
-    counters = Counters()
+    counters = GatewayCounts()
     counts = OutcomeCounts(counters, ("paid",), ("m",))
     runs = BatchRun("gpu-0", 3, 0.5, 1.0), BatchRun("gpu-1", 1, 0.5, 1.0)
 
@@ -69,7 +69,7 @@ def test_the_tenant_that_has_not_asked_for_the_longest_makes_room() -> None:
 
 def test_tokens_are_counted_by_tenant_and_those_of_further_tenants_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome_counts, "MOST_TENANTS", 2)
-    counters = Counters()
+    counters = GatewayCounts()
     counts = OutcomeCounts(counters, ("paid",), ("m",))
 
     def told(tenant: str, used: int | None, shared: DedupKind | None = None) -> PendingRequest:

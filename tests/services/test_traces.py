@@ -267,11 +267,11 @@ def test_log_lines_of_a_sampled_request_carry_its_trace_id() -> None:
 def test_histograms_of_latency_remember_a_trace_for_each_bound() -> None:
     async def main(stand: Stand) -> None:
         await ask(stand)
-        [(value, trace, at)] = stand.counters.request_seconds["m", "paid"].exemplars.values()
+        [(value, trace, at)] = stand.counters.gateway.request_seconds["m", "paid"].exemplars.values()
         assert trace == CLIENT_SPAN.trace_id.hex()
         assert value == pytest.approx(0.1, abs=0.02)
         assert at >= EPOCH
-        assert len(stand.counters.queue_seconds["m", "paid"].exemplars) == 1
+        assert len(stand.counters.gateway.queue_seconds["m", "paid"].exemplars) == 1
 
     told(main)
 

@@ -43,8 +43,8 @@ class Rollout:
         self.settings = Settings(model="m", max_batch_size=8, policy="window", max_wait_ms=0, **settings)  # type: ignore[arg-type]
         self.clock, counters, rng = clock, Counters(), random.Random(3)
         limits = {"m": queue_limits(self.settings)}
-        self.broker = MemoryBroker(limits, DeadLetterBox(), counters, clock, rng.random)
-        self.gateway = Gateway(self.settings, ["m"], self.broker, counters, clock, rng=rng.random)
+        self.broker = MemoryBroker(limits, DeadLetterBox(), counters.broker, clock, rng.random)
+        self.gateway = Gateway(self.settings, ["m"], self.broker, counters.gateway, clock, rng=rng.random)
         self.backends = {version: FakeBackend(0.1) for version in versions}
         self.pools = {version: WorkerPool(partial(self._slot_of, version, counters), 1, 1) for version in versions}
         self.strays = StrayWatcher(
@@ -54,7 +54,7 @@ class Rollout:
 
     def _slot_of(self, version: str, counters: Counters, number: int = 0) -> Batcher:
         slot = Slot(f"gpu-{version}", "m", 8, 0, ModelReport(version), version)
-        return make_batcher(slot, lambda: self.backends[version], self.broker, counters, self.clock)
+        return make_batcher(slot, lambda: self.backends[version], self.broker, counters.worker, self.clock)
 
     async def __aenter__(self) -> Rollout:
         for pool in self.pools.values():

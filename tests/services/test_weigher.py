@@ -11,7 +11,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.gateway.served_models import ServedModels
 from headway.gateway.workers_watcher import READ_WORKERS_EVERY, WorkersWatcher
 from headway.model import WeightLine, WorkerInfo, WorkerStatus
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor
 from tests.virtual_time import Clock
 
@@ -48,7 +48,7 @@ def test_the_lines_of_healthy_workers_count_and_the_last_one_stays() -> None:
 
 
 async def test_a_watcher_keeps_the_weights_up_to_date(clock: Clock) -> None:
-    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), Counters(), clock, lambda: 0.5)
+    broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     served, supervisor = ServedModels(["m"], WEIGHED), Supervisor()
     WorkersWatcher([served], broker, clock).start(supervisor)
     await broker.heartbeat(worker(WeightLine(0.0, 0.5)))

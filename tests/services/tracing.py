@@ -29,7 +29,7 @@ class Recorded:
     """
 
     def __init__(self, clock: Clock, ratio: float = 1.0) -> None:
-        self._buffer = SpanBuffer(100_000, 100_000, Counters(), lambda: None)
+        self._buffer = SpanBuffer(100_000, 100_000, Counters().spans_dropped, lambda: None)
         bits = random.Random(1).getrandbits
         self.recorder = SpanRecorder(
             Sampler(ratio, True, bits), self._buffer, clock, lambda: round((EPOCH + clock()) * 1e9)

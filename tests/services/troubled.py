@@ -43,7 +43,7 @@ from headway.model import (
     TierDepth,
     WorkerInfo,
 )
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from tests.virtual_time import Clock
 
 T = TypeVar("T")
@@ -64,7 +64,9 @@ class Server:
         losses: how often all was lost.
     """
 
-    def __init__(self, clock: Clock, limits: QueueLimits, counters: Counters, models: Sequence[str] = ("m",)) -> None:
+    def __init__(
+        self, clock: Clock, limits: QueueLimits, counters: BrokerCounts, models: Sequence[str] = ("m",)
+    ) -> None:
         self.clock, self._models = clock, models
         self.counters = counters
         self.dead = DeadLetterBox()

@@ -25,7 +25,7 @@ from headway.gateway.ledger_writer import (
 )
 from headway.gateway.pending import NOBODY, Ending, PendingRequest
 from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, Reply
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.runtime.supervisor import Supervisor
 from tests.storage.fake_ledger import FakeLedger
 
@@ -52,7 +52,7 @@ def notes(count: int, first: int = 0) -> list[PendingRequest]:
 
 class Stand:
     def __init__(self, clock: Clock, **settings: Any) -> None:
-        self.counters = Counters()
+        self.counters = StoreCounts()
         self.ledger = FakeLedger()
         self.supervisor = Supervisor()
         self.wall = NOW
@@ -234,7 +234,7 @@ async def test_a_process_does_not_start_with_a_ledger_that_will_never_do(clock: 
         async def open(self) -> None:
             raise SettingError("ledger", "…", "no", "Yes.")
 
-    it = LedgerWriter(Unfit(), Settings(), Counters(), clock)
+    it = LedgerWriter(Unfit(), Settings(), StoreCounts(), clock)
     with pytest.raises(SettingError):
         await it.open()
     await it.close()

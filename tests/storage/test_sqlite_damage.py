@@ -18,7 +18,7 @@ from headway.config import Settings
 from headway.errors import RequestError, StoreCorrupted, StoreUnavailable
 from headway.identity.api_keys.cache import ApiKeyCache
 from headway.runtime.availability import Availability
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.storage.sqlite.keys import SqliteKeys
 from headway.storage.sqlite.ledger import SqliteLedger
 from tests.cli.command import code_of
@@ -81,7 +81,7 @@ def test_damage_of_a_file_in_use_lets_nobody_in(tmp_path: Path, damage: Callable
 
     async def main() -> None:
         keys = SqliteKeys(f"sqlite:///{path}")
-        ring = ApiKeyCache(keys, Settings(), Counters(), lambda: 0.0, lambda: 0.0)
+        ring = ApiKeyCache(keys, Settings(), StoreCounts(), lambda: 0.0, lambda: 0.0)
         await ring.open()
         credential = f"Bearer {key_of('a')}".encode()
         assert ring.identify(credential) is not None

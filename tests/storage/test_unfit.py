@@ -20,7 +20,7 @@ from headway.cli import EXIT_SETTING
 from headway.config import Settings
 from headway.errors import SettingError, StoreUnavailable
 from headway.ports import Identity, Ledger
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.storage.postgres import database as postgres_database
 from headway.storage.postgres.keys import PostgresKeys
 from headway.storage.sqlite import connection_thread, database
@@ -118,7 +118,7 @@ def test_a_service_and_a_first_key_make_the_file(tmp_path: Path) -> None:
             await resource.close()
 
     served, first = tmp_path / "served.db", tmp_path / "first.db"
-    asyncio.run(main(*stores.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), Counters())))
+    asyncio.run(main(*stores.make_identity(Settings(keys="ledger", ledger=f"sqlite:///{served}"), StoreCounts())))
     who = ("--user", "alice", "--tenant", "acme", "--tier", "paid")
     assert code_of(["keys", "create", *who, "--ledger", f"sqlite:///{first}"]) == 0
     for path in (served, first):

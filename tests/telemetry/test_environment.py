@@ -102,7 +102,7 @@ def test_no_value_raises(variables: dict[str, str]) -> None:
 def tracing_logged(**variables: str) -> list[dict[str, object]]:
     with capture_logs() as lines:
         made = make_tracing(
-            Settings(trace=True, name="here"), Role.SERVE, Counters(), lambda: 0.0,
+            Settings(trace=True, name="here"), Role.SERVE, Counters().spans_dropped, lambda: 0.0,
             {f"OTEL_{name}": value for name, value in variables.items()},
         )  # fmt: skip
         assert (made is None) == any(line["event"] == "no traces are recorded" for line in lines)
@@ -123,4 +123,4 @@ def test_two_variables_turn_it_off(name: str, value: str) -> None:
 
 
 def test_it_is_off_unless_it_is_asked_for() -> None:
-    assert make_tracing(Settings(), Role.SERVE, Counters(), lambda: 0.0, {}) is None
+    assert make_tracing(Settings(), Role.SERVE, Counters().spans_dropped, lambda: 0.0, {}) is None

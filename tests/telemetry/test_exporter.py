@@ -38,7 +38,7 @@ def made(counters: Counters, url: str, protocol: str = "http/protobuf", **variab
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**own, **variables}.items():
             patch.setenv(f"OTEL_{name}", value)
-        found = make_tracing(Settings(trace=True, name="here"), Role.WORKER, counters, time.monotonic)
+        found = make_tracing(Settings(trace=True, name="here"), Role.WORKER, counters.spans_dropped, time.monotonic)
         assert found is not None
         yield found
 

@@ -54,7 +54,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker, DeadLetters, NearQueue
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
@@ -93,7 +93,7 @@ class MemoryBroker(Broker, NearQueue):
         self,
         models: dict[str, QueueLimits],
         dead: DeadLetters,
-        counters: Counters,
+        counters: BrokerCounts,
         clock: Callable[[], float],
         rng: Callable[[], float],
         kept: KeptLimits = KEPT,

@@ -61,7 +61,7 @@ from headway.model import (
     WorkerInfo,
 )
 from headway.ports import Broker
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
@@ -106,7 +106,7 @@ class RedisBroker(Broker):
         self,
         connection: RedisConnection,
         models: Mapping[str, QueueLimits],
-        counters: Counters,
+        counters: BrokerCounts,
         rng: Callable[[], float],
         shards: int = 1,
         lease_seconds: float = 3.0,

@@ -32,7 +32,7 @@ from headway.brokers.redis.server import Client, Deposed
 from headway.brokers.redis.together import Together
 from headway.config import shown_url
 from headway.errors import BrokerUnavailable, SettingError
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.race import end
 
@@ -106,9 +106,9 @@ class RedisConnection:
         timeout: float = 1.0,
         clock: Callable[[], float] | None = None,
         process: str = "",
-        counters: Counters | None = None,
+        counters: BrokerCounts | None = None,
     ) -> None:
-        self._counters = Counters() if counters is None else counters
+        self._counters = BrokerCounts() if counters is None else counters
         self.prefix = prefix
         self.process = process
         self._url = url
@@ -437,7 +437,7 @@ class RedisConnection:
             async with asyncio.timeout(None if math.isinf(bound) else bound):
                 answer = await act()
             if not wait:
-                self._counters.broker_seconds.observe(monotonic() - began)
+                self._counters.call_seconds.observe(monotonic() - began)
             return answer
         except Deposed as exc:
             for client in self._clients:
@@ -454,7 +454,7 @@ class RedisConnection:
 
     def _unanswered(self, exc: BaseException) -> BrokerUnavailable:
         """Count a call that was not answered; its error in Headway's words."""
-        self._counters.broker_failures += 1
+        self._counters.call_failures += 1
         self._refused = isinstance(exc, ResponseError)
         return _told(exc, self._shown)
 

@@ -14,7 +14,7 @@ from headway.brokers.redis.shard_queue import Queue
 from headway.brokers.redis.together import all_of
 from headway.errors import BrokerUnavailable
 from headway.model import Cause
-from headway.runtime.counters import Counters
+from headway.runtime.counters import BrokerCounts
 from headway.runtime.ticks import EARLY, until_tick
 
 LEAST_PAUSE = 0.001
@@ -31,7 +31,7 @@ class Reaping:
         rng: uniform in [0, 1).
     """
 
-    def __init__(self, queues: QueueTable, shards: int, counters: Counters, rng: Callable[[], float]) -> None:
+    def __init__(self, queues: QueueTable, shards: int, counters: BrokerCounts, rng: Callable[[], float]) -> None:
         self._queues, self._shards = queues, shards
         self._counters, self._rng = counters, rng
         self._due_at: dict[Queue, float] = {}

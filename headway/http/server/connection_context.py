@@ -13,7 +13,7 @@ from headway.http.problem import EncodeError, encode_problem
 from headway.http.requests import Handler, Request
 from headway.http.server.hangups import Hangups
 from headway.http.server.head import Head, OtherProtocol
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.fair_turns import FairTurns
 from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
@@ -59,7 +59,7 @@ class ConnectionContext:
     label = "admin"
     spare = 8
 
-    def __init__(self, answer: Handler, settings: Settings, new_id: NewId, counters: Counters) -> None:
+    def __init__(self, answer: Handler, settings: Settings, new_id: NewId, counters: GatewayCounts) -> None:
         self.answer = answer
         self.settings = settings
         self.new_id = new_id

@@ -25,7 +25,7 @@ from headway.http.requests import Handler
 from headway.http.server.connection import IDLE, Connection
 from headway.http.server.connection_context import ConnectionContext
 from headway.runtime.certificates import Certificates
-from headway.runtime.counters import Counters
+from headway.runtime.counters import GatewayCounts
 from headway.runtime.listening import ListeningPort, descriptor_ceiling, open_descriptors
 from headway.runtime.race import end
 from headway.runtime.request_id import NewId
@@ -96,7 +96,7 @@ class Listener(ListeningPort):
         settings: Settings,
         answer: Handler,
         new_id: NewId,
-        counters: Counters,
+        counters: GatewayCounts,
         certificates: Certificates | None = None,
     ) -> Listener:
         """Listener for operators."""
@@ -121,7 +121,7 @@ class Listener(ListeningPort):
         protocol: Callable[[], asyncio.Protocol] = partial(self._connect, context)
         if self._certificates is not None:
             context.scheme = "https"
-            tls = TlsPort(self._certificates, "http/1.1", context.label, context.counters, context.loop)
+            tls = TlsPort(self._certificates, "http/1.1", context.label, context.loop)
             protocol = tls.around(protocol, _refuse_plain)
         return protocol
 

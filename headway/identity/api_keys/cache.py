@@ -31,7 +31,7 @@ from headway.identity.api_keys.table import BUCKETS, KeyTable, Rights, unpack
 from headway.identity.principals import make_principal
 from headway.model import ApiKey, Principal
 from headway.ports import KeyIdentity, KeyMark, KeyStore, WatchedIdentity
-from headway.runtime.counters import Counters
+from headway.runtime.counters import StoreCounts
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
@@ -105,7 +105,7 @@ class ApiKeyCache(WatchedIdentity, KeyIdentity):
         self,
         store: KeyStore,
         settings: Settings,
-        counters: Counters,
+        counters: StoreCounts,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import export
 
-from headway.runtime.counters import Counters
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import Span, SpanBuffer
 from headway.runtime.supervisor import Supervisor
@@ -39,7 +38,7 @@ class SpanExporter:
         environment: what the variables OTEL_… say.
         resource: what all messages say of the process.
         make: makes the SDK's exporter.
-        counters: counters of the process.
+        dropped: counts of dropped spans by reason.
 
     Attributes:
         buffer: takes the spans.
@@ -50,14 +49,13 @@ class SpanExporter:
         environment: TraceEnvironment,
         resource: Resource,
         make: Callable[[], export.SpanExporter],
-        counters: Counters,
+        dropped: dict[str, int],
     ) -> None:
-        self._environment, self._resource, self._make = environment, resource, make
-        self._dropped = counters.spans_dropped
+        self._environment, self._resource, self._make, self._dropped = environment, resource, make, dropped
         self._due = threading.Event()
         self._ending = threading.Event()
         self._until = 0.0
-        self.buffer = SpanBuffer(environment.most_waiting, environment.most_sent, counters, self._due.set)
+        self.buffer = SpanBuffer(environment.most_waiting, environment.most_sent, dropped, self._due.set)
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._complaints = Complaints(self._thread)
         self._sdk: export.SpanExporter | None = None

@@ -9,6 +9,7 @@ import pytest
 from headway.config import Settings
 from headway.errors import SettingError
 from headway.http.inference.cross_origin import Origins
+from headway.http.server.head import Head
 from tests.http.stand import Stand, get, on_stand, post
 
 APP = "https://app.example"
@@ -113,5 +114,10 @@ def test_what_is_no_origin_is_refused_as_a_setting(origins: str) -> None:
 
 
 def test_an_origin_is_told_whatever_its_case() -> None:
-    assert Origins("https://app.example").lines(b"HTTPS://APP.EXAMPLE")
-    assert not Origins("https://app.example").lines(b"https://app.example.evil")
+    origins = Origins("https://app.example")
+    assert origins.marks(head_of(b"HTTPS://APP.EXAMPLE"))
+    assert not origins.marks(head_of(b"https://app.example.evil"))
+
+
+def head_of(origin: bytes) -> Head:
+    return Head(b"GET", b"/", "1.1", [(b"origin", origin)])

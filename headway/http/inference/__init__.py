@@ -7,5 +7,5 @@ target              target of a request, and what opens its head
 octets              bodies and answers that are the value itself
 body_receiver, compressed_bodies  bodies that come in pieces, or packed
 async_handoff, prefer_header      requests whose clients take the id of a task for an answer
-cross_origin        connections that pages of other sites may ask
+cross_origin        header lines for pages of other sites that may ask
 """

@@ -7,6 +7,7 @@ from headway.doors.entrance import Entrance
 from headway.doors.exchange import CodecContext
 from headway.doors.fields import TRACE_FIELDS, select_fields
 from headway.errors import RequestError
+from headway.http.inference.cross_origin import Origins
 from headway.http.inference.routes import Routes
 from headway.http.requests import Handler, Request
 from headway.http.server.connection_context import ConnectionContext
@@ -40,6 +41,7 @@ class InferenceContext(ConnectionContext):
         self.refusal_traces = entrance.refusal_traces
         self.routes = Routes(settings)
         self.codec_context = CodecContext(settings, gateway.served, entrance.counters)
+        self.origins = Origins(settings.cors_origins) if settings.cors_origins else None
         self.rate_limits = entrance.rate_limits
         self.quotas = gateway.quotas
         self.large_bodies = FairTurns(loop=self.loop, budget=MILLISECOND)

@@ -35,6 +35,7 @@ from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
+from headway.http.inference.cross_origin import Origins, asks_leave, permission
 from headway.http.inference.inference_head import HEAD, InferenceHead, read_inference_head, several_as_task
 from headway.http.inference.target import RequestTarget
 from headway.http.server.connection import ASKED, BODY, CONTINUE, FAR, IDLE, MOST_BUFFERED, ROUTE, WRITING, Connection
@@ -85,11 +86,13 @@ class FastPathConnection(Connection):
         "fan_out",
         "handoff",
         "inference",
+        "kind",
         "known",
         "lane",
         "large",
         "latest",
         "memo",
+        "memo_marks",
         "open_by",
         "origin",
         "owner",
@@ -122,9 +125,11 @@ class FastPathConnection(Connection):
         """Timer of the request in hand while its long body waits to be read."""
         self.pieces = BodyPieces()
         self.memo = _UNKNOWN
+        self.memo_marks = b""
+        """Marks of answers to requests with the remembered head."""
         self.still: Callable[[], Principal | None] = _nobody
         """Principal of the credential in the remembered head, as it is now."""
-        self.lane, self.plain, self.usual = CLOSED, False, _NO_WAY
+        self.lane, self.plain, self.usual, self.kind = CLOSED, False, _NO_WAY, b""
         """Lane of requests with the remembered head."""
         self.open_by: object = None
         """Facts for which that lane takes them with nothing more to be asked; None where it does not, or the last was no such request."""
@@ -256,7 +261,7 @@ class FastPathConnection(Connection):
                 return
             limits = self.principal.limits
             lines = self.codec.limit_lines(inference.rate_limits, limits) if limits else b""
-            head = HEAD % (inference.opening, self.id.encode(), lines, self.usual.kind, len(body))
+            head = HEAD % (inference.opening, self.id.encode(), lines, self.kind, len(body))
             self.transport.write(head + body)
             self.principal = _NOBODY
             self.phase = IDLE
@@ -322,8 +327,8 @@ class FastPathConnection(Connection):
         self.rest_from(now)
 
     def _ending(self) -> bytes:
-        """Lines of an answer's header on the end of the connection and on the principal's limits."""
-        ending = b"connection: close\r\n" if self.last or self.inference.closing else b""
+        """Lines of an answer's header on the end of the connection and on the principal's limits, and its marks."""
+        ending = b"connection: close\r\n" + self.marks if self.last or self.inference.closing else self.marks
         if self.principal.limits:
             ending += self.codec.limit_lines(self.inference.rate_limits, self.principal.limits)
         return ending
@@ -377,7 +382,14 @@ class FastPathConnection(Connection):
 
     def serve(self, head: Head, raw: bytes) -> None:
         """Start on a request: the inference routes here, all others by their handlers."""
-        routes = self.inference.routes
+        self.request = self.open_by = None
+        inference = self.inference
+        if inference.origins is not None:
+            self.marks = inference.origins.marks(head)
+            if asks_leave(head):
+                self._give_leave(inference.origins, head)
+                return
+        routes = inference.routes
         if head.method == b"POST" and (found := routes.find(head.target)) is not None:
             self._serve_inference(*found, head, raw)
             return
@@ -389,10 +401,16 @@ class FastPathConnection(Connection):
         else:
             super().serve(head, raw)
 
-    def _take_head(self) -> bool:
-        """Start on the next request, if all of its head is here; the last one is forgotten."""
-        self.request = self.open_by = None
-        return super()._take_head()
+    def _give_leave(self, origins: Origins, head: Head) -> None:
+        """Answer a browser that asks whether it may send a request."""
+        if not self.marks:
+            self.refuse(origins.refusal(head), head)
+            return
+        self.transport.write(permission(head, ID_PREFIX + self.id, self.context.date, self._ending()))
+        if self.expect_body(head):
+            self._drop_body()
+        else:
+            self.finish()
 
     def reserve(self, amount: int) -> bool:
         """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
@@ -596,7 +614,7 @@ class FastPathConnection(Connection):
     def _remember(self, request: InferenceHead, raw: bytes) -> None:
         found = _LENGTH.search(raw)
         if found is not None and len(raw) + MOST_DIGITS <= self.context.most_header:
-            self.memo, self.lane, self.open_by = request, CLOSED, None
+            self.memo, self.memo_marks, self.lane, self.open_by = request, self.marks, CLOSED, None
             self.still = self.inference.entrance.watch(request.authorization)
             self.before = raw[: found.start(1)]
             self.after = raw[found.end(1) :]
@@ -606,7 +624,7 @@ class FastPathConnection(Connection):
     def _repeat(self, body: bytes) -> None:
         """Start on a request that came whole, under the remembered head."""
         request, inference = self.memo, self.inference
-        self.open_by = None
+        self.open_by, self.marks = None, self.memo_marks
         self.id = request.id or inference.new_id()
         self.codec, self.encode_error = request.codec, request.codec.encode_error
         try:
@@ -637,6 +655,7 @@ class FastPathConnection(Connection):
             return False
         entrance.charge(principal)
         self.since, self.phase, self.open_by, request = monotonic(), BODY, None, self.memo
+        self.marks = self.memo_marks
         self.id = request.id or self.inference.new_id()
         self.codec, self.encode_error = request.codec, request.codec.encode_error
         self.request, self.principal = request, principal
@@ -719,7 +738,7 @@ class FastPathConnection(Connection):
             usual, self.open_by = exchange.usual, None
             self.plain = usual is not None and not (self.last or self.inference.closing)
             if usual is not None and self.plain:
-                self.usual, self.exchange = usual, None
+                self.usual, self.kind, self.exchange = usual, self.marks + usual.kind, None
                 if is_known and usual.read is not unusual and not (request.id or self.known.models):
                     self.open_by = lane.facts
             gateway.enter(self, lane, self.id, text, parameters)

@@ -76,13 +76,14 @@ class Connection(asyncio.Protocol):
     Attributes:
         far: bytes a client may send ahead of its answers.
         encode_error: encoder of errors of the request in hand; the listener's own until its route is known.
+        marks: header lines that the answer to the request in hand gets whatever it is, each with its end.
     """
 
     far = MOST_BUFFERED
 
     __slots__ = (
-        "ahead", "asked", "brief", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "missing",
-        "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "upload", "writable",
+        "ahead", "asked", "brief", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "marks",
+        "missing", "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "upload", "writable",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
@@ -96,6 +97,7 @@ class Connection(asyncio.Protocol):
         self.seen = 0
         self.id = ""
         self.encode_error = context.encode_error
+        self.marks = b""
         self.last = False
         self.brief = False
         """Whether it is closed with its answer, as too many connections linger."""
@@ -337,7 +339,7 @@ class Connection(asyncio.Protocol):
             lines.append(f"{name}: {value}")
         if self.last or self.context.closing:
             lines.append("connection: close")
-        return "\r\n".join((*lines, "", "")).encode("latin-1")
+        return "\r\n".join((*lines, "")).encode("latin-1") + self.marks + b"\r\n"
 
     def _leaves_body(self) -> bool:
         """Whether the rest of the body may be long, or never come, so that the connection has to end behind the answer."""
@@ -426,6 +428,7 @@ class Connection(asyncio.Protocol):
         context, shown = self.context, ID_PREFIX + self.id
         encoded = self.encode_error(error, shown)
         close = self.last or context.closing
+        fields += self.marks
         self.transport.write(frame_error(error.code, shown, encoded, date=context.date, close=close, fields=fields))
 
     def linger(self) -> None:
@@ -478,7 +481,7 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
         elif phase == HEAD:
             if waited > context.read_timeout:
-                self.id, self.encode_error = "", context.encode_error
+                self._forget()
                 self._late("header")
         elif phase == DROP:
             if waited > context.read_timeout:
@@ -533,26 +536,28 @@ class Connection(asyncio.Protocol):
                 return False
             if not buffer:
                 return False
-        end = buffer.find(END, max(self.seen - 3, 0)) + len(END)
-        if end > self.context.most_header or (end < len(END) and len(buffer) > self.context.most_header):
-            self.id, self.encode_error = "", self.context.encode_error
-            self.reject(too_long(self.context.most_header))
+        end, context = buffer.find(END, max(self.seen - 3, 0)), self.context
+        if end > context.most_header - len(END) or (end < 0 and len(buffer) > context.most_header):
+            self._forget()
+            self.reject(too_long(context.most_header))
             return True
-        if end < len(END):
+        if end < 0:
             self._await_head(buffer)
             return False
+        end += len(END)
         raw = buffer[:end]
         self.buffer = buffer[end:]
         self.reserve(0)
         self.seen = self.upload = 0
         self.since = monotonic()
-        self.id, self.encode_error = "", self.context.encode_error
+        self.encode_error = context.encode_error
         try:
             head = read_head(raw)
         except RequestError as exc:
+            self._forget()
             self.reject(exc)
         else:
-            self.id = read_id(head.single) or self.context.new_id()
+            self.id = read_id(head.single) or context.new_id()
             self.last = not head.keep
             self.serve(head, raw)
         return True
@@ -560,11 +565,15 @@ class Connection(asyncio.Protocol):
     def _await_head(self, buffer: bytes) -> None:
         why = suspect(buffer, self.seen)
         if why is not None:
-            self.id, self.encode_error = "", self.context.encode_error
+            self._forget()
             self.reject(why)
             return
         self.seen = len(buffer)
         self._begin_head()
+
+    def _forget(self) -> None:
+        """Forget the last request, as what comes after it is none."""
+        self.id, self.encode_error, self.marks = "", self.context.encode_error, b""
 
     def _begin_head(self) -> None:
         if self.phase == IDLE:

@@ -80,15 +80,11 @@ class Listener(ListeningPort):
     ) -> Listener:
         """Listener for clients: the fast path, and `answer` for all other routes."""
         from headway.http.inference.context import InferenceContext
-        from headway.http.inference.cross_origin import CrossOriginConnection, Origins
         from headway.http.inference.fast_path import FastPathConnection
 
         settings = entrance.settings
-        connect: Callable[[Any], Connection] = FastPathConnection
-        if settings.cors_origins:
-            connect = partial(CrossOriginConnection, origins=Origins(settings.cors_origins))
         make_context = partial(InferenceContext, answer, entrance)
-        return cls(settings.host, settings.port, "", settings, make_context, connect, certificates)
+        return cls(settings.host, settings.port, "", settings, make_context, FastPathConnection, certificates)
 
     @classmethod
     def admin(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.stand.findings import Findings
-from headway.core.arrival_trace import instants
+from headway.core.arrivals import instants
 
 TRACES = {"code": "AzureLLMInferenceTrace_code.csv", "conv": "AzureLLMInferenceTrace_conv.csv"}
 

@@ -13,7 +13,7 @@ from headway.config import CHARS, Settings, terms_of
 from headway.config.extras import needing
 from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
 from headway.core.breaker import Breaker
-from headway.core.call_pace import CallPace
+from headway.core.ratelimit import CallPace
 from headway.core.weight_estimate import WeightEstimate
 from headway.errors import SettingError
 from headway.model import ModelReport

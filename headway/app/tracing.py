@@ -12,7 +12,7 @@ import msgspec
 
 from headway.config import Settings
 from headway.config.extras import needing
-from headway.core.trace_sampling import Sampler
+from headway.core.trace_context import Sampler
 from headway.model import Role
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanRecorder

@@ -29,7 +29,7 @@ from headway.config import Settings
 from headway.config.target import FileTarget, ModuleTarget, Target
 from headway.core import policies
 from headway.core.breaker import Breaker
-from headway.core.call_pace import CallPace
+from headway.core.ratelimit import CallPace
 from headway.model import Slot
 from headway.ports import WorkSource
 from headway.runtime.certificates import RemoteCertificates

@@ -1,8 +1,8 @@
-"""Bucket with the files of bulk jobs, by fsspec: S3, and whatever else keeps objects.
+"""Bucket with the files of bulk jobs, by fsspec: S3, or any other store of objects.
 
-An object is there as a whole or not at all, under its name at once, and cannot be added to. So a file is sent in parts that
-become one by its last step. A log becomes objects of about a MiB, of which the last is put again with each write, as long as
-it grows. Nobody else writes to it, as its holder's generation is in its name.
+An object appears whole and at once, and can't be appended to. So a file is sent in parts that its last step joins. A log
+becomes objects of about a MiB; each write puts the last one again until it is that large. Its name has its holder's
+generation, so nobody else writes to it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileReader, FileSink, Pa
 T = TypeVar("T")
 
 SENT_AT_ONCE = 5 << 20
-"""Bytes of a file that are sent at once: the least that S3 takes, which takes 10,000 of them."""
+"""Bytes of a file sent at once: the least that S3 accepts, for at most 10,000 parts."""
 READ_AT_ONCE = 1 << 20
-"""Bytes of a file that are asked for at once."""
+"""Bytes of a file read at once."""
 PART = 1 << 20
-"""Bytes of an object of a log beyond which the next one begins."""
+"""Size in bytes at which the next object of a log begins."""
 MARK = "headway-bulk"
-"""Object by which the bucket is known to be there."""
+"""Object that shows that the bucket is there."""
 
 
 class Bucket(BulkFolder):
@@ -35,7 +35,7 @@ class Bucket(BulkFolder):
 
     Arguments:
         url: its URL, as `s3://bucket/folder`.
-        run: runs what waits; None: threads of its own.
+        run: runs blocking functions; None: threads of its own.
 
     Raises:
         ImportError: the package of this kind of bucket is missing.
@@ -50,7 +50,7 @@ class Bucket(BulkFolder):
         self._root = ""
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Clients of buckets raise errors of many kinds."""
+        """Run a blocking function. Clients of buckets raise errors of many kinds, which become OSError."""
 
         def told() -> T:
             try:
@@ -87,7 +87,7 @@ class Bucket(BulkFolder):
         return BucketLog(self._system, self._path_of(self.part(job, stem)))
 
     def parts(self, job: str) -> list[str]:
-        """A log that is not there has no parts."""
+        """Return the parts of a job's log; none if there is no log."""
         return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
 
     def remove(self, name: str) -> None:
@@ -99,7 +99,7 @@ class Bucket(BulkFolder):
             self.remove(self.part(job, name))
 
     def remove_left(self) -> None:
-        """Parts of a file that nobody will end are removed by a rule of the bucket itself."""
+        """Do nothing: a rule of the bucket itself removes parts of unfinished uploads."""
 
     def found(self) -> dict[str, bool]:
         names: dict[str, bool] = {}
@@ -114,7 +114,7 @@ class Bucket(BulkFolder):
 
 
 def _left(known: dict[str, Any]) -> bool:
-    """Whether an object has been there for long, by what a listing tells of it; no where it tells no time."""
+    """Return True if a listing says that an object is old; False if it gives no time."""
     at = known.get("LastModified") or known.get("last_modified") or known.get("created")
     return isinstance(at, datetime) and at.timestamp() < time.time() - LEFT_AFTER
 
@@ -139,7 +139,7 @@ class BucketSink(FileSink):
     def discard(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.closed = True  # Else it sends what it still has when it is forgotten.
+            file.closed = True  # Otherwise it sends its buffer when it is garbage collected.
             file.discard()
 
 

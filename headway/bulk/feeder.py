@@ -2,8 +2,8 @@
 
     store ─claim─▶ job run ─lines that are ready─▶ turns ─as many as there is room─▶ runner ─replies─▶ job run
 
-Any gateway of a fleet may hold a job, one at a time. Each tenant has a few jobs that run at once, so that one with many
-keeps nobody waiting; of those that run, tenants take turns line by line.
+Any gateway of a fleet may hold a job, one at a time. Only a few jobs of a tenant run at once, so that a tenant with many
+keeps nobody waiting; tenants take turns line by line.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 LOOK_EVERY = 5.0
-"""Seconds between two looks for jobs that nobody holds."""
+"""Seconds between two looks for jobs without a holder."""
 SHARE = 4
-"""Jobs of one tenant that run at once, in all of the fleet."""
+"""Jobs of one tenant that run at once in the whole fleet."""
 MOST_RUNS = 64
 """Jobs that one process holds at once."""
 SPIN = 0.05
-"""Seconds after which a runner is asked again that has room for nothing, or for no tenant that has lines."""
+"""Seconds before a runner is asked again that had no room, or none for the tenants with lines."""
 AGAIN = 1.0
-"""Seconds after which a runner is asked again that has failed."""
+"""Seconds before a runner is asked again that failed."""
 
 
 class Feeder:
@@ -42,8 +42,8 @@ class Feeder:
 
     Arguments:
         owner: name of the process; no other has it.
-        context: what its jobs have in common; `wake` is the feeder's own.
-        ended: is told of each job that has ended here.
+        context: what its jobs share; the feeder sets `wake`.
+        ended: called with each job that ended here.
 
     Attributes:
         runs: runs of the jobs that the process holds, by id.
@@ -63,21 +63,21 @@ class Feeder:
     def statuses(self) -> dict[str, int]:
         """Number of the jobs that the process holds, by status."""
         held = Counter(run.job.status.value for run in self.runs.values())
-        return {one.value: held[one.value] for one in OPEN_STATUSES}
+        return {status.value: held[status.value] for status in OPEN_STATUSES}
 
     @property
     def paused(self) -> int:
-        """Number of those of which nothing runs at present, by no fault of their lines."""
+        """Number of jobs here that pause through no fault of their lines."""
         return sum(run.is_held_up for run in self.runs.values())
 
     @property
     def store_trouble(self) -> str:
-        """Why the database does not tell of jobs now; empty while it does."""
+        """Why the database can't be asked for jobs; empty while it can."""
         return self._availability.error
 
     @property
     def folder_trouble(self) -> str:
-        """Why jobs that are held here do not get on with their files now; empty while they do."""
+        """Why jobs here can't use their files; empty while they can."""
         return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
 
     def start(self, supervisor: Supervisor) -> None:
@@ -85,16 +85,16 @@ class Feeder:
         supervisor.start("bulk jobs", self._look)
 
     def tell(self) -> None:
-        """Note that there may be a job that nobody holds."""
+        """Look for jobs now: one may have no holder."""
         self._news.set()
 
     def hurry(self, job: str) -> None:
-        """Note that the client wishes that a job ends."""
+        """Look at the store soon, as the client cancelled a job."""
         if (run := self.runs.get(job)) is not None:
             run.hurry()
 
     async def close(self) -> None:
-        """Let go of all jobs; others may hold them at once."""
+        """Release all jobs; other processes may hold them at once."""
         runs = [*self.runs.values()]
         await end(*self._tasks.values(), *self._pumps.values(), tidies=TIDIES)
         await asyncio.gather(*(run.release() for run in runs), return_exceptions=True)
@@ -115,7 +115,7 @@ class Feeder:
 
     async def _begin(self, job: BulkJob) -> None:
         if (before := self._tasks.get(job.id)) is not None:
-            # Its lease ran out, and this process took it again: the run that had it is fenced.
+            # Its lease ran out and this process took it again: its former run is fenced.
             await end(before, tidies=TIDIES)
         log.info("a bulk job runs here", job=job.id, tenant=job.tenant, generation=job.generation)
         run = self.runs[job.id] = JobRun(job, self._of)
@@ -144,7 +144,7 @@ class Feeder:
         self.tell()
 
     def _wake(self, model: str) -> None:
-        """Send lines of a model to the runner from now on, until none are left."""
+        """Send lines of a model to the runner until none are left."""
         if model not in self._pumps:
             self._pumps[model] = asyncio.create_task(self._pump(model), name=f"bulk lines of {model}")
 
@@ -160,7 +160,7 @@ class Feeder:
             del self._pumps[model]
 
     async def _send(self, model: str) -> None:
-        """Send lines of a model to the runner, as many as it has room for."""
+        """Send as many lines of a model to the runner as it has room for."""
         runner, turns, sent = self._of.runner, self._of.turns, 0
         room = await runner.room(model)
         while sent < room and (line := turns.take(model, partial(self._rests, model))) is not None:

@@ -1,10 +1,10 @@
-"""Folder of bulk jobs: whole files by their ids, what is on its way in, and the logs of jobs.
+"""Folder of bulk jobs: whole files by their ids, uploads, and the logs of jobs.
 
-    files/ID          whole files; one gets there by its last step, under its name at once
+    files/ID          whole files, renamed to here as the last step
     incoming/…        files that are being written
     jobs/ID/…         logs of jobs that have not ended
 
-Disks wait, so they are asked in threads. What they refuse is raised as FolderUnavailable.
+Disks block, so threads ask them. Their errors become FolderUnavailable.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from headway.errors import FileLost, FolderUnavailable, SettingError
 T = TypeVar("T")
 
 CHUNK = 1 << 16
-"""Bytes read at once: what is done with them takes the event loop for about a millisecond."""
+"""Bytes read at once: handling them takes the event loop about a millisecond."""
 BUFFER = 1 << 18
-"""Bytes that are gathered before they are written."""
+"""Bytes that are collected before they are written."""
 AT_ONCE = 4
 """Threads that ask the disk at once."""
 LEFT_AFTER = 86_400.0
-"""Seconds after which what nobody touches counts as left behind, if nobody knows it."""
+"""Seconds without a change after which an unknown file counts as abandoned."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runner of a function that waits for a disk."""
+"""Runner of a function that blocks on a disk."""
 
 
 class BulkFolder:
     """Folder of a path.
 
     Arguments:
-        path: the folder; it is made if need be.
-        run: runs what waits for a disk; None: threads of its own.
+        path: the folder; it is made if necessary.
+        run: runs functions that block on a disk; None: threads of its own.
     """
 
     def __init__(self, path: str, run: Run | None = None) -> None:
@@ -59,10 +59,10 @@ class BulkFolder:
             raise SettingError("bulk_dir", self._shown, why(exc), hint) from exc
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run what waits for the disk.
+        """Run a function that blocks on the disk.
 
         Raises:
-            FolderUnavailable: the disk did not do it; its cause is what the system said.
+            FolderUnavailable: the disk refused; the cause is the system's error.
         """
         try:
             return await self._run(work)  # type: ignore[return-value]
@@ -72,19 +72,19 @@ class BulkFolder:
             raise FolderUnavailable(f"the folder of bulk jobs cannot be used: {exc.strerror or exc}") from exc
 
     def writer(self, id: str) -> FileWriter:
-        """Writer of a new file."""
+        """Return a writer of a new file."""
         return FileWriter(self, self.sink(id))
 
     def file(self, id: str) -> str:
-        """Name in the folder of a whole file."""
+        """Return the path of a whole file within the folder."""
         return f"files/{id}"
 
     def part(self, job: str, name: str) -> str:
-        """Name in the folder of a part of a job's log."""
+        """Return the path of a part of a job's log within the folder."""
         return f"jobs/{job}/{name}"
 
     async def size(self, id: str) -> int:
-        """Bytes of a whole file. Raises FolderUnavailable."""
+        """Return the size of a whole file in bytes. Raises FolderUnavailable."""
         return await self.do(lambda: self.size_of(self.file(id)))
 
     async def remove_file(self, id: str) -> None:
@@ -100,11 +100,11 @@ class BulkFolder:
         await self.do(self.remove_left)
 
     async def names(self) -> dict[str, bool]:
-        """Ids of files, and of jobs with a log, with whether nobody has touched them for long."""
+        """Return the ids of files, and of jobs with a log; True for those that are old."""
         return await self.do(self.found)
 
     async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
-        """Read a file piece by piece. Raises FolderUnavailable, and FileLost where only the file is gone."""
+        """Read a file piece by piece. Raises FolderUnavailable, or FileLost if only the file is gone."""
         file: FileReader | None = None
 
         def read() -> bytes | None:
@@ -125,10 +125,10 @@ class BulkFolder:
         if piece is None:
             raise FileLost("the file is not there any more")
 
-    # What waits, in a thread of `do`.
+    # Blocking functions, run by `do`.
 
     def make(self) -> None:
-        """Make the folder, and try whether it may be written to."""
+        """Make the folder, and check that it is writable."""
         for name in ("files", "incoming", "jobs"):
             (self._path / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         trial = self._incoming()
@@ -136,7 +136,7 @@ class BulkFolder:
         trial.unlink()
 
     def look(self) -> None:
-        """Raise FileNotFoundError where the folder is not there, as when it is one of the network that is not mounted."""
+        """Raise FileNotFoundError if the folder is gone, such as a network folder that isn't mounted."""
         (self._path / "files").stat()
 
     def reader(self, name: str) -> FileReader:
@@ -144,11 +144,11 @@ class BulkFolder:
         return LocalReader(self._path / name)
 
     def sink(self, id: str) -> FileSink:
-        """FileSink of a new file."""
+        """Return a sink for a new file."""
         return LocalSink(self._incoming(), self._path / self.file(id))
 
     def size_of(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return (self._path / name).stat().st_size
 
     def begin_log(self, job: str) -> None:
@@ -156,12 +156,12 @@ class BulkFolder:
         (self._path / "jobs" / job).mkdir(exist_ok=True, mode=0o700)
 
     def log(self, job: str, stem: str) -> PartLog:
-        """Log of one holder of a job, as it writes it; the names of its files begin with `stem`."""
+        """Return the log of one holder of a job, whose files' names begin with `stem`."""
         return LocalLog(self._path / self.part(job, f"{stem}.part"))
 
     def parts(self, job: str) -> list[str]:
-        """Names of the files of a job's log. Raises FileNotFoundError where there is no log."""
-        return [one.name for one in (self._path / "jobs" / job).iterdir()]
+        """Return the names of the files of a job's log. Raises FileNotFoundError if it has none."""
+        return [path.name for path in (self._path / "jobs" / job).iterdir()]
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -173,14 +173,14 @@ class BulkFolder:
 
     def remove_left(self) -> None:
         """Remove what was on its way in and left behind."""
-        for one in (self._path / "incoming").iterdir():
-            if _left(one):
-                one.unlink(missing_ok=True)
+        for path in (self._path / "incoming").iterdir():
+            if _left(path):
+                path.unlink(missing_ok=True)
 
     def found(self) -> dict[str, bool]:
         """See `names`."""
         kinds = (("files", "file-*"), ("jobs", "batch_*"))
-        return {one.name: _left(one) for folder, kind in kinds for one in (self._path / folder).glob(kind)}
+        return {path.name: _left(path) for folder, kind in kinds for path in (self._path / folder).glob(kind)}
 
     async def _in_thread(self, work: Callable[[], object]) -> object:
         async with self._free:
@@ -191,36 +191,36 @@ class BulkFolder:
 
 
 class FileReader(Protocol):
-    """File that is read from its beginning. Its calls wait for the disk."""
+    """File that is read from its beginning. Its calls block on the disk."""
 
     def read(self, size: int, /) -> bytes:
-        """Next bytes, at most so many; empty at its end."""
+        """Return the next bytes, at most so many; empty at its end."""
 
     def close(self) -> None:
         """Let go of it."""
 
 
 class FileSink(Protocol):
-    """New file that nobody sees before it is whole. Its calls wait for the disk."""
+    """New file that nobody sees before it is whole. Its calls block on the disk."""
 
     def write(self, content: bytes) -> None:
         """Add content."""
 
     def commit(self) -> None:
-        """Have it stand under its name, so that it survives a loss of power."""
+        """Give it its name, so that it survives a power loss."""
 
     def discard(self) -> None:
-        """Let go of what has not been committed."""
+        """Drop what wasn't committed."""
 
 
 class PartLog(Protocol):
-    """Log of one holder of a job. Its calls wait for the disk."""
+    """Log of one holder of a job. Its calls block on the disk."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Add records, so that they survive a loss of power. After a failure the next call adds them again; none is there twice."""
+        """Add records, so that they survive a power loss. After an error the next call adds them again, and none twice."""
 
     def close(self) -> None:
-        """Close its files. It may be added to again."""
+        """Close its files; `append` opens them again."""
 
 
 class FileWriter:
@@ -246,12 +246,12 @@ class FileWriter:
             await self._flush()
 
     async def commit(self) -> None:
-        """Make it a whole file. Raises FolderUnavailable."""
+        """Finish the file. Raises FolderUnavailable."""
         await self._flush()
         await self._folder.do(self._sink.commit)
 
     async def discard(self) -> None:
-        """Let go of what has not become a file."""
+        """Drop what isn't a whole file."""
         with contextlib.suppress(FolderUnavailable):
             await self._folder.do(self._sink.discard)
 
@@ -262,7 +262,7 @@ class FileWriter:
 
 
 class LocalReader(FileReader):
-    """FileReader of a local disk. It has the file open only while it reads: a client that takes its time holds no descriptor.
+    """FileReader of a local disk. It opens the file only while it reads, so that a slow client holds no descriptor.
 
     Arguments:
         path: where it is.
@@ -278,7 +278,7 @@ class LocalReader(FileReader):
         return piece
 
     def close(self) -> None:
-        """Do nothing: it is not open."""
+        """Do nothing: the file isn't open."""
 
 
 class LocalSink(FileSink):
@@ -286,7 +286,7 @@ class LocalSink(FileSink):
 
     Arguments:
         path: where it is written.
-        target: where it stands in the end.
+        target: its final path.
     """
 
     def __init__(self, path: Path, target: Path) -> None:
@@ -316,7 +316,7 @@ class LocalLog(PartLog):
         """Bytes that are whole records."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Add records behind those that are whole, as a disk that was full may have taken a part of them before."""
+        """Add records after the last whole one, as a full disk may have taken part of a record before."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)
@@ -335,7 +335,7 @@ class LocalLog(PartLog):
 
 
 def _left(path: Path) -> bool:
-    """Whether nobody has touched what stands at a path for long."""
+    """Return True if the file at a path is old."""
     try:
         return path.stat().st_mtime < time.time() - LEFT_AFTER
     except FileNotFoundError:
@@ -343,7 +343,7 @@ def _left(path: Path) -> bool:
 
 
 def why(exc: FolderUnavailable) -> str:
-    """First cause of an error, for those who run the service."""
+    """Return the first cause of an error, for operators."""
     first: BaseException = exc
     while first.__cause__ is not None:
         first = first.__cause__
@@ -358,7 +358,7 @@ def write_all(file: BinaryIO, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Have the names in a folder survive a loss of power."""
+    """Let the names in a folder survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

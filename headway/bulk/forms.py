@@ -1,4 +1,4 @@
-"""Form of an API's lines: what the feeder of jobs asks of the API whose bodies they are."""
+"""Form of lines: what the feeder of jobs needs from the API whose request bodies they are. The API implements it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from headway.model import Failure, Reply
 from headway.model.bulk import BulkJob, BulkLine
 
 AT_ONCE = 1 << 16
-"""Bytes of a record that are made in one turn of the event loop."""
+"""Bytes of a record made in one turn of the event loop."""
 
 Making = Iterator[tuple[bool, bytes] | None]
-"""Record of a line as it is made: None after each AT_ONCE bytes, then whether the line has an answer, and the record in JSON."""
+"""A record in the making: None after each AT_ONCE bytes, then whether the line succeeded, and the record in JSON."""
 
 
 class NotYet(Exception):
-    """Error of a line of which nobody can tell yet whether it can run; its text says why."""
+    """Error of a line that can't be judged yet; its text says why."""
 
 
 class AskedLine(msgspec.Struct):
-    """A line that asks for an output, or for one of each of its parts.
+    """A line that asks for an output, or for one for each of its parts.
 
     Attributes:
-        parts: what runs.
+        parts: the inputs that run.
         size: its bytes in the file.
-        record: makes its record from the replies to all parts in order, each with an output, or from its failure.
-        most: most bytes that the outputs of several parts may have together.
-        held: bytes of the outputs that have come.
-        failure: why the line has none.
+        record: makes its record from the replies to all parts in order, or from its failure.
+        most: limit in bytes on the outputs of several parts together.
+        held: bytes of the outputs so far.
+        failure: why the line failed, if it did.
     """
 
     parts: Sequence[BulkLine]
@@ -45,7 +45,7 @@ class AskedLine(msgspec.Struct):
     _replies: dict[int, Reply] = {}
 
     def take(self, part: int, reply: Reply) -> Making | None:
-        """Take the reply to a part. Returns the making of the line's record, once nothing more is to come."""
+        """Take the reply to a part. Returns the line's record in the making once no reply is missing, else None."""
         count = len(self.parts)
         if self.failure is not None:
             return None
@@ -69,9 +69,9 @@ class LineForm(Protocol):
     """Reader and writer of lines."""
 
     def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
-        """Read a line, a little at a time; the record of its error, in JSON, where it is not one that can run. Raises NotYet."""
+        """Read a line, a little at a time. Returns the record of its error, in JSON, if it can't run. Raises NotYet."""
         ...
 
     def expired(self, number: int, text: bytes) -> bytes:
-        """Record, in JSON, of the error of a line that was not run in time."""
+        """Return the error record, in JSON, of a line that didn't run in time."""
         ...

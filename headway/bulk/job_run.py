@@ -152,7 +152,7 @@ class JobRun:
         self._written -= RENEW
 
     def standing(self) -> BulkJob:
-        """Job with what the store has not heard yet: how far it is, and why it pauses."""
+        """Return the job with what the store has not heard yet: how far it is, and why it pauses."""
         counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
         paused = self.disk_trouble or self._store_trouble or self._in_doubt
         waits, until = "", 0.0
@@ -169,7 +169,7 @@ class JobRun:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it pauses by no fault of its tenant's lines."""
+        """True if it pauses by no fault of its tenant's lines."""
         if self.disk_trouble or self._store_trouble or self._in_doubt:
             return True
         return any(map(self._of.runner.paused, self._models))
@@ -190,7 +190,7 @@ class JobRun:
         self._answers.close()
 
     def wants(self, line: BulkLine) -> bool:
-        """Whether a line that was ready is still to run: not so when another part of it has failed."""
+        """Return True if a line that was ready is still to run: not so when another part of it has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
@@ -449,7 +449,7 @@ class JobRun:
 
     @property
     def _all_ended(self) -> bool:
-        """Whether each line has its record."""
+        """True if each line has its record."""
         return self._read_all and not self._asked
 
     def _ending(self) -> JobStatus | None:

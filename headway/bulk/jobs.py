@@ -85,7 +85,7 @@ class BulkJobs:
         await self.store.close()
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Job of an id. Of one that runs here it is told why it pauses even where the store cannot take that.
+        """Return the job of an id. Of one that runs here it is told why it pauses even where the store cannot take that.
 
         Raises:
             StoreUnavailable: the store does not answer, and the job does not run here.
@@ -143,7 +143,7 @@ class BulkJobs:
                 del self._uploading[tenant]
 
     def too_much(self) -> PayloadTooLarge:
-        """Error of a file for which its tenant has no room."""
+        """Return the error of a file for which its tenant has no room."""
         return PayloadTooLarge(
             f"you may store {self.most.number} files of {self.most.size} bytes together (bulk_max_bytes), "
             "and this would be more; delete some that you no longer need"

@@ -1,4 +1,4 @@
-"""Lines of a file, page by page, none of them larger than is asked for; and sets of their numbers."""
+"""Lines of a file, page by page and of limited length; and sets of their numbers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class LineSplitter:
-    """Splitter of what is fed bit by bit into lines without their ends. Of a line that is too long the rest is dropped.
+    """Splitter of pieces of text into lines without their ends. Lines that are too long are cut off.
 
     Arguments:
-        most: bytes of the longest line; of a longer one, one byte more is given, by which it is known.
+        most: length limit in bytes; a longer line is cut one byte beyond it, so that it can be told.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._rest: list[bytes] = []
-        """Pieces of the line that has no end yet."""
+        """Pieces of the unfinished line."""
         self._size = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Lines that are complete by now."""
+        """Return the lines that a piece completes."""
         *lines, rest = piece.split(b"\n")
         if lines:
             lines[0] = b"".join((*self._rest, lines[0]))
@@ -36,12 +36,12 @@ class LineSplitter:
         return [line[: self._most + 1] for line in lines]
 
     def end(self) -> bytes:
-        """Last line, which has no end; empty where there is none."""
+        """Return what follows the last line end."""
         return b"".join(self._rest)[: self._most + 1]
 
 
 async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
-    """Lines of a file that are not blank, with their numbers from 1, some at a time. Raises FolderUnavailable."""
+    """Yield pages of the lines of a file that aren't blank, with their numbers from 1. Raises FolderUnavailable."""
     splitter, number, mark = LineSplitter(most), 0, _BOM
     async with aclosing(folder.pieces(name)) as pieces:
         async for piece in pieces:
@@ -54,7 +54,7 @@ async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list
 
 
 class LineSet:
-    """Set of numbers from 0, which grows as it has to."""
+    """Set of numbers from 0, as a growing bit map."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
@@ -64,7 +64,7 @@ class LineSet:
         return place < len(self._bits) and bool(self._bits[place] & (1 << (number & 7)))
 
     def add(self, number: int) -> bool:
-        """Add a number; False when it is there already."""
+        """Add a number. Returns False if it was there."""
         place, bit = number >> 3, 1 << (number & 7)
         if place >= len(self._bits):
             self._bits += bytes(place - len(self._bits) + 1 + len(self._bits) // 8)

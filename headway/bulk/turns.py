@@ -1,4 +1,4 @@
-"""Lines that are ready to run. Of each model tenants take turns, and so do the jobs of a tenant."""
+"""Lines that are ready to run: tenants take turns, and so do a tenant's jobs. Each job run and the feeder share one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Turns:
             tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
 
     def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
-        """Take the next line of a model, whose tenant does not rest; None: there is none."""
+        """Take the next line of a model, of a tenant that doesn't rest; None if there is none."""
         tenants = self._models.get(model, OrderedDict())
-        tenant = next((one for one in tenants if not rests(one)), None)
+        tenant = next((name for name in tenants if not rests(name)), None)
         if tenant is None:
             return None
         jobs = tenants[tenant]
@@ -45,7 +45,7 @@ class Turns:
         return line
 
     def drop(self, tenant: str, job: str) -> None:
-        """Forget the lines of a job."""
+        """Drop the lines of a job."""
         for model, tenants in [*self._models.items()]:
             jobs = tenants.get(tenant)
             if jobs is None or jobs.pop(job, None) is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.core.policies import POLICIES
 
 

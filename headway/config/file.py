@@ -13,7 +13,7 @@ from typing import Any
 
 from headway.config.models import MOST_MODELS, SHORT, VERSIONS
 from headway.config.settings import FIELDS, MODEL_FIELDS, VERSION_FIELDS, is_file, kind
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 

@@ -42,7 +42,7 @@ from headway.config.fields import (
 from headway.config.models import ModelSettings
 from headway.core import policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.core.policies import POLICIES
 from headway.core.scaling import rules as scale_rules_of
 from headway.dialects import AUTO, NAMES

@@ -13,7 +13,7 @@ from typing import Any
 from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
 from headway.config.models import VERSIONS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, MAX_REQUEST_TIMEOUT_MS, MODEL_FIELDS, PREFIX, Settings, flag, kind
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.errors import SettingError
 
 ALIKE = 0.85

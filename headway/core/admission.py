@@ -77,14 +77,14 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
-        """Limits before the first batch was measured: every entry is admitted."""
+        """Return the limits before the first batch was measured: every entry is admitted."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
     def of(
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
-        """Limits from what the fleet can do.
+        """Return the limits from what the fleet can do.
 
         Arguments:
             max_batch: size of a full batch.
@@ -105,7 +105,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Most size that may be ahead of `entry` in `tier`."""
+        """Return the most size that may be ahead of `entry` in `tier`."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -131,7 +131,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
 
     def most(self, entry: Entry, size: float) -> float:
-        """Most entries like `entry`, each of this size, that are answered in time where nothing else is asked."""
+        """Return the most entries like `entry`, each of this size, that are answered in time where nothing else is asked."""
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:

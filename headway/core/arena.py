@@ -49,7 +49,7 @@ class Allocator:
         self.used = used
 
     def take(self, length: int) -> Place | None:
-        """Place of a value of so many bytes; None when there is no room for it."""
+        """Return the place of a value of so many bytes; None when there is no room for it."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         if offset + length > self._size:
             return None
@@ -58,7 +58,7 @@ class Allocator:
 
 
 def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
-    """Whether the other side may have placed its values so: in order, within the arena, without overlap, for this batch.
+    """Return True if the other side may have placed its values so: in order, within the arena, without overlap, for this batch.
 
     Arguments:
         places: places in the order in which they were taken.

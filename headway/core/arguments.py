@@ -16,7 +16,7 @@ class NoArguments(ValueError):
 
 
 def read(text: str) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and named arguments that a text holds.
+    """Return the positional and named arguments that a text holds.
 
     Raises:
         NoArguments: the text is no list of literals.
@@ -43,7 +43,7 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def write(named: Mapping[str, object]) -> str:
-    """Text of named arguments, as `read` takes it.
+    """Return the text of named arguments, as `read` takes it.
 
     Raises:
         NoArguments: a name is no identifier, or a value has no literal.
@@ -57,7 +57,7 @@ def write(named: Mapping[str, object]) -> str:
 
 
 def shown(text: str) -> str:
-    """Arguments as they may be printed: their names without their values, which may be secret."""
+    """Return the arguments as they may be printed: their names without their values, which may be secret."""
     positional, named = read(text)
     return ", ".join(["…"] * len(positional) + [f"{name}=…" for name in named])
 

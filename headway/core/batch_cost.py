@@ -20,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from headway.core.service_model import DECAY, ServiceModel
-from headway.model import CostLine, CostShape, WorkerInfo, WorkerStatus
+from headway.core.weight_estimate import octets
+from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 
 NUMBER_ERROR = 0.03
 """Mean relative error of forecasts below which the line by number holds, however good the others are."""
@@ -71,13 +72,13 @@ class BatchCost:
 
     @property
     def cuts(self) -> bool:
-        """Whether the next batch may be run in several calls."""
+        """True if the next batch may be run in several calls."""
         if self.shape is CostShape.NUMBER and self._observed >= self._trial_at:
             return self._may_try(self._lines[CostShape.NUMBER].largest)
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Whether a batch may run in two calls on trial, which spare so many inputs of the greatest length.
+        """Return True if a batch may run in two calls on trial, which spare so many inputs of the greatest length.
 
         If the model pads, they take no longer than one, by the slope of the line by number. Without one nobody knows.
         """
@@ -85,7 +86,7 @@ class BatchCost:
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
+        """Return the calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -146,7 +147,7 @@ class BatchCost:
         return self.line_of(self.shape)
 
     def line_of(self, shape: CostShape) -> CostLine:
-        """Line of one shape, whether it holds or not."""
+        """Return the line of one shape, whether it holds or not."""
         line = self._lines[shape]
         longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # Turns are divided by it.
         return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
@@ -173,7 +174,7 @@ def _mean(lines: Sequence[CostLine]) -> CostLine:
 
 
 def is_news(line: CostLine | None, known: CostLine | None) -> bool:
-    """Whether a line differs so much from one that is gone by that this is to be replaced."""
+    """Return True if a line differs so much from one that is gone by that this is to be replaced."""
     if line is None or known is None:
         return line is not known
     now, before = line.alpha + line.beta * line.longest, known.alpha + known.beta * known.longest
@@ -185,7 +186,7 @@ def is_news(line: CostLine | None, known: CostLine | None) -> bool:
 
 
 def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
-    """Calls that a batch is best run in: places of the inputs of each, the lightest first.
+    """Return the calls that a batch is best run in: places of the inputs of each, the lightest first.
 
     It is one call in the order of the batch unless more of them save LEAST_SAVED of its time.
 
@@ -224,3 +225,55 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
         parts.append(order[ends[begin] : ends[end]])
         end = begin
     return parts[::-1] or [list(range(count))]
+
+
+SURE = 64
+"""Calls after which most are no longer looked at, where every input takes the same time."""
+LOOKED_AT = 8
+"""One in so many calls is looked at then."""
+
+
+class Calls:
+    """Calls of one target, in its child process: learns what they cost, and cuts batches of a model that pads into several.
+
+    Arguments:
+        whole: the target takes each batch in one call.
+    """
+
+    def __init__(self, whole: bool) -> None:
+        self._cost = BatchCost()
+        self._whole = whole
+        self._seen = 0
+        self._told: CostLine | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """True while batches may be cut into several calls."""
+        return not self._whole and self._cost.cuts
+
+    def parts(self, weights: Sequence[int]) -> list[list[int]]:
+        """Return the calls that a batch of inputs of these weights is run in: places of the inputs of each."""
+        return self._cost.calls(weights) if self.cuts and weights else [list(range(len(weights)))]
+
+    def ran(self, inputs: Sequence[Value], seconds: float) -> None:
+        """Learn from a batch that ran in one call."""
+        self._seen += 1
+        if self._seen > SURE and self._cost.shape is CostShape.NUMBER and self._seen % LOOKED_AT:
+            return
+        weights = [*map(octets, inputs)]
+        self.ran_in_parts(weights, [(weights, seconds)])
+
+    def ran_in_parts(self, weights: Sequence[int], calls: Sequence[tuple[Sequence[int], float]]) -> None:
+        """Learn from a batch of these weights that ran in calls of inputs of such weights, which took so many seconds each."""
+        if weights:
+            self._cost.note_batch(weights)
+        for part, seconds in calls:
+            self._cost.observe(part, seconds)
+
+    def news(self) -> CostLine | None:
+        """Return the line that holds, if it is another one than was told last."""
+        line = self._cost.line
+        if not is_news(line, self._told) or (self._told is None and line.shape is CostShape.NUMBER):
+            return None
+        self._told = line
+        return line

@@ -50,7 +50,7 @@ class Breaker:
         self._silent_since: float | None = None
 
     def state(self, now: float) -> State:
-        """Closed, half open or open at instant `now`."""
+        """Return the closed, half open or open at instant `now`."""
         if self._open_until is None:
             return State.CLOSED
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
@@ -71,11 +71,11 @@ class Breaker:
         return True
 
     def retry_at(self, now: float) -> float:
-        """Instant at which asking again makes sense."""
+        """Return the instant at which asking again makes sense."""
         return now if self._open_until is None else max(now, self._open_until)
 
     def rest_left(self, now: float) -> float:
-        """Seconds left of the rest that the backend has asked for; 0 when there is none."""
+        """Return the seconds left of the rest that the backend has asked for; 0 when there is none."""
         return max(self._rest_until - now, 0.0)
 
     def success(self, now: float) -> None:

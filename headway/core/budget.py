@@ -32,7 +32,7 @@ class Budget:
         self._used: dict[str, int] = {}
 
     def used(self, owner: str) -> int:
-        """Units that an owner holds."""
+        """Return the units that an owner holds."""
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:

@@ -243,11 +243,11 @@ class BulkClass:
         self.credit = max(self.credit - entries, -self._most_credit)
 
     def near(self, now: float) -> bool:
-        """Whether others that leave now may have waited for a whole batch."""
+        """Return True if others that leave now may have waited for a whole batch."""
         return self.busy > 0 or now - self.ended <= LEEWAY
 
     def opens_at(self, forecast: Forecast, now: float) -> float:
-        """Instant from which a whole batch may leave on a GPU that is idle: the present one or before, or when to look again."""
+        """Return the instant from which a whole batch may leave on a GPU that is idle: the present one or before, or when to look again."""
         if not self.depth:
             return math.inf
         held = self.held(forecast, now)
@@ -256,7 +256,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Seconds until a whole batch may leave on a GPU that is idle, if no others come; 0 now; infinite: they ride in seats alone."""
+        """Return the seconds until a whole batch may leave on a GPU that is idle, if no others come; 0 now; infinite: they ride in seats alone."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -267,7 +267,7 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Whether a whole batch may leave though no GPU is left to others: the first one, while hardly anybody comes."""
+        """Return True if a whole batch may leave though no GPU is left to others: the first one, while hardly anybody comes."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
@@ -290,7 +290,7 @@ def seats(alpha: float, beta: float, size: float, limit: float, waited: float, p
 
 
 def _none_left(forecast: Forecast, left: int) -> float:
-    """Chance that so many GPUs are not enough for the batches of others that begin while a whole batch runs."""
+    """Return the chance that so many GPUs are not enough for the batches of others that begin while a whole batch runs."""
     mean = forecast.rate * forecast.seconds
     if forecast.gap > 0.0:
         mean = min(mean, forecast.seconds / forecast.gap)

@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Parameters that a call has once, by what workers of one model tell: all that any of them names."""
+    """Return the parameters that a call has once, by what workers of one model tell: all that any of them names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:
@@ -46,18 +46,18 @@ def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
 
 
 def seen(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Parameters that the targets of all workers of one model get."""
+    """Return the parameters that the targets of all workers of one model get."""
     some = [set(worker.sees) for worker in workers if worker.sees != ALL_PARAMETERS]
     return tuple(sorted(set.intersection(*some))) if some else ALL_PARAMETERS
 
 
 def unseen(parameters: bytes, sees: PerCall) -> list[str]:
-    """Names of parameters that a target which gets these never sees."""
+    """Return the names of parameters that a target which gets these never sees."""
     return [name for name in _members(parameters or b"{}") if sees != ALL_PARAMETERS and name not in sees]
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Normal form, as text, of what parameters have under these names; empty where they have none of them.
+    """Return the normal form, as text, of what parameters have under these names; empty where they have none of them.
 
     Values longer than CANONICAL, or out of range, stay as they are written.
     """
@@ -75,7 +75,7 @@ def values_of(parameters: bytes, names: PerCall) -> bytes:
 
 
 def shape_number(parameters: bytes, names: PerCall, shape: int) -> int:
-    """Number that requests have in common whose parameters may be those of one call, and whose rows, which have the number `shape`, may run in it.
+    """Return the number that requests have in common whose parameters may be those of one call, and whose rows, which have the number `shape`, may run in it.
 
     A client may well find parameters that have a number in common with others. The process that runs a batch compares what they are.
     """

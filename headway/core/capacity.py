@@ -22,7 +22,7 @@ LEAST_BELIEVED = 0.5
 def capacity(
     model: str, workers: Sequence[WorkerInfo], load: Load | None, target_utilisation: float, scarce: bool = False
 ) -> Capacity:
-    """Capacity of one model: the sum of what its healthy slots do in full batches.
+    """Return the capacity of one model: the sum of what its healthy slots do in full batches.
 
     A slot that has not run a batch yet is taken to do as the others, by the load's α and β: B/ℓ(B), a full batch over
     the time that it takes. Of a GPU that holds several models the share counts that this one can have.
@@ -71,7 +71,7 @@ class Freshness:
         return not self.is_stale(capacity.model, now)
 
     def is_stale(self, model: str, now: float) -> bool:
-        """Whether nothing new was heard of a model's capacity for long."""
+        """Return True if nothing new was heard of a model's capacity for long."""
         _, heard_at = self._heard.get(model, (0.0, self._since))
         return now - heard_at > STALE_AFTER
 
@@ -81,7 +81,7 @@ class Freshness:
 
 
 def pace(load: Load) -> float:
-    """Entries of mean size per second that one slot does in full batches; 0 as long as no batch was measured.
+    """Return the entries of mean size per second that one slot does in full batches; 0 as long as no batch was measured.
 
     As for admission, the line is believed up to REACH times the largest batch seen, and level from there: two small
     batches, one of them slow by accident, would else foretell a capacity of next to nothing, and a throttle that goes by
@@ -93,7 +93,7 @@ def pace(load: Load) -> float:
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Seconds within which no worker answers a request, however many there are; 0 as long as no batch was measured.
+    """Return the seconds within which no worker answers a request, however many there are; 0 as long as no batch was measured.
 
     A batch of one takes about this long; the measure is believed down to half of it, and no further where slots differ. It
     is never longer than a full batch of the fastest slot, which measures that by itself.

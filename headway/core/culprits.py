@@ -46,12 +46,12 @@ MEMORY = 1024.0
 
 
 def caller_of(entry: Entry) -> CallerKey:
-    """Caller of an entry, by which culprits are counted."""
+    """Return the caller of an entry, by which culprits are counted."""
     return entry.tenant, entry.caller
 
 
 def digest(entry: Entry) -> bytes:
-    """Digest of an input, within its model's queue, under which its failure is remembered."""
+    """Return the digest of an input, within its model's queue, under which its failure is remembered."""
     hashed = hashlib.sha256(len(entry.parameters).to_bytes(8, "big"))
     hashed.update(entry.parameters)
     hashed.update(octets(entry.input) if isinstance(entry.input, str) else b"\0" + octets(entry.input))
@@ -59,7 +59,7 @@ def digest(entry: Entry) -> bytes:
 
 
 def best_group(share: float, each: float) -> float:
-    """Number of inputs to run together for which a good answer costs least GPU time, where a `share` of them is bad.
+    """Return the number of inputs to run together for which a good answer costs least GPU time, where a `share` of them is bad.
 
     A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs
     together. So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n.
@@ -132,7 +132,7 @@ class Culprits:
         caller.largest = max(caller.largest, size)
 
     def sends_large(self, key: CallerKey, now: float) -> bool:
-        """Whether a caller rides apart as its outputs are large."""
+        """Return True if a caller rides apart as its outputs are large."""
         caller = self._callers.get(key)
         return caller is not None and caller.until > now and caller.largest > 0
 
@@ -157,7 +157,7 @@ class Culprits:
                 caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
 
     def rides_apart(self, key: CallerKey, now: float) -> bool:
-        """Whether a caller has had culprits, or an output left out, in the last APART_SECONDS."""
+        """Return True if a caller has had culprits, or an output left out, in the last APART_SECONDS."""
         caller = self._callers.get(key)
         if caller is None:
             return False
@@ -168,7 +168,7 @@ class Culprits:
         return True
 
     def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
-        """Number of a caller's inputs to run together, `limit` at most; see `best_group`. There is `room` for bytes of large outputs."""
+        """Return the number of a caller's inputs to run together, `limit` at most; see `best_group`. There is `room` for bytes of large outputs."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
@@ -177,7 +177,7 @@ class Culprits:
         return max(1, min(limit, int(best_group(max(caller.bad, 1.0) / caller.ran, each) + 0.5)))
 
     def knows(self, entry: Entry, now: float) -> str | None:
-        """First error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""
+        """Return the first error of an equal input of the entry's tenant that failed alone in the last KNOWN_SECONDS, else None."""
         inputs = self._known.get(entry.tenant)
         if not inputs or not entry.caller:
             return None

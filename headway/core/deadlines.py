@@ -14,7 +14,7 @@ HELD_SHARE = 0.95
 
 
 def fitting(seconds: float) -> dict[str, int]:
-    """Deadlines in ms, by setting, for a model whose batches take so many seconds.
+    """Return the deadlines in ms, by setting, for a model whose batches take so many seconds.
 
     A request may come just after a batch has left: it waits for that one, and rides in the next.
     """
@@ -24,7 +24,7 @@ def fitting(seconds: float) -> dict[str, int]:
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Flags that raise the deadlines which are too short; empty where none is.
+    """Return the flags that raise the deadlines which are too short; empty where none is.
 
     Arguments:
         seconds: run time of a batch.
@@ -35,6 +35,6 @@ def flags(seconds: float, limits: Mapping[str, float]) -> str:
 
 
 def _rounded(seconds: float) -> int:
-    """Whole milliseconds, rounded up to two digits."""
+    """Return the whole milliseconds, rounded up to two digits."""
     digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0) if seconds > 0.0 else 0
     return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)

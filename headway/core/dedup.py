@@ -45,7 +45,7 @@ STALE = 64
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
-    """SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written.
+    """Return the SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written.
 
     `version` is the version that the client asks for; empty where it leaves the choice.
     """
@@ -53,12 +53,12 @@ def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
 
 
 def named(model: str, version: str) -> bytes:
-    """Beginning of what is hashed of a request for a model; see `digest`."""
+    """Return the beginning of what is hashed of a request for a model; see `digest`."""
     return b"".join([_size(len(name)) + name for name in (model.encode(), version.encode())])
 
 
 def digest_of(named: bytes, input: Value, parameters: bytes) -> bytes:
-    """`digest` of a request that begins so."""
+    """Return `digest` of a request that begins so."""
     text, written = values.canonical(input), canonical(parameters)
     hashed = hashlib.sha256(named + _size(len(text)))
     hashed.update(text)
@@ -70,7 +70,7 @@ _size = struct.Struct(">Q").pack
 
 
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
-    """Whether an outcome is kept for later requests under a dedup key.
+    """Return True if an outcome is kept for later requests under a dedup key.
 
     For identical requests only outputs of this code are kept, and of a version that they ask for: a worker of another one may have
     helped out.
@@ -85,26 +85,26 @@ def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
 
 
 def _answers(versions: str, ran: str) -> bool:
-    """Whether a version is one of those that identical requests ask for. One that is not told is."""
+    """Return True if a version is one of those that identical requests ask for. One that is not told is."""
     return not ran or f",{ran}," in f",{versions},"
 
 
 def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
-    """Whether an outcome that a client may ask for later is too large to be kept."""
+    """Return True if an outcome that a client may ask for later is too large to be kept."""
     return not limits.keeps(reply) and any(
         dedup_key.kind is not DedupKind.SAME and dedup_key.keep for dedup_key in entry.dedup_keys
     )
 
 
 def is_task(entry: Entry) -> bool:
-    """Whether the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
+    """Return True if the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
+    """Return the entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
 
     Arguments:
         id: UUIDv7 text; unique together with `tenant`.
@@ -121,13 +121,13 @@ def follower(
 
 
 def task_followed(entry: Entry) -> str:
-    """Id of the task that an entry only follows; empty for one that asks for something of its own."""
+    """Return the id of the task that an entry only follows; empty for one that asks for something of its own."""
     found = (one.key for one in entry.dedup_keys if one.kind is DedupKind.TASK and one.key != entry.id)
     return next(found, "")
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:
-    """Outcome of another entry, addressed to `to`."""
+    """Return the outcome of another entry, addressed to `to`."""
     entry = to.entry
     return msgspec.structs.replace(
         reply, id=entry.id, tenant=entry.tenant, nonce=entry.nonce, shared=kind, kept=kept, unkept=False
@@ -181,7 +181,7 @@ class Dedup:
 
     @property
     def active(self) -> bool:
-        """Whether any entry is an original or a follower."""
+        """True if any entry is an original or a follower."""
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
@@ -196,17 +196,17 @@ class Dedup:
             self._codes[queue] = sorted(found, key=lambda code: code not in healthy)
 
     def follows(self, queued: QueuedEntry) -> bool:
-        """Whether an entry waits for the outcome of another."""
+        """Return True if an entry waits for the outcome of another."""
         return queued in self._followed
 
     def original_of(self, queued: QueuedEntry) -> QueuedEntry:
-        """The entry that runs for another, or the entry itself."""
+        """Return the entry that runs for another, or the entry itself."""
         while (flight := self._followed.get(queued)) is not None and flight.original is not None:
             queued = flight.original
         return queued
 
     def unwanted(self, queued: QueuedEntry) -> bool:
-        """Whether an entry runs for its followers alone: it gets no reply itself."""
+        """Return True if an entry runs for its followers alone: it gets no reply itself."""
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
@@ -244,7 +244,7 @@ class Dedup:
         return Consequences()
 
     def begun_anew(self, queued: QueuedEntry) -> list[_Flight] | None:
-        """Flights of an entry whose dedup keys are all new, for `start`; None where it has to `join`."""
+        """Return the flights of an entry whose dedup keys are all new, for `start`; None where it has to `join`."""
         flights = [self._new_flight(queued, dedup_key) for dedup_key in queued.entry.dedup_keys]
         known = [flight for flight in flights if flight.key in self._flights or flight.dedup_key.keep <= 0.0]
         return None if known else flights
@@ -280,7 +280,7 @@ class Dedup:
         return self.end_all([(queued, reply)], now, late=late)
 
     def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:
-        """Whether outputs of at most so many characters are for these entries alone, and small enough to be kept."""
+        """Return True if outputs of at most so many characters are for these entries alone, and small enough to be kept."""
         if self._followed and any(flight.followers for one in members for flight in self._begun.get(one, ())):
             return False
         return self._unwanted.isdisjoint(members) and OVERHEAD + 4 * longest <= self.limits.largest
@@ -335,7 +335,7 @@ class Dedup:
         return entry
 
     def outcome(self, tenant: str, id: str, now: float) -> Reply | QueuedEntry | None:
-        """Outcome of a task, or its original; None when there is no such task."""
+        """Return the outcome of a task, or its original; None when there is no such task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is None or (flight.reply is not None and flight.until <= now):
             return None
@@ -358,7 +358,7 @@ class Dedup:
         return late
 
     def next_due(self) -> float:
-        """Instant at which the first follower is due, or was; infinite when there is none."""
+        """Return the instant at which the first follower is due, or was; infinite when there is none."""
         return self._due[0][0] if self._due else math.inf
 
     def leave(self, queued: QueuedEntry) -> Consequences:
@@ -377,7 +377,7 @@ class Dedup:
         return flight
 
     def _key(self, queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
-        """Name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
+        """Return the name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
         entry, kind, key = queued.entry, dedup_key.kind, dedup_key.key
         if kind is DedupKind.KEY:
             key = f"{entry.model}\0{key}"
@@ -386,7 +386,7 @@ class Dedup:
         return entry.tenant, kind, key
 
     def _code(self, queued: QueuedEntry) -> str:
-        """Newest code that answers an entry; empty while none is known."""
+        """Return the newest code that answers an entry; empty while none is known."""
         codes = self._codes.get(queued.entry.queue)
         return codes[0] if codes else ""
 
@@ -398,7 +398,7 @@ class Dedup:
         return flight
 
     def _freed(self, flight: _Flight) -> dict[QueuedEntry, None]:
-        """Followers of a flight, which cease to follow."""
+        """Return the followers of a flight, which cease to follow."""
         followers, flight.followers = flight.followers, {}
         for follower in followers:
             del self._followed[follower]
@@ -467,10 +467,10 @@ class Dedup:
 
 
 def _is_awaited(flight: _Flight) -> bool:
-    """Whether the original of a flight runs though it is unwanted itself, as its client may ask again under the key."""
+    """Return True if the original of a flight runs though it is unwanted itself, as its client may ask again under the key."""
     return bool(flight.followers) or flight.dedup_key.kind is DedupKind.KEY
 
 
 def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
-    """Whether an entry is the task itself, and does not only wait for it."""
+    """Return True if an entry is the task itself, and does not only wait for it."""
     return dedup_key.key == queued.entry.id

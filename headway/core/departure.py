@@ -88,7 +88,7 @@ class Load(msgspec.Struct, frozen=True):
         return self.rate * self.entry_size
 
     def in_entries(self) -> Load:
-        """Load with sizes in entries of the mean size: what it would be if each of them were one unit of size."""
+        """Return the load with sizes in entries of the mean size: what it would be if each of them were one unit of size."""
         each = self.entry_size
         if each == 1.0:
             return self
@@ -98,7 +98,7 @@ class Load(msgspec.Struct, frozen=True):
         )
 
     def batch_seconds(self, size: int) -> float:
-        """Expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
+        """Return the expected run time of a batch of `size`, in seconds: ℓ(n) = α + βn."""
         return self.alpha + self.beta * size
 
 
@@ -143,11 +143,11 @@ class Rule(msgspec.Struct, frozen=True):
     batch: float = 0.0
 
     def gap(self, running: float) -> float:
-        """Least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
+        """Return the least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
-        """Gap before a departure for a slot of this factor, as a multiple of the mean gap.
+        """Return the gap before a departure for a slot of this factor, as a multiple of the mean gap.
 
         A slow slot leaves earlier after the last departure than a fast one, so that gap and run time together are as
         long on each. Weighted by how often each leaves, the multiples have a mean of 1.
@@ -155,7 +155,7 @@ class Rule(msgspec.Struct, frozen=True):
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Size of the batch that leaves of `depth`; less than all where that is well over an even share per GPU.
+        """Return the size of the batch that leaves of `depth`; less than all where that is well over an even share per GPU.
 
         Arguments:
             depth: size of what waits.
@@ -210,7 +210,7 @@ class Policy(Protocol):
     """Function from load to rule. It may keep state of its own, but reads no clock."""
 
     def rule(self, load: Load) -> Rule:
-        """Rule that holds at this load."""
+        """Return the rule that holds at this load."""
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
@@ -246,7 +246,7 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Whether every entry that runs or waits can have a GPU, and hardly one of these is left over.
+    """Return True if every entry that runs or waits can have a GPU, and hardly one of these is left over.
 
     So it is with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU
     should be kept. While all GPUs are idle, such an entry may be the first of a burst.
@@ -258,7 +258,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 
 
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
-    """Instant at which the gap before the next departure is over.
+    """Return the instant at which the gap before the next departure is over.
 
     For a slot that only helps out that is when one of the others would have left unless all were late.
     """

@@ -26,7 +26,7 @@ RECORD_SECONDS = 3.0
 
 
 def counts(notice: Notice) -> bool:
-    """Whether a notice has something for the history."""
+    """Return True if a notice has something for the history."""
     return notice.flow is not None or notice.fleet is not None or bool(notice.scalings)
 
 
@@ -56,7 +56,7 @@ class BoardHistory:
         self._rows = {row.step: row for row in rows}
 
     def add(self, notice: Notice) -> HistoryRow | None:
-        """Row to which the counts of a notice were added; None when there are none. What has become too old goes."""
+        """Return the row to which the counts of a notice were added; None when there are none. What has become too old goes."""
         if not counts(notice):
             return None
         step = int(notice.at // STEP)
@@ -69,5 +69,5 @@ class BoardHistory:
         return row
 
     def rows(self) -> Sequence[HistoryRow]:
-        """All rows, oldest first."""
+        """Return all rows, oldest first."""
         return [self._rows[step] for step in sorted(self._rows)]

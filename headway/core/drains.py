@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
 
 NEAR = 3
@@ -20,7 +20,7 @@ class UnknownName(NoDrain):
 
 
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
-    """Drains of the worker, or of all workers of the process or host, that has a name.
+    """Return the drains of the worker, or of all workers of the process or host, that has a name.
 
     A worker that has left counts where its process can bring it back: until it is undrained it comes back without a backend.
 
@@ -54,7 +54,7 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Drains that end when a name is undrained: of that worker, or of all workers of that process or host.
+    """Return the drains that end when a name is undrained: of that worker, or of all workers of that process or host.
 
     Raises:
         UnknownName: nothing of the name is drained; lists near ones.
@@ -72,7 +72,7 @@ def ended(
 
 
 def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]) -> set[str]:
-    """Ids of the workers that some drains mean."""
+    """Return the ids of the workers that some drains mean."""
     names = {one.name for one in drains}
     found = set()
     for one in workers:
@@ -83,7 +83,7 @@ def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: S
 
 
 def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
-    """Models, or their versions, in words, that have a healthy worker, and none but these."""
+    """Return the models, or their versions, in words, that have a healthy worker, and none but these."""
     left: dict[QueueName, bool] = {}
     for one in workers:
         if one.status is WorkerStatus.HEALTHY:
@@ -96,13 +96,13 @@ def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
 
 
 def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[str]:
-    """Names of the drains whose processes are gone without a word."""
+    """Return the names of the drains whose processes are gone without a word."""
     there = {one.id for one in members}
     return [one.name for one in drains if one.process not in there]
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Process of a worker; None where it is not known. Without a fleet around it, a process leaves its name out of a worker's."""
+    """Return the process of a worker; None where it is not known. Without a fleet around it, a process leaves its name out of a worker's."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((one for one in members if one.id == process), alone)

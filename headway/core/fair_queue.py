@@ -31,7 +31,7 @@ QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
-"""Whether an entry waits for its first departure no more: QUEUED alone is false."""
+"""True if an entry waits for its first departure no more: QUEUED alone is false."""
 _EVEN = frozenset((1,))
 """Costs of entries of which each takes one round."""
 
@@ -91,7 +91,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
-    """An entry that is admitted at instant `now`. Its weight costs so many rounds, and counts as `weight` if given."""
+    """Return an entry that is admitted at instant `now`. Its weight costs so many rounds, and counts as `weight` if given."""
     weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
@@ -103,7 +103,7 @@ def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = No
 
 
 def entries_of(members: Sequence[QueuedEntry]) -> tuple[Entry, ...]:
-    """The entries of a batch, in order."""
+    """Return the entries of a batch, in order."""
     return tuple(map(_ENTRY, members))
 
 
@@ -160,7 +160,7 @@ class TierQueue:
         self.shaped = False
 
     def counted(self) -> Counter[str]:
-        """Waiting entries by tenant."""
+        """Return the waiting entries by tenant."""
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
 
     @property
@@ -208,7 +208,7 @@ class TierQueue:
             self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
-        """Upper bound on the entries that are served before the next entry of a tenant.
+        """Return the upper bound on the entries that are served before the next entry of a tenant.
 
         It counts what is left of the round being served and, for each round up to the tenant's own, as many as are in
         the first of them. A tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that
@@ -225,7 +225,7 @@ class TierQueue:
         return begun + sum(self._wide(number) for number in range(first, first + rounds))
 
     def _wide(self, number: float) -> int:
-        """Entries still queued of a round that has not begun."""
+        """Return the entries still queued of a round that has not begun."""
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
@@ -301,7 +301,7 @@ class TierQueue:
         return first
 
     def in_turn(self) -> Iterator[QueuedEntry]:
-        """Entries still queued, in the order of their turns."""
+        """Yield the entries still queued, in the order of their turns."""
         left = self.depth
         if not left:  # The numbers of rounds never end.
             return
@@ -390,7 +390,7 @@ class TierQueue:
             self.sweep()
 
     def oldest(self) -> QueuedEntry | None:
-        """Entry that has waited longest, whichever entry's turn it is."""
+        """Return the entry that has waited longest, whichever entry's turn it is."""
         arrivals = self._arrivals
         _skip(arrivals)
         return arrivals[0] if arrivals else None
@@ -403,7 +403,7 @@ class TierQueue:
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
     def _first(self) -> QueuedEntry:
-        """First entry of the rounds that have not begun."""
+        """Return the first entry of the rounds that have not begun."""
         rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
         return next(queued for places in rounds for queued in places if queued.state == QUEUED)
 
@@ -491,7 +491,7 @@ class DeadlineQueue:
             self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
 
     def earliest(self) -> float:
-        """Instant at which the first entry is due; infinite when none waits."""
+        """Return the instant at which the first entry is due; infinite when none waits."""
         line, heap = self._line, self._heap
         _skip(line)
         while heap and heap[0][2].state != QUEUED:

@@ -47,7 +47,7 @@ MEMORY_GROWN = 0.02
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Status to believe: what the worker reported, unless it has been silent for `age` seconds.
+    """Return the status to believe: what the worker reported, unless it has been silent for `age` seconds.
 
     What is not loaded sends no heartbeats. `every`: see WorkerInfo.
     """
@@ -59,17 +59,17 @@ def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> 
 
 
 def grace(every: float) -> float:
-    """Seconds for which a worker that beats `every` so many seconds may be silent beyond DEGRADED_AFTER."""
+    """Return the seconds for which a worker that beats `every` so many seconds may be silent beyond DEGRADED_AFTER."""
     return max(every - HEARTBEAT_EVERY, 0.0)
 
 
 def degraded_at(worker: WorkerInfo) -> float:
-    """Instant from which a healthy worker is not believed any more unless it beats again."""
+    """Return the instant from which a healthy worker is not believed any more unless it beats again."""
     return worker.last_heartbeat + DEGRADED_AFTER + grace(worker.every)
 
 
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
-    """Line of the registry as it is to be believed at instant `now`."""
+    """Return the line of the registry as it is to be believed at instant `now`."""
     status = judged(worker.status, now - worker.last_heartbeat, worker.every)
     if status is worker.status:
         return worker
@@ -77,13 +77,13 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
+    """Return the processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [one for one in members if newest - one.last_seen < SILENT_AFTER + one.every - REST_EVERY]
 
 
 def lost(member: ProcessInfo) -> Departed:
-    """End of a process that was not heard of any more."""
+    """Return the end of a process that was not heard of any more."""
     reason = (
         f"nothing was heard of it for {OFFLINE_AFTER:g} s: it was killed, stands still, or lost the way to the broker"
     )
@@ -94,7 +94,7 @@ def lost(member: ProcessInfo) -> Departed:
 
 
 def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list[Departed]:
-    """Last end of each that has not come back, newest first."""
+    """Return the last end of each that has not come back, newest first."""
     back = {member.id for member in members}
     last = {one.id: one for one in sorted(departed, key=lambda one: one.at) if one.id not in back}
     return [*reversed(last.values())]

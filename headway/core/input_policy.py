@@ -113,7 +113,7 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
     shadow: bool = False
 
     def applies(self, tier: str, model: str) -> bool:
-        """Whether the rule is for requests of a tier and a model."""
+        """Return True if the rule is for requests of a tier and a model."""
         return (not self.tiers or tier in self.tiers) and (not self.models or model in self.models)
 
 
@@ -147,7 +147,7 @@ class Screen:
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *found)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
-        """Value as the model gets it, and the name of the rule that refuses it; empty where none does.
+        """Return the value as the model gets it, and the name of the rule that refuses it; empty where none does.
 
         Of a JSON value each text is looked at, decoded, names of members among them, also of those that another of the same
         name hides. Octets are looked at if they are UTF-8, and so is each element of tensors of BYTES; numbers are let be.
@@ -159,7 +159,7 @@ class Screen:
         return self._json(value, noted) if isinstance(value, bytes) else self._octets(value, noted)
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
-        """Text as the model gets it, and the name of the rule that refuses it; empty where none does."""
+        """Return the text as the model gets it, and the name of the rule that refuses it; empty where none does."""
         for name, shadow, longest in self._lengths:
             if len(text) > longest and _refused(name, shadow, noted):
                 return text, name
@@ -223,7 +223,7 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value or in tensors once."""
+    """Return the texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value or in tensors once."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Tensors):
@@ -234,7 +234,7 @@ def texts_of(value: Value) -> list[str]:
 
 
 def has_texts(value: Tensors) -> bool:
-    """Whether there are tensors of BYTES among some. Raises NoTensors."""
+    """Return True if there are tensors of BYTES among some. Raises NoTensors."""
     return any(one.datatype == BYTES for one in header_of(value).heads)
 
 
@@ -249,7 +249,7 @@ def _texts_of_tensors(value: Tensors) -> list[str]:
 
 
 def text_of(octets: Octets) -> str | None:
-    """Text that octets are in UTF-8; None where they are none."""
+    """Return the text that octets are in UTF-8; None where they are none."""
     try:
         return octets.content.decode()
     except UnicodeDecodeError:
@@ -257,7 +257,7 @@ def text_of(octets: Octets) -> str | None:
 
 
 def normalise(text: str, form: Form) -> str | None:
-    """Normalised form of a text; None for one that would take long, or grow beyond measure, as no text of people does."""
+    """Return the normalised form of a text; None for one that would take long, or grow beyond measure, as no text of people does."""
     marks, too_many = _marks()
     if not marks.isdisjoint(text[::MOST_MARKS]) and too_many.search(text) is not None:
         return None
@@ -272,7 +272,7 @@ def normalise(text: str, form: Form) -> str | None:
 
 @functools.cache
 def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
-    """Combining marks, or characters that stand for such alone; and the expression that finds too many in a row."""
+    """Return the combining marks, or characters that stand for such alone; and the expression that finds too many in a row."""
     points = range(0x20000)
     marks = [all(map(unicodedata.combining, unicodedata.normalize("NFKD", chr(point)))) for point in points]
     edges = [point for point in points[1:] if marks[point] != marks[point - 1]]

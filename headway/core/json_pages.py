@@ -122,7 +122,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """End of the page that begins here, the place of a comma or of the end of the text, and the page without its strings."""
+        """Return the end of the page that begins here, the place of a comma or of the end of the text, and the page without its strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -161,13 +161,13 @@ class Pages(Iterator[bytes]):
 
 
 def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
-    """End of what a pattern matches, which may be nothing."""
+    """Return the end of what a pattern matches, which may be nothing."""
     found = pattern.match(text, begin, end)
     return begin if found is None else found.end()
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
-    """End of a long string that begins here; that of the text where it has none. Mostly no quote in it is escaped."""
+    """Return the end of a long string that begins here; that of the text where it has none. Mostly no quote in it is escaped."""
     at = begin
     for _ in range(_TOKENS):
         if (at := text.find(b'"', at + 1)) < 0:
@@ -183,17 +183,17 @@ def _end_of_string(text: bytes, begin: int) -> int:
 
 
 def _moved(message: str, by: int) -> str:
-    """Message of a decoder, with the place in the whole text."""
+    """Return the message of a decoder, with the place in the whole text."""
     return _BYTE.sub(lambda found: f"(byte {max(int(found[1]) + by, 0)})", message)
 
 
 def levels_of(brackets: bytes) -> int:
-    """Levels that brackets reach above those before them."""
+    """Return the levels that brackets reach above those before them."""
     return max(accumulate(memoryview(brackets.translate(_LEVELS)).cast("b")), default=0)
 
 
 def _folded(brackets: bytes) -> bytes:
-    """Brackets that are left open."""
+    """Return the brackets that are left open."""
     for _ in range(MAX_LEVELS + 1):
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(brackets):
@@ -203,7 +203,7 @@ def _folded(brackets: bytes) -> bytes:
 
 
 def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
-    """Elements of a JSON array, or members of an object, each as its text; None where there are more than `most`.
+    """Return the elements of a JSON array, or members of an object, each as its text; None where there are more than `most`.
 
     Arguments:
         text: valid JSON of an array or an object, without white space around it.
@@ -238,7 +238,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
 
 
 def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
-    """Members of a JSON object, of one that is there twice the last; None where there are more than `most`. See `split`."""
+    """Return the members of a JSON object, of one that is there twice the last; None where there are more than `most`. See `split`."""
     parts = yield from split(text, most)
     if parts is None:
         return None

@@ -35,7 +35,7 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """Ledger record of a request that has its outcome.
+    """Return the ledger record of a request that has its outcome.
 
     Arguments:
         principal: principal that asked.
@@ -76,7 +76,7 @@ def record_of(
 def open_record_of(
     principal: Principal, entry: Entry, created_at: float, seconds: float, tiers: Sequence[str], part_of: str
 ) -> LedgerRecord:
-    """Ledger record of a request that has no outcome yet, and has one after `seconds` at the latest."""
+    """Return the ledger record of a request that has no outcome yet, and has one after `seconds` at the latest."""
     return LedgerRecord(
         id=entry.id,
         user=_name(principal.user),
@@ -93,7 +93,7 @@ def open_record_of(
 
 
 def size_of(record: LedgerRecord) -> int:
-    """Characters of a record's input and output."""
+    """Return the characters of a record's input and output."""
     return len(record.input or "") + len(record.output or "")
 
 
@@ -102,7 +102,7 @@ def _name(text: str) -> str:
 
 
 def _storable(text: str) -> str:
-    """`text` with what a database does not take escaped: lone surrogates, and U+0000."""
+    """Return `text` with what a database does not take escaped: lone surrogates, and U+0000."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 

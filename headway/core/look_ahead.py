@@ -89,7 +89,7 @@ class Latencies:
         self._counts = counts
 
     def p95(self) -> float:
-        """The 95th percentile in seconds."""
+        """Return the 95th percentile in seconds."""
         left = 0.05 * sum(self._counts.values())
         for bucket in sorted(self._counts, reverse=True):
             left -= self._counts[bucket]
@@ -130,7 +130,7 @@ class LookAhead:
         self._look: Iterator[None] | None = None
 
     def rule(self, load: Load, past: Past) -> Rule:
-        """Rule that holds at this load; takes a step of a look, if one is due."""
+        """Return the rule that holds at this load; takes a step of a look, if one is due."""
         if (past.clients > 1) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
@@ -227,7 +227,7 @@ def _apart(one: float, other: float) -> float:
 
 
 def _are_even(arrived: list[float]) -> bool:
-    """Whether arrivals come at one rate all the time, as Poisson ones do, and not in bursts."""
+    """Return True if arrivals come at one rate all the time, as Poisson ones do, and not in bursts."""
     part = (len(arrived) - 1) // PARTS
     seconds = [arrived[at + part] - arrived[at] for at in range(0, part * PARTS, part)]
     return max(seconds) <= EVEN * min(seconds)
@@ -245,14 +245,14 @@ class _ByRate:
         self._known: dict[int, Rule] = {}
 
     def rule(self, rounded: int) -> Rule:
-        """Rule at a rounded rate."""
+        """Return the rule at a rounded rate."""
         found = self._known.get(rounded)
         if found is None:
             found = self._known[rounded] = self._make(replace(self._load, rate=math.exp(rounded / RATES)))
         return found
 
     def learnt(self, now: float, rate: ArrivalRate) -> Rule:
-        """Rule at the rate that was learnt."""
+        """Return the rule at the rate that was learnt."""
         return self.rule(_rounded(rate.at(now)))
 
 
@@ -275,5 +275,5 @@ class _Rates:
             self._rounded.append(_rounded(rate))
 
     def at(self, now: float) -> int:
-        """Rounded rate at an instant."""
+        """Return the rounded rate at an instant."""
         return self._rounded[max(bisect_right(self._at, now) - 1, 0)]

@@ -25,7 +25,7 @@ ROOM_WAIT = 1.0
 
 
 def bytes_of(entry: Entry) -> int:
-    """Bytes of the room that an entry takes; 0 for one that needs no reservation."""
+    """Return the bytes of the room that an entry takes; 0 for one that needs no reservation."""
     if len(entry.input) + len(entry.parameters) <= SMALL:
         return 0
     return _size(entry)
@@ -61,11 +61,11 @@ class Room:
 
     @property
     def in_use(self) -> bool:
-        """Whether anything is reserved."""
+        """True if anything is reserved."""
         return bool(self._used)
 
     def take(self, entry: Entry) -> Reservation | None:
-        """Reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
+        """Return the reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
         tenant, size = entry.tenant, _size(entry)
         used = self._used.get(tenant, 0) + size
         if used > self.free:

@@ -187,7 +187,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
-    """Weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; None where it saves little."""
+    """Return the weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; None where it saves little."""
     weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
@@ -296,7 +296,7 @@ class _Candidates:
         return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
 
     def _distance(self, queued: QueuedEntry) -> int:
-        """Steps in weight from the first of the batch; none to those that are alike. Those of one distance ride by turn."""
+        """Return the steps in weight from the first of the batch; none to those that are alike. Those of one distance ride by turn."""
         return int(abs(queued.weight - self._weight) / self._step)
 
 
@@ -306,7 +306,7 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Weight that lower tiers are owed after a batch that promised them so much and has served them so much of it.
+    """Return the weight that lower tiers are owed after a batch that promised them so much and has served them so much of it.
 
     `blocked`: the next entry of one of them did not fit. All might have, but for its shape.
     """
@@ -319,7 +319,7 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Whether all entries of a queue weigh one, ride with any, and fill a batch by their number alone."""
+    """Return True if all entries of a queue weigh one, ride with any, and fill a batch by their number alone."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 
@@ -336,7 +336,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
+    """Return the places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))
@@ -345,7 +345,7 @@ def reserved_places(limit: int, share: float) -> int:
 def turns(
     tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
 ) -> Iterator[TierQueue]:
-    """Tier queue of each next entry of the batch, until there is no room or nothing waits.
+    """Yield the tier queue of each next entry of the batch, until there is no room or nothing waits.
 
     Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the highest one that
     waits, the longest wait first. The caller pops one entry from each queue it is given, and takes its weight from the room.

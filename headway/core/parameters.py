@@ -36,7 +36,7 @@ _decode_huge = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def decode(text: bytes) -> object:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         msgspec.MsgspecError: it is not valid JSON, or a number is out of range.
@@ -45,7 +45,7 @@ def decode(text: bytes) -> object:
 
 
 def canonical(text: bytes) -> bytes:
-    """Canonical text of parameters: it is equal for parameters that mean the same.
+    """Return the canonical text of parameters: it is equal for parameters that mean the same.
 
     A text longer than CANONICAL stays as it is.
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from headway.core.running import RunningBatches
+from headway.core.batch import RunningBatches
 
 FEWEST = 1000
 """Fewest arrivals in a record."""

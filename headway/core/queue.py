@@ -19,7 +19,7 @@ from operator import attrgetter, ne
 
 from headway.core import admission
 from headway.core.admission import MIN_WAIT
-from headway.core.batch import Departure, FailureOutcome
+from headway.core.batch import Departure, FailureOutcome, RunningBatches
 from headway.core.budget import GREED
 from headway.core.bulk import BATCHES_WAITING, BulkClass, Forecast, seats
 from headway.core.culprits import LONE_ROOM, CallerKey, Culprits, caller_of
@@ -41,7 +41,6 @@ from headway.core.packing import Nearness, Terms, pack, pack_nearest
 from headway.core.past import Past
 from headway.core.queue_limits import QueueLimits
 from headway.core.retry import BLAMED, NEVER_SPLIT, SEARCHED, RetryBudgets, Rng, backoff, is_over, stays_whole
-from headway.core.running import RunningBatches
 from headway.core.service_model import ArrivalRate, ServiceModel
 from headway.core.slot_factors import PADDED_DOUBT, SlotFactors
 from headway.core.suspects import APART_PRICE, FIRST, QUARANTINE, Choice, Group, Suspects
@@ -128,7 +127,7 @@ class ModelQueue:
         return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
-        """Entries waiting in each tier, and the seconds that its oldest has waited."""
+        """Return the entries waiting in each tier, and the seconds that its oldest has waited."""
         self._take_in()
         counts = [tier_queue.depth for tier_queue in self._tier_queues]
         oldest = [now if (first := tier_queue.oldest()) is None else first.arrived for tier_queue in self._tier_queues]
@@ -256,7 +255,7 @@ class ModelQueue:
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
-        """Number of entries that may come before one like this, for it to be sure to be let in. All of them count as ahead of it."""
+        """Return the number of entries that may come before one like this, for it to be sure to be let in. All of them count as ahead of it."""
         if now > self._sure_until or len(self._sure) >= MOST_KINDS:
             self._take_in()
             self._sure.clear()
@@ -314,7 +313,7 @@ class ModelQueue:
         return queued_at(entry, now, self.limits.cost(entry), self.limits.weight(entry))
 
     def _has_its_share(self, tenant: str) -> bool:
-        """Whether a tenant would have more than GREED times the places left, see `core.budget`, or none is left."""
+        """Return True if a tenant would have more than GREED times the places left, see `core.budget`, or none is left."""
         if self._waiting is None:
             self._waiting = sum((tier_queue.counted() for tier_queue in self._tier_queues), Counter())
         left, waits = self.limits.max_queue - self._fresh - 1, self._waiting[tenant]
@@ -356,26 +355,26 @@ class ModelQueue:
         return self.culprits.group_size(caller, self.limits.max_batch, self.service.each, room)
 
     def _size(self, members: Sequence[QueuedEntry]) -> float:
-        """Size of these entries together."""
+        """Return the size of these entries together."""
         if not self._weighs:
             return len(members)
         return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:
-        """Size of what waits in the highest tier."""
+        """Return the size of what waits in the highest tier."""
         first = self._tier_queues[0]
         return self.limits.size(first.depth, first.weight) if self._weighs else first.depth
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
-        """Size of what waits in tier queues."""
+        """Return the size of what waits in tier queues."""
         return self.limits.size(sum([one.depth for one in tier_queues]), sum([one.weight for one in tier_queues]))
 
     def _tenants(self) -> int:
-        """Tenants that have entries in the tier queues."""
+        """Return the tenants that have entries in the tier queues."""
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
-        """Times the GPU time that its size stands for which a tier queue takes, as only entries of one shape ride together.
+        """Return the times the GPU time that its size stands for which a tier queue takes, as only entries of one shape ride together.
 
         It is that of the next entries of the tenant, since other tenants' are before it only by turns; or of all next ones if that is less.
         A batch that entries of several tenants share costs each of them its part.
@@ -423,7 +422,7 @@ class ModelQueue:
         return refused
 
     def load(self, now: float, past: Past | None = None) -> Load:
-        """Load at instant `now`, with what has come of late if that is given."""
+        """Return the load at instant `now`, with what has come of late if that is given."""
         self._take_in()
         rate = sum(found.at(now) for found in self._rates)
         return Load(
@@ -451,7 +450,7 @@ class ModelQueue:
         return each
 
     def _sizes(self, rates: list[float]) -> list[float]:
-        """Size that arrives per second in each tier, given the entries that do."""
+        """Return the size that arrives per second in each tier, given the entries that do."""
         if not self._weighs:
             return rates
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
@@ -513,7 +512,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _forecast(self, limit: int, now: float) -> Forecast:
-        """Forecast for a whole batch that leaves now. Far beyond the sizes seen, its time is taken for long."""
+        """Return the forecast for a whole batch that leaves now. Far beyond the sizes seen, its time is taken for long."""
         seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
         gap = self._rule.gap(self._running.largest)
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
@@ -551,7 +550,7 @@ class ModelQueue:
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Price of a second of a group: more where its caller has sent culprits."""
+        """Return the price of a second of a group: more where its caller has sent culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
@@ -609,7 +608,7 @@ class ModelQueue:
         return next(iter(idle)) if opens <= now else min(until, opens)
 
     def bulk_held(self, now: float) -> float:
-        """Seconds until bulk entries may have a GPU that is idle, if no others come; see `core.bulk.BulkClass.held`."""
+        """Return the seconds until bulk entries may have a GPU that is idle, if no others come; see `core.bulk.BulkClass.held`."""
         return 0.0 if self.bulk is None else self.bulk.held(self._forecast(self._limit, now), now)
 
     def expire(self, now: float) -> list[QueuedEntry]:
@@ -622,7 +621,7 @@ class ModelQueue:
         return late
 
     def next_due(self) -> float:
-        """Instant at which `expire` has something to do; infinite when nothing waits."""
+        """Return the instant at which `expire` has something to do; infinite when nothing waits."""
         self._take_in()
         return min(self._due.earliest(), self._suspects.due)
 
@@ -748,7 +747,7 @@ class ModelQueue:
         after: FailureOutcome,
         now: float,
     ) -> list[QueuedEntry]:
-        """Those of the members that are at some places of their batch. The others run again as if they had not run."""
+        """Return those of the members that are at some places of their batch. The others run again as if they had not run."""
         there = {id(departure.members[place]) for place in places}
         if others := [member for member in members if id(member) not in there]:
             self._suspects.add(Group(others, now, FIRST, departure.failures, departure.attempts - 1))
@@ -767,14 +766,14 @@ class ModelQueue:
         return after
 
     def _parted(self, members: Sequence[QueuedEntry]) -> tuple[list[QueuedEntry], list[QueuedEntry]]:
-        """Bulk entries among these, and the others."""
+        """Return the bulk entries among these, and the others."""
         parts: tuple[list[QueuedEntry], list[QueuedEntry]] = [], []
         for member in members:
             parts[member.entry.tier < self.limits.tiers].append(member)
         return parts
 
     def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:
-        """Members whose tenants can pay for a retry. The other members are added to `spent`."""
+        """Return the members whose tenants can pay for a retry. The other members are added to `spent`."""
         counts = Counter(member.entry.tenant for member in members)
         paid = {tenant for tenant, count in counts.items() if self._budgets.spend(tenant, count, now)}
         spent += [member for member in members if member.entry.tenant not in paid]
@@ -857,7 +856,7 @@ class ModelQueue:
         return self._gate
 
     def _nearness(self, limit: int) -> Nearness:
-        """Terms on which entries of like weight ride together; the next lower tier has its turn with the first of each second batch."""
+        """Return the terms on which entries of like weight ride together; the next lower tier has its turn with the first of each second batch."""
         limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
         fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
@@ -889,5 +888,5 @@ class ModelQueue:
 
 
 def _past_of(limits: QueueLimits) -> Past | None:
-    """Past of a queue; None where entries have weights of any kind, as their number says nothing of sizes. Rows do."""
+    """Return the past of a queue; None where entries have weights of any kind, as their number says nothing of sizes. Rows do."""
     return Past() if not limits.max_weight or limits.unit == 1.0 else None

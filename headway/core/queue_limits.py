@@ -65,7 +65,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Bounds of a queue whose model fills inputs up to the longest of a call and takes times on this line; None: of one that does not."""
+        """Return the bounds of a queue whose model fills inputs up to the longest of a call and takes times on this line; None: of one that does not."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -73,11 +73,11 @@ class QueueLimits:
 
     @property
     def weighs(self) -> bool:
-        """Whether entries are weighed."""
+        """True if entries are weighed."""
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
+        """Return the bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
 
         Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`. Where the
         model pads, entries weigh their length, and have one row each.
@@ -86,17 +86,17 @@ class QueueLimits:
         return replace(self, max_weight=most, rows=True)
 
     def shed(self, tier: int, depth: int) -> int:
-        """Entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
+        """Return the entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
         if self.shed_at is None or tier == 0:
             return 0
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
     def weight(self, entry: Entry) -> int:
-        """Weight with which an entry counts: its own, or that of a full batch if it is heavier, since it runs alone."""
+        """Return the weight with which an entry counts: its own, or that of a full batch if it is heavier, since it runs alone."""
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Rounds that the weight of an entry costs its tenant; a batch that is full by number costs as many as any."""
+        """Return the rounds that the weight of an entry costs its tenant; a batch that is full by number costs as many as any."""
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
@@ -104,12 +104,12 @@ class QueueLimits:
         return min(max(entry.weight / self.round_weight, self.least_cost), LOOKED_AT)
 
     def padded_cost(self, weight: float) -> float:
-        """Rounds that a place costs which is filled up to this weight, where the model pads."""
+        """Return the rounds that a place costs which is filled up to this weight, where the model pads."""
         padding = self.padding
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Line of the run time by size, given the usual one, of a batch whose places are filled up to this weight where the model pads."""
+        """Return the line of the run time by size, given the usual one, of a batch whose places are filled up to this weight where the model pads."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -117,7 +117,7 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
+        """Return the size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
 
         It is their number, or the places that their weight takes if these are more. The run time of a batch goes by its
         size, and so does all that is reckoned with run times. Where entries are not weighed it is their number.
@@ -126,10 +126,10 @@ class QueueLimits:
         return places if places > count else count
 
     def others(self, entry: Entry) -> float:
-        """Size of what comes with an entry, which is judged as the last of them."""
+        """Return the size of what comes with an entry, which is judged as the last of them."""
         others = entry.count - 1
         return self.size(others, others * self.weight(entry)) if others > 0 else 0
 
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
-        """Whether so many batches hold an entry beside what is ahead of it, of this size."""
+        """Return True if so many batches hold an entry beside what is ahead of it, of this size."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch

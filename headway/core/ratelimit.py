@@ -8,6 +8,7 @@ tolerance τ = T · burst, a request conforms when the TAT after it, less τ, is
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -24,7 +25,7 @@ LEAST_TATS = 10_000
 
 
 def part(limit: Limit, of: int) -> Limit:
-    """Share of a limit for one of `of` gateways that count alone.
+    """Return the share of a limit for one of `of` gateways that count alone.
 
     Together they let in what the limit allows, as long as each sees an even part of the traffic.
     """
@@ -38,22 +39,22 @@ def counting_as(limit: Limit, count: int) -> Limit:
 
 @lru_cache(maxsize=1024)
 def all_counting_as(limits: tuple[Limit, ...], count: int) -> tuple[Limit, ...]:
-    """Limits under which one request is charged as `count` requests; see `counting_as`."""
+    """Return the limits under which one request is charged as `count` requests; see `counting_as`."""
     return tuple(counting_as(limit, count) for limit in limits)
 
 
 def interval(limit: Limit) -> float:
-    """Seconds that a request of cost 1 adds to the debt."""
+    """Return the seconds that a request of cost 1 adds to the debt."""
     return 60.0 / limit.rate
 
 
 def tolerance(limit: Limit) -> float:
-    """Most seconds of debt: the burst's worth."""
+    """Return the most seconds of debt: the burst's worth."""
     return 60.0 / limit.rate * (limit.burst if limit.burst > 1.0 else 1.0)
 
 
 def wait(limit: Limit, owed: float) -> float:
-    """Seconds until a request conforms, with a debt of `owed` seconds; 0 when it does now."""
+    """Return the seconds until a request conforms, with a debt of `owed` seconds; 0 when it does now."""
     step = 60.0 / limit.rate
     burst = limit.burst
     late = owed + step - (step * burst if burst > 1.0 else step)
@@ -125,3 +126,23 @@ class RateDebts:
         if len(self.tats) > self._most:
             self.tats = {id: tat for id, tat in self.tats.items() if tat > now}
             self._most = max(LEAST_TATS, 2 * len(self.tats))
+
+
+class CallPace:
+    """Turns of calls, evenly apart. Slots of one API share it.
+
+    Arguments:
+        rate: calls per second; 0: no bound.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._gap = 1.0 / rate if rate else 0.0
+        self._next = -math.inf
+
+    def take(self, now: float) -> float:
+        """Take the next turn; returns the seconds until then."""
+        if not self._gap:
+            return 0.0
+        turn = max(now, self._next)
+        self._next = turn + self._gap
+        return turn - now

@@ -32,7 +32,7 @@ _BLOCK, _BLOCKS = 64, 16
 
 @cache
 def _draws(even: bool) -> list[float]:
-    """Standard normal numbers, the same in every rehearsal: rules are compared on equal chance.
+    """Return the standard normal numbers, the same in every rehearsal: rules are compared on equal chance.
 
     They are of the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each
     in an order of its own: few batches then have the usual mean. But a queue under load would be too short with them.
@@ -48,7 +48,7 @@ def _draws(even: bool) -> list[float]:
 
 
 def factors_of(load: Load) -> list[float]:
-    """Factors of the slots of a load, see `core.slot_factors`."""
+    """Return the factors of the slots of a load, see `core.slot_factors`."""
     if not any(load.paces):
         return [1.0] * load.slots
     times = scale((*load.paces[:USUAL], 0, *load.paces[USUAL + 1 :]), load.slots)

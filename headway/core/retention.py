@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def weight(output: Value | None) -> int:
-    """Bytes that an outcome counts as when it is kept; None for a failure. Text beyond ASCII counts four bytes a character."""
+    """Return the bytes that an outcome counts as when it is kept; None for a failure. Text beyond ASCII counts four bytes a character."""
     if output is None:
         return FAILURE_BYTES
     return OVERHEAD + room(output)
@@ -53,20 +53,20 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, total: int, tenant: int) -> KeptLimits:
-        """Budgets in bytes; a tenant's is never more than that of all."""
+        """Return the budgets in bytes; a tenant's is never more than that of all."""
         tenant = min(total, tenant)
         return cls(total, tenant, tenant // LARGEST_SHARE)
 
     def within(self, bytes: int) -> KeptLimits:
-        """Budgets scaled down in proportion to a total of `bytes` bytes."""
+        """Return the budgets scaled down in proportion to a total of `bytes` bytes."""
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """Budgets of one of `parts` equal parts, where all of a tenant lies in one of them."""
+        """Return the budgets of one of `parts` equal parts, where all of a tenant lies in one of them."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
-        """Whether an outcome is small enough to be kept."""
+        """Return True if an outcome is small enough to be kept."""
         return reply.output is None or weight(reply.output) <= self.largest
 
 
@@ -185,7 +185,7 @@ class Retention(Generic[T]):
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """Tenant that keeps most; of several the first by name."""
+        """Return the tenant that keeps most; of several the first by name."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

@@ -9,6 +9,10 @@ crashed or hung may be nobody's fault: such a batch runs whole once more before 
 of by its own fault says nothing of the inputs: such a batch stays whole, so that one batch never becomes many calls to
 an API that is in trouble. Each further run of these is paid from the retry budget of its entries' tenants, so that an
 outage is not amplified.
+
+A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch or
+some seconds of life show that it is well. One that dies in a batch is started again at once: the rules above bound how often that
+happens, and others may be waiting for the worker.
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Whether what is left of a batch that has just failed gets no further run.
+    """Return True if what is left of a batch that has just failed gets no further run.
 
     Arguments:
         cause: cause of the failure.
@@ -66,12 +70,12 @@ def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
 
 
 def stays_whole(cause: Cause, size: int, failures: int) -> bool:
-    """Whether a batch that has just failed, for the `failures`th time, runs again as it is."""
+    """Return True if a batch that has just failed, for the `failures`th time, runs again as it is."""
     return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
 def backoff(failures: int, rng: float) -> float:
-    """Seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
+    """Return the seconds to wait before a retry: exponential with equal jitter (Brooker, "Exponential backoff and jitter", 2015).
 
     The wait is between half and the whole of BACKOFF_BASE · 2^(failures−1), capped.
 
@@ -125,3 +129,37 @@ class RetryBudgets:
             del self._paid_at[next(iter(self._paid_at))]
         self._paid_at[tenant] = paid_at
         return True
+
+
+FIRST_PAUSE = 0.25
+"""Seconds of the first pause; doubles with each."""
+PAUSE_CAP = 30.0
+"""Longest pause, seconds."""
+KILLED_CAP = 2.0
+"""Longest pause in seconds after a start that was killed from outside: nothing is wrong with what was started."""
+STEADY_LIFE = 5.0
+"""Seconds of life that show that a backend is well."""
+
+
+class RestartPauses:
+    """Counter of starts in a row that came to nothing."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def well(self) -> None:
+        """Note that the backend finished a batch."""
+        self._failures = 0
+
+    def start_failed(self, killed: bool) -> float:
+        """Return the seconds to wait after a start that failed. `killed`: the process was killed from outside."""
+        self._failures += 1
+        return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
+
+    def died_idle(self, lived: float) -> float:
+        """Return the seconds to wait after a backend ended that ran nothing in the `lived` seconds of its life; 0 after the first."""
+        if lived >= STEADY_LIFE:
+            self._failures = 0
+            return 0.0
+        self._failures += 1
+        return min(FIRST_PAUSE * 2.0 ** min(self._failures - 2, 16), PAUSE_CAP) if self._failures > 1 else 0.0

@@ -66,7 +66,7 @@ class Unknown(NoRollout):
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Rollout that begins now.
+    """Return the rollout that begins now.
 
     Arguments:
         plan: what is asked for; without a version beside the new one, that is the only other one which takes requests.
@@ -100,7 +100,7 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
 
 
 def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
-    """Weights that a rollout which begins keeps of those that are left."""
+    """Return the weights that a rollout which begins keeps of those that are left."""
     kept = {one: weight for one, weight in left.items() if one != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
         kept[beside] = 100.0  # It has to serve if the version loses: of no other one is known that it does well.
@@ -110,7 +110,7 @@ def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Rollout as an operator ends it, also once it has ended in another way.
+    """Return the rollout as an operator ends it, also once it has ended in another way.
 
     Arguments:
         last: last rollout of the model; None: there was none.
@@ -129,7 +129,7 @@ def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequ
 
 
 def _versions(model: str, workers: Sequence[WorkerInfo]) -> set[str]:
-    """Versions of a model that are there. Raises Unknown for a model without a worker."""
+    """Return the versions of a model that are there. Raises Unknown for a model without a worker."""
     own = [
         one for one in workers if one.model == model and one.status not in (WorkerStatus.OFFLINE, WorkerStatus.FAILED)
     ]
@@ -163,14 +163,14 @@ def _check_plan(plan: Rollout) -> None:
 
 
 def left_by(rollout: Rollout) -> dict[str, float]:
-    """Weights that a rollout leaves, ended as its state says: 100 for the version promoted last, 0 for those that lost."""
+    """Return the weights that a rollout leaves, ended as its state says: 100 for the version promoted last, 0 for those that lost."""
     if rollout.state is RolloutState.PROMOTED:
         return {**dict.fromkeys(rollout.before, 0.0), rollout.beside: 0.0, rollout.version: 100.0}
     return {**rollout.before, rollout.version: 0.0}
 
 
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
-    """Weights that hold for a model's versions.
+    """Return the weights that hold for a model's versions.
 
     Those of the settings hold until a version is promoted, and where that has no worker, but for versions that have lost.
 
@@ -191,17 +191,17 @@ def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[s
 
 
 def bucket_of(seconds: float) -> int:
-    """Bucket of a latency; each is a tenth wider than the one before."""
+    """Return the bucket of a latency; each is a tenth wider than the one before."""
     return max(math.ceil(math.log(max(seconds, 1e-9) / _SHORTEST) / math.log(_GROWTH)), 0)
 
 
 def bound_of(bucket: int) -> float:
-    """Upper bound in seconds of a bucket."""
+    """Return the upper bound in seconds of a bucket."""
     return _SHORTEST * _GROWTH**bucket
 
 
 def p95_of(latencies: Mapping[int, int]) -> int:
-    """Bucket of the 95th percentile; 0 where there is no latency."""
+    """Return the bucket of the 95th percentile; 0 where there is no latency."""
     left, above = 0.05 * sum(latencies.values()), 0
     for bucket in sorted(latencies, reverse=True):
         above += latencies[bucket]
@@ -211,14 +211,14 @@ def p95_of(latencies: Mapping[int, int]) -> int:
 
 
 def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
-    """Counts of both together."""
+    """Return the counts of both together."""
     return VersionCounts(
         counts.answered + more.answered, counts.failed + more.failed, _sum(counts.latencies, more.latencies)
     )
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Rollout after some more seconds: with more evidence, a step further, promoted or rolled back.
+    """Return the rollout after some more seconds: with more evidence, a step further, promoted or rolled back.
 
     A step lasts until its time has passed and the new version has had a request. The last one, unless that is 100 %,
     lasts until somebody promotes or aborts.
@@ -248,7 +248,7 @@ def _filled(block: Block, seconds: float, new: VersionCounts, old: VersionCounts
 
 
 def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
-    """Evidence with a block of outcomes, which stays open until it is old enough and has some of both versions."""
+    """Return the evidence with a block of outcomes, which stays open until it is old enough and has some of both versions."""
     new, old = block.new, block.old
     if block.seconds < OUTCOMES_BLOCK or not (new.count and old.count):
         return replace(evidence, outcomes=block)
@@ -259,7 +259,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
+    """Return the evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -275,7 +275,7 @@ def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
 
 
 def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, float], usual: float) -> tuple[float, ...]:
-    """Logarithms of the bets after one block.
+    """Return the logarithms of the bets after one block.
 
     Arguments:
         bets: those before it; none at first.
@@ -300,7 +300,7 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
 
 
 def _verdict(rollout: Rollout) -> str:
-    """Reason for which a rollout is rolled back, in words; empty while the evidence does not do."""
+    """Return the reason for which a rollout is rolled back, in words; empty while the evidence does not do."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
     tests = sum(one < 100.0 for one in rollout.steps) * len(rollout.rollback_on)
     enough = math.log(tests / ERROR_RATE) if tests else math.inf
@@ -317,7 +317,7 @@ def _verdict(rollout: Rollout) -> str:
 
 
 def _mean(bets: Sequence[float]) -> float:
-    """Logarithm of the mean of bets."""
+    """Return the logarithm of the mean of bets."""
     if not bets:
         return 0.0
     most = max(bets)

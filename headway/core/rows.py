@@ -28,7 +28,7 @@ NUMBER_BYTES = 5
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Whether entries have rows or shapes, by each model of which healthy workers tell what they take.
+    """Return True if entries have rows or shapes, by each model of which healthy workers tell what they take.
 
     They do while any of them takes tensors, or parameters that a call has once.
     """
@@ -41,7 +41,7 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Weight of the rows of a value, that of a full batch at most. What are no tensors is one row.
+    """Return the weight of the rows of a value, that of a full batch at most. What are no tensors is one row.
 
     Arguments:
         value: value for the model.
@@ -53,7 +53,7 @@ def weight(value: Value, max_batch: int, max_weight: int) -> int:
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Number that values have in common which may run in one call; 0 where they may with all others that have 0.
+    """Return the number that values have in common which may run in one call; 0 where they may with all others that have 0.
 
     Arguments:
         value: value for the model.
@@ -78,15 +78,15 @@ def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, 
 
 
 def _free(shape: Sequence[int], spec: Sequence[int]) -> list[int]:
-    """Lengths of the free axes of a row."""
+    """Return the lengths of the free axes of a row."""
     return [size for size, want in zip(shape, spec, strict=True) if want == -1]
 
 
 def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
-    """Bytes of a row whose free axes are all of one length."""
+    """Return the bytes of a row whose free axes are all of one length."""
     return (SIZES[spec.datatype] or _ELEMENT) * math.prod(longest if size == -1 else size for size in spec.shape)
 
 
 def _step(size: int, axes: int) -> int:
-    """Step of the length of one of so many free axes. Rows of the same steps fill up to MOST_PADDED times their bytes at most."""
+    """Return the step of the length of one of so many free axes. Rows of the same steps fill up to MOST_PADDED times their bytes at most."""
     return math.ceil(math.log(size, MOST_PADDED) * axes) if size else -1

@@ -93,7 +93,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Seconds as which a batch counts: one that takes far too long by itself is an accident, two are a change."""
+        """Return the seconds as which a batch counts: one that takes far too long by itself is an accident, two are a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1
@@ -113,7 +113,7 @@ class ServiceModel:
         return math.inf if self.beta > 0.0 else 0.0
 
     def seconds(self, size: float) -> float:
-        """Expected run time of a batch of `size`; 0 before the first batch."""
+        """Return the expected run time of a batch of `size`; 0 before the first batch."""
         return self.alpha + self.beta * min(size, self.largest * REACH)
 
 
@@ -154,7 +154,7 @@ class ArrivalRate:
         self._sum += sum(map(exp, [(now - base) / tau for now in instants]))
 
     def at(self, now: float) -> float:
-        """The rate at instant `now`, in entries per second."""
+        """Return the rate at instant `now`, in entries per second."""
         if self._began is None or now >= self._next_base:
             self._move_base(now)
         if self._sum == 0.0:
@@ -164,7 +164,7 @@ class ArrivalRate:
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
     def after_rest(self, now: float) -> float:
-        """The rate at instant `now` if nothing came for long before the first arrival, so that a first burst is no lasting flood."""
+        """Return the rate at instant `now` if nothing came for long before the first arrival, so that a first burst is no lasting flood."""
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
 
     def _move_base(self, now: float) -> None:

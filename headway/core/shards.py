@@ -44,7 +44,7 @@ PART = 0.25
 
 
 def active(shards: int, slots: int) -> int:
-    """Number of shards in use: as many as have SLOTS_EACH slots, and at least one.
+    """Return the number of shards in use: as many as have SLOTS_EACH slots, and at least one.
 
     Arguments:
         shards: number of shards, at least 1.
@@ -54,7 +54,7 @@ def active(shards: int, slots: int) -> int:
 
 
 def home(worker: str, workers: Sequence[str], active: int) -> int:
-    """Shard that a worker claims from first: its rank among all, dealt out in turn.
+    """Return the shard that a worker claims from first: its rank among all, dealt out in turn.
 
     Ranks are dealt rather than ids hashed so that no shard gets two slots less than another. A worker that is not among
     the workers (it has not been seen yet) gets the home that it will have.
@@ -68,12 +68,12 @@ def home(worker: str, workers: Sequence[str], active: int) -> int:
 
 
 def slots_at(shard: int, slots: int, active: int) -> int:
-    """Number of live slots at home in a shard; 0 for a shard that is not in use."""
+    """Return the number of live slots at home in a shard; 0 for a shard that is not in use."""
     return -(-(slots - shard) // active) if shard < min(active, slots) else 0
 
 
 def in_turn(turn: int, slots: int, active: int) -> int:
-    """Shard to offer to: the home of the next slot, so that each shard gets its slots' share.
+    """Return the shard to offer to: the home of the next slot, so that each shard gets its slots' share.
 
     Arguments:
         turn: number that grows by one with each call of a gateway; gateways begin anywhere.
@@ -84,7 +84,7 @@ def in_turn(turn: int, slots: int, active: int) -> int:
 
 
 def of_tenant(tenant: str, active: int) -> int:
-    """Shard of all entries of a tenant that have something in common: limits, keys, tasks, identical requests.
+    """Return the shard of all entries of a tenant that have something in common: limits, keys, tasks, identical requests.
 
     One shard more or less moves as few tenants as can be (Lamping and Veach, "A fast, minimal memory, consistent hash
     algorithm", 2014). What those had in common begins anew in the other shard.
@@ -103,12 +103,12 @@ def of_tenant(tenant: str, active: int) -> int:
 
 
 def part(max_batch: int) -> int:
-    """Most entries of a group that go into one shard together."""
+    """Return the most entries of a group that go into one shard together."""
     return max(1, int(max_batch * PART))
 
 
 def parts(count: int, max_batch: int) -> int:
-    """Number of parts, alike in size, into which a group of `count` entries is cut.
+    """Return the number of parts, alike in size, into which a group of `count` entries is cut.
 
     Each goes to the next shard in turn.
 
@@ -118,7 +118,7 @@ def parts(count: int, max_batch: int) -> int:
 
 
 def behind(depth: int, slots: int, max_batch: int) -> bool:
-    """Whether slots that are at home elsewhere may claim from a shard, when its rule says go.
+    """Return True if slots that are at home elsewhere may claim from a shard, when its rule says go.
 
     Arguments:
         depth: entries waiting in the shard.
@@ -129,7 +129,7 @@ def behind(depth: int, slots: int, max_batch: int) -> bool:
 
 
 def load_of(loads: Sequence[Load]) -> Load:
-    """Load of a queue in several shards: their sums, and the costs of the shard that has seen most batches, or the largest."""
+    """Return the load of a queue in several shards: their sums, and the costs of the shard that has seen most batches, or the largest."""
     slots = sum(load.slots for load in loads)
     counts = [sum(load.paces[position] for load in loads if load.paces) for position in range(len(FACTORS))]
     counts[USUAL] = 0  # Where all are alike they are not counted.

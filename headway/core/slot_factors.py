@@ -43,7 +43,7 @@ STRAY = 2.0
 
 
 def weight_of(deviation: float, batches: float) -> float:
-    """Weight of a slot's newest batch.
+    """Return the weight of a slot's newest batch.
 
     Arguments:
         deviation: standard deviation of run times relative to their mean.
@@ -54,7 +54,7 @@ def weight_of(deviation: float, batches: float) -> float:
 
 
 def position_of(raw: float) -> int:
-    """Position in FACTORS of what is next to a measured factor."""
+    """Return the position in FACTORS of what is next to a measured factor."""
     steps = math.floor(math.log(raw) / STEP + 0.5)
     return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
 
@@ -149,17 +149,17 @@ class SlotFactors:
             known.position = position
 
     def of(self, worker: str) -> float:
-        """Factor of a slot."""
+        """Return the factor of a slot."""
         known = self._known.get(worker)
         return FACTORS[USUAL if known is None else known.position] * self._scale
 
     def standing(self, worker: str, departures: int) -> tuple[float, int]:
-        """Factor of a slot, and the batches that have left since a batch of its own came back."""
+        """Return the factor of a slot, and the batches that have left since a batch of its own came back."""
         known = self._known.get(worker)
         return self.of(worker), 0 if known is None else departures - known.ran_at
 
     def paces(self) -> tuple[int, ...]:
-        """Number of slots of each of FACTORS; empty where all are alike."""
+        """Return the number of slots of each of FACTORS; empty where all are alike."""
         return paces(self.counts, self._slots)
 
     def _count(self, position: int, change: int) -> None:
@@ -169,7 +169,7 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Number of slots of each of FACTORS; empty where all are alike.
+    """Return the number of slots of each of FACTORS; empty where all are alike.
 
     Arguments:
         counts: slots at each position of FACTORS, except those at USUAL.
@@ -181,7 +181,7 @@ def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Number by which FACTORS are multiplied, so that the mean of their inverses over all slots is 1.
+    """Return the number by which FACTORS are multiplied, so that the mean of their inverses over all slots is 1.
 
     Arguments:
         counts: slots at each position of FACTORS, except those at USUAL.

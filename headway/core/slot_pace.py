@@ -63,7 +63,7 @@ class Average:
         return math.sqrt(max(self._sum_of_squares / self.weight - self.mean**2, 0.0))
 
     def error_of(self, deviation: float) -> float:
-        """Standard error of the mean of values with a standard deviation."""
+        """Return the standard error of the mean of values with a standard deviation."""
         return deviation * math.sqrt(self._weights_squared) / self.weight
 
 

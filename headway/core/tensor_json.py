@@ -96,7 +96,7 @@ class NoNumber(NoTensors):
 
 
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
-    """Data of a tensor of a shape, from nested arrays or, as the protocol has it, one flat array of all elements.
+    """Return the data of a tensor of a shape, from nested arrays or, as the protocol has it, one flat array of all elements.
 
     Arguments:
         text: JSON text.
@@ -117,7 +117,7 @@ def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
 
 
 def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> Steps[bytes]:
-    """Data of a tensor of a shape, from a long text that is valid JSON; see `read`."""
+    """Return the data of a tensor of a shape, from a long text that is valid JSON; see `read`."""
     if len(text) <= SHORT:
         return read(text, name, datatype, shape)
     if datatype in (BYTES, JSON):
@@ -145,7 +145,7 @@ def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> N
 
 
 def shape_of(text: bytes) -> tuple[int, ...]:
-    """Shape of nested arrays, by their first rows; () where there is none. Whether the others are alike is not looked at."""
+    """Return the shape of nested arrays, by their first rows; () where there is none. Whether the others are alike is not looked at."""
     bare = text.translate(None, _OTHERS)
     axes = len(bare) - len(bare.lstrip(b"["))
     if not axes or _has_empty(text):
@@ -169,7 +169,7 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """JSON text of packed tensors: nested arrays, in an object by name where there are several.
+    """Return the JSON text of packed tensors: nested arrays, in an object by name where there are several.
 
     Arguments:
         value: packed tensors.
@@ -182,7 +182,7 @@ def write(value: Octets, *, strict: bool = True) -> bytes:
 
 
 def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
-    """Pieces of the JSON text of packed tensors; see `write`."""
+    """Yield the pieces of the JSON text of packed tensors; see `write`."""
     single = header_of(value).single
     found = unpacked(value)
     if len(found) == 1:
@@ -197,7 +197,7 @@ def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Pieces of the nested arrays of a tensor; without the axis of its rows with `single`. Raises NoTensors."""
+    """Yield the pieces of the nested arrays of a tensor; without the axis of its rows with `single`. Raises NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):
@@ -212,7 +212,7 @@ def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iter
 
 
 def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
-    """Pieces of one flat array of all elements of a tensor. Raises NoTensors."""
+    """Yield the pieces of one flat array of all elements of a tensor. Raises NoTensors."""
     head = tensor.head
     opening = b"["
     if not SIZES[head.datatype]:
@@ -230,7 +230,7 @@ def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def as_fp32(tensor: Tensor) -> bytes | memoryview:
-    """Numbers of a tensor in four bytes each; those of FP32 as they are.
+    """Return the numbers of a tensor in four bytes each; those of FP32 as they are.
 
     Raises:
         NoTensors: a number is out of range.
@@ -245,7 +245,7 @@ def as_fp32(tensor: Tensor) -> bytes | memoryview:
 
 
 def widened(tensor: Tensor, datatype: str) -> bytes | memoryview:
-    """Data of a tensor in a datatype that has each of its numbers; see `headway.core.tensors.check_head`."""
+    """Return the data of a tensor in a datatype that has each of its numbers; see `headway.core.tensors.check_head`."""
     if tensor.head.datatype == datatype:
         return tensor.data
     numbers = _numbers_of(tensor)
@@ -283,7 +283,7 @@ def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], st
 
 
 def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> bytes:
-    """JSON text of the nested arrays of some numbers. Raises NoTensors."""
+    """Return the JSON text of the nested arrays of some numbers. Raises NoTensors."""
     datatype = head.datatype
     if datatype in _HALVES:
         data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
@@ -305,7 +305,7 @@ def _halves(data: memoryview, datatype: str) -> Sequence[float]:
 
 
 def _texts(elements: list[bytes], head: TensorHead, strict: bool) -> list[bytes]:
-    """JSON texts of elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
+    """Return the JSON texts of elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
     return elements if head.datatype == JSON else [_text(one, head.name, strict) for one in elements]
 
 
@@ -319,7 +319,7 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
 
 
 def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
-    """Whether nested arrays have a shape, by the brackets and commas of their text."""
+    """Return True if nested arrays have a shape, by the brackets and commas of their text."""
     if count_of(shape) == 0 or _has_empty(text):
         # Within an empty axis there is nothing that would show the others.
         bare = text.translate(None, _BLANK)
@@ -328,7 +328,7 @@ def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
 
 
 def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
-    """Whether a text is the brackets and commas of nested arrays of a shape, which alone may name any number of elements."""
+    """Return True if a text is the brackets and commas of nested arrays of a shape, which alone may name any number of elements."""
     arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
     commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
     return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
@@ -342,12 +342,12 @@ def _refuse_empty(text: bytes, name: str) -> None:
 
 
 def _has_empty(text: bytes) -> bool:
-    """Whether an array without elements is in a text."""
+    """Return True if an array without elements is in a text."""
     return b"[]" in text.translate(None, _BLANK)
 
 
 def _skeleton(shape: Sequence[int]) -> bytes:
-    """Brackets and commas of nested arrays of a shape."""
+    """Return the brackets and commas of nested arrays of a shape."""
     found = b""
     for size in reversed(shape):
         found = b"[" + (found + b",") * (size - 1) + found + b"]"
@@ -355,7 +355,7 @@ def _skeleton(shape: Sequence[int]) -> bytes:
 
 
 def _small_shape(text: bytes) -> tuple[int, ...]:
-    """Shape of nested arrays with an empty axis; () where they have none."""
+    """Return the shape of nested arrays with an empty axis; () where they have none."""
     if len(text) > PAGE:  # Whether all of them are empty is seen when they are read.
         return (*shape_of(text.translate(None, _BLANK).replace(b"[]", b"0")), 0)
     try:
@@ -373,7 +373,7 @@ def _small_shape(text: bytes) -> tuple[int, ...]:
 
 
 def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
-    """Data of the numbers in a text whose brackets are good."""
+    """Yield the data of the numbers in a text whose brackets are good."""
     place = 0
     for page in _pages(text.translate(_BRACKETS)):
         try:
@@ -391,7 +391,7 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
 
 
 def _pages(text: bytes) -> Iterator[bytes]:
-    """Pieces of a list of numbers without its brackets, cut at commas."""
+    """Yield the pieces of a list of numbers without its brackets, cut at commas."""
     begin, end = 0, len(text)
     while begin < end:
         cut = begin + PAGE * 8
@@ -403,7 +403,7 @@ def _pages(text: bytes) -> Iterator[bytes]:
 
 
 def _placed(exc: Exception, place: int) -> str:
-    """Words of a decoder, with the place in all of the data rather than in its page."""
+    """Return the words of a decoder, with the place in all of the data rather than in its page."""
     return re.sub(r" - at `\$\[(\d+)\]`", lambda found: f", at element {place + int(found[1])}", str(exc))
 
 
@@ -414,7 +414,7 @@ def _reader(datatype: str) -> Callable[[bytes], list[Any]]:
 
 
 def _packed(numbers: list[Any], datatype: str) -> bytes:
-    """Data of numbers. Raises OverflowError for one that is out of range."""
+    """Return the data of numbers. Raises OverflowError for one that is out of range."""
     if (
         datatype in ("FP32", "BF16")
         and numbers
@@ -430,7 +430,7 @@ def _packed(numbers: list[Any], datatype: str) -> bytes:
 
 
 def _beginning(element: object) -> str:
-    """JSON text of an element, or its beginning where it is long."""
+    """Return the JSON text of an element, or its beginning where it is long."""
     text = _encode(element).decode()
     return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
 
@@ -441,7 +441,7 @@ def _in_range(number: float, datatype: str) -> bool:
 
 
 def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
-    """Data of a tensor of BYTES, from nested arrays of texts or a flat one."""
+    """Return the data of a tensor of BYTES, from nested arrays of texts or a flat one."""
     try:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -467,7 +467,7 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
 
 
 def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[bytes]:
-    """Data of a tensor of BYTES, from a long text that is valid JSON."""
+    """Return the data of a tensor of BYTES, from a long text that is valid JSON."""
     count, pages = count_of(shape), Pages(text, known=True, reach=PAGE * 4)
     bare, found, known = [], [], 0
     for page in pages:
@@ -493,12 +493,12 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
 
 
 def _hollow(shape: Sequence[int]) -> list[Any]:
-    """Nested lists of a shape without elements."""
+    """Return the nested lists of a shape without elements."""
     return [_hollow(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Tensors of a JSON value: nested arrays of one row or of several rows, or an object with such by name.
+    """Return the tensors of a JSON value: nested arrays of one row or of several rows, or an object with such by name.
 
     Arguments:
         value: the value; one without tensors, such as a text, is refused.
@@ -511,7 +511,7 @@ def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
 
 
 def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors]:
-    """Tensors of a JSON value that may be long; see `tensors_of`."""
+    """Return the tensors of a JSON value that may be long; see `tensors_of`."""
     if isinstance(value, Octets):
         if isinstance(value, Tensors):
             return value
@@ -549,7 +549,7 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
 
 
 def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorSpec, bytes]]]:
-    """Text of each input. Raises NoTensors."""
+    """Return the text of each input. Raises NoTensors."""
     if text[:1] != b"{" or (len(specs) == 1 and not specs[0].shape):
         if len(specs) != 1:
             raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
@@ -567,7 +567,7 @@ def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorS
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
-    """Shape, whether it is one row, and data of a short vector or of short rows of vectors; None of what is longer to tell."""
+    """Return the shape, whether it is one row, and data of a short vector or of short rows of vectors; None of what is longer to tell."""
     if len(spec.shape) != 1 or spec.datatype not in _TYPECODES:
         return None
     reader, nested = _READERS[spec.datatype]
@@ -584,7 +584,7 @@ def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, b
 
 
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
-    """Shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
+    """Return the shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
     shape = shape_of(text) if text[:1] == b"[" else ()
     if len(shape) == len(spec.shape) and (shape or text[:1] not in b"[{"):
         return shape, True

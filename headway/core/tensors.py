@@ -104,7 +104,7 @@ _often_decode = lru_cache(maxsize=256)(_decode)
 
 
 def count_of(shape: Iterable[int]) -> int:
-    """Elements of a tensor of a shape."""
+    """Return the elements of a tensor of a shape."""
     return math.prod(shape)
 
 
@@ -119,7 +119,7 @@ def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
 
 
 def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
-    """Pieces of the packed form; see `pack`."""
+    """Return the pieces of the packed form; see `pack`."""
     pieces: list[bytes | memoryview] = [opening([one.head for one in tensors], single=single)]
     for one in tensors:
         size = len(one.data) if isinstance(one.data, bytes) else one.data.nbytes
@@ -128,24 +128,24 @@ def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | m
 
 
 def opening(heads: Sequence[TensorHead], *, single: bool = False) -> bytes:
-    """Bytes before the data of a value with these tensors; see `pack`."""
+    """Return the bytes before the data of a value with these tensors; see `pack`."""
     short = sum([len(head.name) for head in heads]) <= _SHORT
     return (_often_opening if short else _opening)(single, tuple(heads))
 
 
 def header_of(value: Octets) -> Header:
-    """Header of packed tensors. Raises NoTensors where there is none."""
+    """Return the header of packed tensors. Raises NoTensors where there is none."""
     return _header(value.content)[0]
 
 
 def opening_of(content: bytes) -> bytes:
-    """Bytes before the data of packed tensors, which values with the same header have in common; empty where they are many."""
+    """Return the bytes before the data of packed tensors, which values with the same header have in common; empty where they are many."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     return bytes(content[: end + -end % ALIGNED]) if end < _SHORT else b""
 
 
 def canonical(value: Octets) -> bytes:
-    """Bytes that are equal for tensors that mean the same. The name of a sole tensor means nothing: a model with one input
+    """Return the bytes that are equal for tensors that mean the same. The name of a sole tensor means nothing: a model with one input
     takes it under any name, which is the client's own while nobody knows the model's.
     """
     header, start = _header(value.content)
@@ -156,12 +156,12 @@ def canonical(value: Octets) -> bytes:
 
 
 def rows_of(value: Value) -> int:
-    """Rows of a value: those of its tensors, and 1 of any other and of one without rows."""
+    """Return the rows of a value: those of its tensors, and 1 of any other and of one without rows."""
     return header_of(value).rows or 1 if isinstance(value, Tensors) else 1
 
 
 def unpack(value: Octets) -> list[Tensor]:
-    """Tensors of a value, with views of their data.
+    """Return the tensors of a value, with views of their data.
 
     Raises:
         NoTensors: the value is damaged.
@@ -186,7 +186,7 @@ def unpack(value: Octets) -> list[Tensor]:
 
 
 def length_of_elements(data: bytes | memoryview, count: int) -> int:
-    """Bytes that so many elements of BYTES take at the beginning of some data; -1 where there are fewer elements."""
+    """Return the bytes that so many elements of BYTES take at the beginning of some data; -1 where there are fewer elements."""
     at, last = 0, len(data) - LENGTH_BYTES
     for _ in range(count):
         if at > last:
@@ -196,12 +196,12 @@ def length_of_elements(data: bytes | memoryview, count: int) -> int:
 
 
 def split_elements(data: bytes | memoryview) -> list[bytes]:
-    """Elements of a tensor of BYTES. Raises NoTensors where the data are none."""
+    """Return the elements of a tensor of BYTES. Raises NoTensors where the data are none."""
     return [one for page in pages_of_elements(data, len(data)) for one in page]
 
 
 def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[bytes]]:
-    """Elements of a tensor of BYTES, at most so many at a time. Raises NoTensors where the data are none."""
+    """Yield the elements of a tensor of BYTES, at most so many at a time. Raises NoTensors where the data are none."""
     page: list[bytes] = []
     at, end, count = 0, len(data), 0
     while at < end:
@@ -220,7 +220,7 @@ def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[byte
 
 
 def join_elements(elements: Iterable[bytes]) -> bytes:
-    """Data of a tensor of BYTES with these elements."""
+    """Return the data of a tensor of BYTES with these elements."""
     found = list(elements)
     pieces = [b""] * (2 * len(found))
     pieces[::2], pieces[1::2] = map(_write_length, map(len, found)), found
@@ -228,7 +228,7 @@ def join_elements(elements: Iterable[bytes]) -> bytes:
 
 
 def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
-    """Specifications that a value shows. Raises NoTensors where it is damaged."""
+    """Return the specifications that a value shows. Raises NoTensors where it is damaged."""
     return tuple(TensorSpec(one.name, one.datatype, one.shape[1:]) for one in header_of(value).heads)
 
 
@@ -242,7 +242,7 @@ def check_data(head: TensorHead, size: int) -> None:
 
 
 def _holds(datatype: str, other: str) -> bool:
-    """Whether a datatype has every number of another one."""
+    """Return True if a datatype has every number of another one."""
     if other not in _DIGITS or datatype not in _DIGITS:
         return other == datatype
     if other in _FLOATS:
@@ -256,7 +256,7 @@ _TAKEN = {datatype: frozenset(other for other in SIZES if _holds(datatype, other
 
 
 def _remedy(sent: str, taken: str) -> str:
-    """Sentence on what to send in place of numbers that would be rounded or cut off."""
+    """Return the sentence on what to send in place of numbers that would be rounded or cut off."""
     if sent not in _DIGITS or taken not in _DIGITS:
         return ""
     name = taken.lower().replace("fp", "float")
@@ -306,7 +306,7 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
 
 
 def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a row is of a shape, in which -1 is any size."""
+    """Return True if a row is of a shape, in which -1 is any size."""
     return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
 
@@ -354,7 +354,7 @@ _often_checked = lru_cache(maxsize=256)(_checked)
 
 
 def shown(value: Octets) -> str:
-    """Words on a value, for people to read: its tensors with their shapes, and no numbers."""
+    """Return the words on a value, for people to read: its tensors with their shapes, and no numbers."""
     try:
         return f"tensors: {shown_heads(header_of(value).heads)}"
     except NoTensors as exc:
@@ -362,25 +362,25 @@ def shown(value: Octets) -> str:
 
 
 def shown_spec(spec: TensorSpec) -> str:
-    """Words on a specification, with the axis of the rows, for messages."""
+    """Return the words on a specification, with the axis of the rows, for messages."""
     return f"{quoted(spec.name)}, {spec.datatype} of shape {shown_shape((-1, *spec.shape))}"
 
 
 def shown_specs(specs: Sequence[TensorSpec]) -> str:
-    """Words on specifications, for messages."""
+    """Return the words on specifications, for messages."""
     shown = [shown_spec(one) for one in specs[:_MOST_SHOWN]]
     return "; ".join(shown if len(specs) <= _MOST_SHOWN else [*shown, "…"])
 
 
 def shown_heads(heads: Sequence[TensorHead]) -> str:
-    """Words on tensors, for messages."""
+    """Return the words on tensors, for messages."""
     return "; ".join(
         f"{quoted(one.name)}, {one.datatype} of shape {shown_shape(one.shape)}" for one in heads[:_MOST_SHOWN]
     )
 
 
 def shown_shape(shape: Sequence[int]) -> str:
-    """Words on a shape, for messages."""
+    """Return the words on a shape, for messages."""
     axes = [str(one) for one in shape[:_MOST_SHOWN]]
     if len(shape) > _MOST_SHOWN:
         axes.append("…")
@@ -388,12 +388,12 @@ def shown_shape(shape: Sequence[int]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Name of a tensor, for messages."""
+    """Return the name of a tensor, for messages."""
     return f"`{excerpt(name)}`"
 
 
 def _opening(single: bool, heads: tuple[TensorHead, ...]) -> bytes:
-    """Header of a value, with its length and the zeros up to the data."""
+    """Return the header of a value, with its length and the zeros up to the data."""
     header = _encode(Header(single, heads))
     start = LENGTH_BYTES + len(header)
     return b"%b%b%b" % (len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED))
@@ -403,7 +403,7 @@ _often_opening = lru_cache(maxsize=256)(_opening)
 
 
 def _header(content: bytes) -> tuple[Header, int]:
-    """Header of a value, and where its data begin."""
+    """Return the header of a value, and where its data begin."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     start = end + -end % ALIGNED
     if start > len(content):

@@ -99,7 +99,7 @@ class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
 
 
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
-    """Entries per second of the lowest tier that the fleet has room for; infinite while nothing is known.
+    """Return the entries per second of the lowest tier that the fleet has room for; infinite while nothing is known.
 
     Arguments:
         capacity: capacity that the controller published.
@@ -116,7 +116,7 @@ def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRa
 
 
 def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
-    """Entries per second of the room that one gateway lets in; the shares of all gateways are the room.
+    """Return the entries per second of the room that one gateway lets in; the shares of all gateways are the room.
 
     Arguments:
         room: entries per second that all gateways may let in.
@@ -140,7 +140,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Parts of their arrivals that tenants send to one gateway, from LEAST_WEIGHT to 1; all others send to it alone.
+    """Return the parts of their arrivals that tenants send to one gateway, from LEAST_WEIGHT to 1; all others send to it alone.
 
     Arguments:
         own: arrivals at this gateway.
@@ -155,7 +155,7 @@ def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, floa
 
 
 def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Arrivals per second of the tenants that are known, at all gateways."""
+    """Return the arrivals per second of the tenants that are known, at all gateways."""
     whole: dict[str, float] = {}
     for one in gateways:
         for tenant, rate in one.tenants.items():
@@ -165,7 +165,7 @@ def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
 
 
 def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
-    """Rates of the tenants of a gateway's lowest tier that are not known one by one, and how many have each.
+    """Yield the rates of the tenants of a gateway's lowest tier that are not known one by one, and how many have each.
 
     They send no more than the one that sends least of those that are known. One tenant sends all where none is known.
     """
@@ -176,7 +176,7 @@ def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
 
 
 def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
-    """Rate that every tenant gets who asks for more, when those who ask for less get what they ask for."""
+    """Return the rate that every tenant gets who asks for more, when those who ask for less get what they ask for."""
     left = math.fsum(count for _, count in groups)
     for rate, count in sorted(groups):
         if rate * left >= rest:

@@ -1,15 +1,22 @@
-"""Trace context of the W3C: the header fields `traceparent` and `tracestate`, and what an entry carries of them.
+"""Traces: the W3C header fields `traceparent` and `tracestate`, what an entry carries of them, and which requests are sampled.
 
-A `traceparent` that is malformed is passed over, as the recommendation has it, and its request begins a trace of its own. It
-never makes a request fail. A `tracestate` counts only beside a good `traceparent`.
+A malformed `traceparent` is ignored, as the recommendation says, and its request begins a trace of its own; it never makes a request
+fail. A `tracestate` counts only beside a good `traceparent`.
+
+Sampling by a ratio goes by the last 8 bytes of the trace id, as in OpenTelemetry's samplers, so that systems with the same ratio decide
+alike about a trace. For requests that begin a trace the sampler draws how many to leave out before the next (a geometric distribution:
+all requests have the same chance). Requests are numbered, so leaving one out costs a comparison. A sampled request gets an id that ends
+below the bound.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 
 from headway.model import CarriedTrace, TraceContext
-from headway.model.trace import RANDOM, SAMPLED
+from headway.model.request import RANDOM, SAMPLED
 
 MOST_MEMBERS = 32
 """Most members of a `tracestate`; one with more is dropped."""
@@ -55,7 +62,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Members that fit into `most` characters. Long ones are left out first, and then the last, which are the oldest."""
+    """Return the members that fit into `most` characters. Long ones are left out first, and then the last, which are the oldest."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -66,12 +73,12 @@ def _within(members: list[bytes], most: int) -> list[bytes]:
 
 
 def traceparent(context: TraceContext) -> str:
-    """Value of the header field `traceparent` by which a context is passed on."""
+    """Return the value of the header field `traceparent` by which a context is passed on."""
     return f"00-{context.trace_id.hex()}-{context.span_id.hex()}-{context.flags:02x}"
 
 
 def trace_fields(context: TraceContext | None) -> dict[str, str]:
-    """Header fields by which a context is passed on; none where there is none."""
+    """Return the header fields by which a context is passed on; none where there is none."""
     if context is None:
         return {}
     state = {"tracestate": context.state} if context.state else {}
@@ -94,10 +101,91 @@ def read_carried(packed: bytes) -> CarriedTrace | None:
 
 
 def trace_field(packed: bytes) -> dict[str, str]:
-    """Field of a log line that names the trace which an entry carries; none where it carries none."""
+    """Return the field of a log line that names the trace which an entry carries; none where it carries none."""
     return {"trace_id": trace_id_of(packed)} if packed else {}
 
 
 def trace_id_of(packed: bytes) -> str:
-    """Trace id in what an entry carries, in hexadecimal, as the log and metrics show it."""
+    """Return the trace id in what an entry carries, in hexadecimal, as the log and metrics show it."""
     return packed[:16].hex()
+
+
+_ALL = 1 << 64
+_MOST_LEFT_OUT = 1 << 62
+"""Most requests that are left out before the sampler draws anew."""
+
+
+class Sampler:
+    """Sampler of traces.
+
+    Arguments:
+        ratio: share of the traces that are sampled, 0 to 1, where that is decided here.
+        follows: whether the decision is taken over from the span that a request names as its parent.
+        bits: returns so many random bits.
+
+    Attributes:
+        due: number of the next request that is sampled if it names no parent. `draws` need not be asked about earlier ones.
+    """
+
+    __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
+
+    def __init__(self, ratio: float, follows: bool, bits: Callable[[int], int]) -> None:
+        self._ratio, self._follows, self._bits = ratio, follows, bits
+        self._bound = round(ratio * _ALL)
+        self._left_out, self.due = self._draw(), 1 + self._draw()
+
+    def draws(self, number: int) -> bool:
+        """Return True if the request with this number, which no earlier one had, is sampled if it names no parent.
+
+        Numbers grow from 1. Those that were passed over count as requests, so that the chance of each stays the same.
+        """
+        while self.due < number:
+            self.due += 1 + self._draw()
+        if self.due > number:
+            return False
+        self.due += 1 + self._draw()
+        return True
+
+    def begin(self, parent: TraceContext | None) -> TraceContext | None:
+        """Return the context of the first span of a request that has no number; None when it is not sampled.
+
+        Arguments:
+            parent: span of the client's, if the request names one.
+        """
+        if parent is None:
+            if self._left_out:
+                self._left_out -= 1
+                return None
+            self._left_out = self._draw()
+            return self.first()
+        if not (parent.sampled if self._follows else int.from_bytes(parent.trace_id[8:], "big") < self._bound):
+            return None
+        return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
+
+    def _draw(self) -> int:
+        """Return the number of requests that are left out before the next one that is sampled."""
+        if not self._bound:
+            return _MOST_LEFT_OUT
+        if self._ratio >= 1:
+            return 0
+        share = (self._bits(53) + 1) / (1 << 53)  # Above 0, at most 1.
+        return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
+
+    def first(self) -> TraceContext:
+        """Return the context of the first span of a trace whose id ends below the bound."""
+        low = self._bits(64) * self._bound >> 64
+        return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
+
+    def apart(self) -> TraceContext:
+        """Return the context of the first span of a trace that is sampled in any case."""
+        trace_id = (self._bits(128) or 1).to_bytes(16, "big")
+        return TraceContext(trace_id, self.span_id(), SAMPLED | RANDOM)
+
+    def below(self, context: TraceContext) -> TraceContext:
+        """Return the context of a further span in the same trace."""
+        span_id = (self._bits(64) or 1).to_bytes(8, "big")
+        return TraceContext(context.trace_id, span_id, context.flags, context.state)
+
+    def span_id(self) -> bytes:
+        """Return the id of a new span."""
+        return (self._bits(64) or 1).to_bytes(8, "big")

@@ -54,7 +54,7 @@ _NUL_REASON = "holds U+0000, which not every model can hold"
 
 
 def read(text: bytes) -> Value:
-    """Value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         NoValue: it holds U+0000, half of a surrogate pair, a number out of range, or more than MAX_DEPTH levels. (Brackets
@@ -76,7 +76,7 @@ def read(text: bytes) -> Value:
 
 
 def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
-    """Value of a long JSON text, as `read` makes it. `known`: whether the text is valid JSON, without white space around it."""
+    """Return the value of a long JSON text, as `read` makes it. `known`: whether the text is valid JSON, without white space around it."""
     if not known:
         text = text.strip(b" \t\r\n")
     if text[:1] == b'"':
@@ -106,7 +106,7 @@ def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[in
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
-    """Members of a JSON object, of which none is built.
+    """Return the members of a JSON object, of which none is built.
 
     Raises:
         NoValue: a number out of range, more extreme numbers than are looked at, or more levels than `deepest` are in it.
@@ -121,7 +121,7 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
 
 
 def build(value: Value) -> object:
-    """Python's own form of a value; of octets, their text in base64, of tensors nested lists.
+    """Return the Python's own form of a value; of octets, their text in base64, of tensors nested lists.
 
     Raises:
         msgspec.MsgspecError: a number in it is out of range.
@@ -132,14 +132,14 @@ def build(value: Value) -> object:
 
 
 def name_of(value: Value) -> str:
-    """Name of a value's type, as messages have it."""
+    """Return the name of a value's type, as messages have it."""
     if isinstance(value, bytes):
         return _NAMES.get(chr(value[0]), "number")
     return "str" if isinstance(value, str) else kind_of(value).noun
 
 
 def as_json(value: Value) -> bytes:
-    """JSON text of a value; octets become a text in base64, tensors nested arrays, in which NaN and infinities are null.
+    """Return the JSON text of a value; octets become a text in base64, tensors nested arrays, in which NaN and infinities are null.
 
     Raises:
         UnicodeEncodeError: a text holds a lone surrogate.
@@ -153,7 +153,7 @@ def as_json(value: Value) -> bytes:
 
 
 def of_json(text: bytes) -> Value:
-    """Value of a JSON text that is known to be good."""
+    """Return the value of a JSON text that is known to be good."""
     if text[:1] != b'"':
         return text
     value: str = _read_text(text)
@@ -161,14 +161,14 @@ def of_json(text: bytes) -> Value:
 
 
 def embedded(value: Value) -> str | msgspec.Raw:
-    """A value as an encoder of JSON takes it."""
+    """Return a value as an encoder of JSON takes it."""
     if isinstance(value, str):
         return value
     return msgspec.Raw(value if isinstance(value, bytes) else as_json(value))
 
 
 def shown(value: Value) -> str:
-    """Text of a value, for people to read: a text as it is, octets in base64, tensors by their shapes, any other value as JSON."""
+    """Return the text of a value, for people to read: a text as it is, octets in base64, tensors by their shapes, any other value as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensors):
@@ -177,7 +177,7 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Tensors of a value that was taken in before anybody knew that the model takes tensors.
+    """Return the tensors of a value that was taken in before anybody knew that the model takes tensors.
 
     `Predict` over gRPC has JSON text for those, and a text for the others, so that a text may be either. Where the model takes
     a text for its one input it is one.
@@ -196,14 +196,14 @@ def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
 
 
 def octets(value: Value) -> bytes:
-    """Bytes of a value."""
+    """Return the bytes of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     return value if isinstance(value, bytes) else value.content
 
 
 def canonical(value: Value) -> bytes:
-    """Bytes that are equal for values that mean the same, and differ for others.
+    """Return the bytes that are equal for values that mean the same, and differ for others.
 
     A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
     base64.
@@ -221,12 +221,12 @@ def canonical(value: Value) -> bytes:
 
 
 def room(value: Value) -> int:
-    """Most bytes that a value takes in memory: four for each character of a text beyond ASCII."""
+    """Return the most bytes that a value takes in memory: four for each character of a text beyond ASCII."""
     return 4 * len(value) if isinstance(value, str) and not value.isascii() else len(value)
 
 
 def _proper(string: bytes) -> str:
-    """Text that a JSON string stands for."""
+    """Return the text that a JSON string stands for."""
     try:
         text: str = _read_text(string)
     except msgspec.MsgspecError:
@@ -271,7 +271,7 @@ def _check_numbers(text: bytes) -> int:
 
 
 def _depth(text: bytes, most: int) -> int:
-    """Levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels beyond `most`."""
+    """Return the levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels beyond `most`."""
     levels = _levels(text)
     return levels if levels <= most or b'"' not in text else _levels(_STRING.sub(b"", text))
 

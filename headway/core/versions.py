@@ -29,7 +29,7 @@ class NoWeights(Exception):
 
 
 def read_weights(text: str) -> Weights:
-    """Weights in a text such as `3=95,4=5`; none in an empty one.
+    """Return the weights in a text such as `3=95,4=5`; none in an empty one.
 
     Raises:
         NoWeights: it is no such text.
@@ -88,24 +88,24 @@ class Versions:
         return sorted(version for version, weight in self._weights.items() if weight and version not in self._there)
 
     def takes(self, version: str) -> bool:
-        """Whether a version takes requests that name it."""
+        """Return True if a version takes requests that name it."""
         return version in self._there and self._weights.get(version) != 0.0
 
     def drawn(self, position: float) -> str:
-        """Version of a request that names none. `position`: evenly spread over [0, 1)."""
+        """Return the version of a request that names none. `position`: evenly spread over [0, 1)."""
         if not self._drawn:
             return ""
         return self._drawn[min(bisect_right(self._bounds, position * self._bounds[-1]), len(self._drawn) - 1)]
 
 
 def position_of(*names: str) -> float:
-    """Position in [0, 1) of a request that must get the same version whenever and wherever it is sent again."""
+    """Return the position in [0, 1) of a request that must get the same version whenever and wherever it is sent again."""
     hashed = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
     return math.ldexp(int.from_bytes(hashed[:6]), -48)
 
 
 def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | None:
-    """Versions of the model that these workers serve; None where none of them claims for a version."""
+    """Return the versions of the model that these workers serve; None where none of them claims for a version."""
     slots: dict[str, int] = {}
     there: set[str] = set()
     for worker in workers:

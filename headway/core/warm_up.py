@@ -28,7 +28,7 @@ LEAST_STOP = 0.5
 
 
 def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
-    """Size of the batch to run next; None when enough is known, or no time is left.
+    """Return the size of the batch to run next; None when enough is known, or no time is left.
 
     Arguments:
         runs: all batches so far, in order; the first is of one input.
@@ -52,7 +52,7 @@ def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
 
 
 def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
-    """Sizes that were run after the first run, ascending, each with its shortest run time."""
+    """Return the sizes that were run after the first run, ascending, each with its shortest run time."""
     best: dict[int, float] = {}
     for size, seconds in runs[1:]:
         best[size] = min(seconds, best.get(size, seconds))
@@ -60,13 +60,13 @@ def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
 
 
 def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
-    """Most seconds that the run at a place was expected to take, by those before it."""
+    """Return the most seconds that the run at a place was expected to take, by those before it."""
     size = runs[at][0]
     return min((seconds * size / before for before, seconds in runs[:at] if before <= size), default=math.inf)
 
 
 def _stood_still(runs: Sequence[WarmUpRun], at: int) -> bool:
-    """Whether the run at a place, which is the first of its size but for the cold one, took far longer than foreseen."""
+    """Return True if the run at a place, which is the first of its size but for the cold one, took far longer than foreseen."""
     (size, seconds), foreseen = runs[at], _foreseen(runs, at)
     first = all(before != size for before, _ in runs[1:at])
     return first and seconds > max(FAR * foreseen, foreseen + LEAST_STOP)

@@ -26,20 +26,20 @@ UNKNOWN = WeightLine(0.0, 1.0)
 
 
 def octets(value: Value) -> int:
-    """Length of a value in octets of UTF-8."""
+    """Return the length of a value in octets of UTF-8."""
     if isinstance(value, str) and not value.isascii():
         return len(value.encode("utf-8", "surrogatepass"))
     return len(value)
 
 
 def estimated(line: WeightLine, value: Value) -> int:
-    """Weight of an input by a line, at least 1."""
+    """Return the weight of an input by a line, at least 1."""
     weight = line.fixed + line.by_octet * octets(value)
     return int(min(max(weight, 1.0), MOST_WEIGHT))
 
 
 def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
-    """Mean of what several processes have found; None of none."""
+    """Return the mean of what several processes have found; None of none."""
     found = list(lines)
     if not found:
         return None
@@ -100,6 +100,6 @@ class WeightEstimate:
         return WeightLine(fixed + self._margin(deviation), slope)
 
     def _margin(self, deviation: float) -> float:
-        """Weight added for each input, so that the sum of a full batch's is raised by MARGIN of its own deviations."""
+        """Return the weight added for each input, so that the sum of a full batch's is raised by MARGIN of its own deviations."""
         full = min(self._max_batch, max(self.most / max(self.mean, 1.0), 1.0))
         return MARGIN * deviation / math.sqrt(full) if self.most else 0.0

@@ -14,9 +14,8 @@ import msgspec
 
 from headway.config import Settings
 from headway.core import values
-from headway.core.excerpt import excerpt
+from headway.core.excerpt import excerpt, nearest
 from headway.core.json_pages import PAGE, SHORT, Pages, Steps, TooDeep, members, split
-from headway.core.likeness import nearest
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.model import Value

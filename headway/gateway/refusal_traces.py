@@ -14,7 +14,7 @@ from headway.core.trace_context import read_trace_context
 from headway.errors import SHOWN, STATUS, RequestError
 from headway.gateway.request_traces import SERVER_FAULT, protocol_attributes
 from headway.model import TraceContext
-from headway.model.trace import SAMPLED
+from headway.model.request import SAMPLED
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanRecorder
 
 RATE = 20.0

@@ -43,8 +43,8 @@ from pathlib import Path
 
 import msgspec
 
+from headway.core.excerpt import nearest
 from headway.core.input_policy import CHARACTERS, FORMS, LEAST_RUN, TOO_MANY, InputRule, Search
-from headway.core.likeness import nearest
 from headway.errors import SettingError
 
 MOST_RULES = 64

@@ -17,8 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from headway.core.arrival_trace import instants
-from headway.core.arrivals import poisson, replay, uniform
+from headway.core.arrivals import instants, poisson, replay, uniform
 from headway.errors import SettingError
 from headway.load.spec import LoadSpec
 
@@ -30,7 +29,7 @@ class TraceFile:
     """Instants of a trace file in seconds; read anew, line by line, each time it is iterated.
 
     Arguments:
-        path: a CSV file as `headway.core.arrival_trace` describes it.
+        path: a CSV file as `headway.core.arrivals` describes it.
         setting: name in errors of the setting that the path came from.
     """
 

@@ -16,7 +16,7 @@ from headway.model.batch import (
     NoWork,
     Slot,
 )
-from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, Submission
+from headway.model.entry import DeadLetter, DedupKey, DedupKind, Entry, EntryState, QueueName, Submission
 from headway.model.fleet import (
     MODEL_XIDS,
     BulkDepth,
@@ -34,12 +34,17 @@ from headway.model.fleet import (
     WorkerStatus,
 )
 from headway.model.identity import ApiKey, Limit, ModelLimit, Principal
-from headway.model.ledger import LedgerRecord
-from headway.model.queue_name import QueueName
-from headway.model.reply import Failure, Reply, RequestStatus
-from headway.model.request import InferenceRequest, RequestOptions
+from headway.model.request import (
+    CarriedTrace,
+    Failure,
+    InferenceRequest,
+    LedgerRecord,
+    Reply,
+    RequestOptions,
+    RequestStatus,
+    TraceContext,
+)
 from headway.model.rollout import Rollout, RolloutState, VersionCounts
-from headway.model.trace import CarriedTrace, TraceContext
 from headway.model.value import (
     ALL_PARAMETERS,
     KIND,

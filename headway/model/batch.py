@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headway.model.entry import Entry
+from headway.model.entry import Entry, QueueName
 from headway.model.fleet import ModelReport
-from headway.model.queue_name import QueueName
 from headway.model.value import Tensors, TokenCount, Value
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
-    """Id of a batch: a worker runs one at a time, so it and the broker instant of the claim name it, also in the server."""
+    """Return the id of a batch: a worker runs one at a time, so it and the broker instant of the claim name it, also in the server."""
     return f"{worker}@{claimed_at:.6f}"
 
 

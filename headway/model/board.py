@@ -152,7 +152,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def empty(self) -> bool:
-        """Whether it tells nothing."""
+        """True if it tells nothing."""
         return not (self.departures or self.changes or self.untold or self.flow or self.fleet or self.scalings)
 
 

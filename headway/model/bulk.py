@@ -79,7 +79,7 @@ class JobStatus(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing becomes of the job any more."""
+        """True if nothing becomes of the job any more."""
         return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
 
 

@@ -1,4 +1,4 @@
-"""Entries: inputs on their way to a GPU, and the answers that they may have in common with others."""
+"""Entries: inputs on their way to a GPU, the queues they wait in, and the answers they may share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ import enum
 import msgspec
 
 from headway.model.identity import Limit
-from headway.model.queue_name import QueueName
 from headway.model.value import Value
+
+
+class QueueName(msgspec.Struct, frozen=True, gc=False):
+    """Name of a queue. As a text it is `MODEL@VERSION`, or `MODEL` for any version.
+
+    Attributes:
+        model: name of the model that answers what waits there.
+        version: version of the model that answers; empty: any.
+    """
+
+    model: str
+    version: str = ""
+
+    def __str__(self) -> str:
+        """Return the text for people and for digests."""
+        return f"{self.model}@{self.version}" if self.version else self.model
 
 
 class DedupKind(enum.Enum):
@@ -155,5 +170,5 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str = ""
 
     def without_input(self) -> DeadLetter:
-        """The letter as it is listed, with an empty input and no parameters."""
+        """Return the letter as it is listed, with an empty input and no parameters."""
         return msgspec.structs.replace(self, entry=msgspec.structs.replace(self.entry, input="", parameters=b""))

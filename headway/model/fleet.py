@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from headway.model.queue_name import QueueName
+from headway.model.entry import QueueName
 from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 

@@ -63,7 +63,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     of_models: Mapping[str, Principal] = {}
 
     def asking(self, model: str) -> Principal:
-        """Principal of a request for `model`: with the limit that it has for that model besides its others."""
+        """Return the principal of a request for `model`: with the limit that it has for that model besides its others."""
         return self.of_models.get(model, self)
 
 

@@ -1,12 +1,51 @@
-"""A request, and its options."""
+"""Requests: what a client asks, its trace, and what becomes of it: a reply, a status, a row of the ledger."""
 
 from __future__ import annotations
 
 import msgspec
 
+from headway.model.batch import BatchRun
+from headway.model.entry import DedupKind, EntryState
 from headway.model.identity import Principal
-from headway.model.trace import TraceContext
-from headway.model.value import Value
+from headway.model.value import TokenCount, Value
+
+SAMPLED = 1
+"""Flag of a trace whose spans are recorded."""
+RANDOM = 2
+"""Flag of a trace whose id is random in its last 7 bytes, so that samplers may go by it."""
+
+
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
+    """Place in a trace: a span, by which those below it name their parent.
+
+    Attributes:
+        trace_id: id of the trace, 16 bytes.
+        span_id: id of the span, 8 bytes.
+        flags: sum of SAMPLED and RANDOM.
+        state: what other systems have added to the trace, as in the header field `tracestate`; empty for nothing.
+    """
+
+    trace_id: bytes
+    span_id: bytes
+    flags: int = SAMPLED
+    state: str = ""
+
+    @property
+    def sampled(self) -> bool:
+        """True if its spans are recorded."""
+        return bool(self.flags & SAMPLED)
+
+
+class CarriedTrace(msgspec.Struct, frozen=True, gc=False):
+    """Part of a sampled request's trace that its entry carries.
+
+    Attributes:
+        context: span under which the entry was sent.
+        sent_at: Unix time in nanoseconds at which it was sent.
+    """
+
+    context: TraceContext
+    sent_at: int
 
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
@@ -65,3 +104,122 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     input: Value = ""
     parameters: bytes = b""
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """Reason for which an entry got no output.
+
+    Attributes:
+        code: a code of `headway.errors`, for example `DEADLINE_EXCEEDED`.
+        message: what happened, for the client to read.
+        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        reason: short label for metrics, for example `queue` or `gpu`.
+    """
+
+    code: str
+    message: str
+    retry_after: float | None = None
+    reason: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """The one terminal outcome of an entry, addressed to the gateway that waits for it.
+
+    Exactly one of `output` and `failure` is set.
+
+    Attributes:
+        tenant: the entry's tenant; the gateway checks it against the pending request.
+        queued: seconds from the enqueue to the last claim.
+        shared: kind of the dedup key by which the outcome came, when it is another entry's.
+        kept: whether the entry that shared it had its outcome before.
+        tokens: tokens that the input has used in the run that the outcome came from; None where nobody has told.
+        unkept: set by the gateway when the outcome is too large to be kept, although that was asked for.
+        nonce: the entry's nonce; the outcome of an earlier submission under the same id has another.
+    """
+
+    id: str
+    tenant: str
+    output: Value | None = None
+    failure: Failure | None = None
+    ran: BatchRun | None = None
+    queued: float = 0.0
+    attempts: int = 0
+    nonce: int = 0
+    shared: DedupKind | None = None
+    kept: bool = False
+    unkept: bool = False
+    tokens: TokenCount | None = None
+
+
+class RequestStatus(msgspec.Struct, frozen=True, gc=False):
+    """State of one request, as its gateway knows it.
+
+    Attributes:
+        state: see EntryState.
+        seconds: seconds since the request came, or until its outcome.
+        failure: why it failed; None when it did not.
+        tenant, user: principal that asked.
+        model: name of the model asked.
+        tier: index of the tier that it was queued in.
+        since: seconds since it had its outcome; None while it has none.
+        ran: run of the batch that the outcome came from; None when it came from none.
+        version: version whose queue it waited in; empty: that for any.
+        failed_part: id of the further one of its several inputs for which it failed; empty for none.
+        part_of: id of the request with several inputs of which this is a further one; empty for a request.
+    """
+
+    state: EntryState
+    seconds: float
+    failure: Failure | None
+    tenant: str
+    user: str
+    model: str
+    tier: int
+    since: float | None = None
+    ran: BatchRun | None = None
+    version: str = ""
+    failed_part: str = ""
+    part_of: str = ""
+
+
+class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request in the ledger.
+
+    Attributes:
+        id: UUIDv7 text, or what the client chose: several rows may have that, but never two requests that wait.
+        user, tenant: principal that asked.
+        tier: name of the tier that it was queued in.
+        model: name of the model asked.
+        status: `completed` or `failed`; `queued` of a request without an outcome.
+        created_at, completed_at: Unix time in seconds; without an outcome, until when there is one.
+        latency_ms: milliseconds from the decoded request to its answer.
+        batch_size: entries in its last batch; 0 when it never ran.
+        worker: id of the worker that ran it last; empty when it never ran.
+        version: version of the model that ran it last or, where none did, that it waited for; empty for any.
+        error: code of the failure; empty for none.
+        requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
+        batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
+        part_of: id of the request with several inputs of which this is a further one; empty for a request.
+        tokens: tokens that the input has used in the run that the answer came from; None where nobody has told.
+        input, output: stored only where the ledger is told to keep them.
+    """
+
+    id: str
+    user: str
+    tenant: str
+    tier: str
+    model: str
+    status: str
+    created_at: float
+    completed_at: float
+    latency_ms: float
+    batch_size: int = 0
+    worker: str = ""
+    version: str = ""
+    error: str = ""
+    requests: int = 1
+    batch_id: str = ""
+    part_of: str = ""
+    tokens: int | None = None
+    input: str | None = None
+    output: str | None = None

@@ -104,7 +104,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """True if it has not ended."""
         return self.state is RolloutState.RUNNING
 
     @property

@@ -57,7 +57,7 @@ class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def added_up(each: Sequence[TokenCount | None]) -> TokenCount | None:
-    """Tokens of all inputs together, as far as they were told; None where those of none were."""
+    """Return the tokens of all inputs together, as far as they were told; None where those of none were."""
     known = [one for one in each if one is not None]
     if len(known) < 2:
         return known[0] if known else None
@@ -128,7 +128,7 @@ class KindFacts(NamedTuple):
     noun: str
 
     def of(self, content: bytes) -> Value:
-        """Value whose content was stored as these bytes."""
+        """Return the value whose content was stored as these bytes."""
         if self.type is str:
             return content.decode("utf-8", "surrogatepass")
         return content if self.type is bytes else self.type(content)
@@ -147,7 +147,7 @@ _KIND_OF_TYPE = {one.type: one for one in KINDS}
 
 
 def kind_of(value: Value) -> KindFacts:
-    """Facts of the kind of a value."""
+    """Return the facts of the kind of a value."""
     return _KIND_OF_TYPE[type(value)]
 
 

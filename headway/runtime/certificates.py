@@ -64,7 +64,7 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, pair: Pair) -> OwnCertificate:
-        """Facts about the certificate of a pair.
+        """Return the facts about the certificate of a pair.
 
         Raises:
             SettingError: it is no certificate.
@@ -221,7 +221,7 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
     _purpose, _refuser = "", "clients refuse"
 
     def context(self, protocol: str) -> ssl.SSLContext:
-        """Context for a new connection to a port that speaks one of PROTOCOLS."""
+        """Return the context for a new connection to a port that speaks one of PROTOCOLS."""
         return self.current[protocol]
 
     def _load(self) -> tuple[dict[str, ssl.SSLContext], OwnCertificate]:

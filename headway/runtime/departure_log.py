@@ -37,7 +37,7 @@ class DepartureLog:
         self._killed.setdefault(worker, excerpt(how))
 
     def take_killed(self) -> dict[str, str]:
-        """Ends of processes of workers since the last call, in words, by worker."""
+        """Return the ends of processes of workers since the last call, in words, by worker."""
         killed, self._killed = self._killed, {}
         return killed
 
@@ -84,13 +84,13 @@ class DepartureLog:
             self._scalings.append((self._clock(), change))
 
     def take_scalings(self) -> tuple[ScalingChange, ...]:
-        """Decisions of the autoscaler since the last call."""
+        """Return the decisions of the autoscaler since the last call."""
         now, told = self._clock(), self._scalings
         self._scalings = []
         return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in told)
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
-        """Batches and changes since the last call, and how many there were beyond those."""
+        """Return the batches and changes since the last call, and how many there were beyond those."""
         now, untold = self._clock(), self._untold
         departures = tuple(self._told.values())
         changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)

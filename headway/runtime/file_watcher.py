@@ -59,7 +59,7 @@ class FileWatcher:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Python files in `folder` and below it, nearest first; no hidden folders, environments and installed packages."""
+    """Return the Python files in `folder` and below it, nearest first; no hidden folders, environments and installed packages."""
     found: list[Path] = []
     folders = deque([folder])
     for _ in range(MOST_FOLDERS):
@@ -78,12 +78,12 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def _is_foreign(entry: os.DirEntry[str]) -> bool:
-    """Whether a folder holds nothing that its user writes."""
+    """Return True if a folder holds nothing that its user writes."""
     return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Stamp of a file; None where it cannot be seen."""
+    """Return the stamp of a file; None where it cannot be seen."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -65,7 +65,7 @@ class ListeningSocket:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there are connections that have not been accepted yet."""
+        """True if there are connections that have not been accepted yet."""
         poll = select.poll()
         poll.register(self._spare, select.POLLIN)
         return bool(poll.poll(0))
@@ -269,23 +269,23 @@ def check_descriptor_limit(workers: int) -> None:
 
 
 def descriptors() -> int | None:
-    """Number of descriptors that the process may have; None: any."""
+    """Return the number of descriptors that the process may have; None: any."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def open_descriptors() -> int:
-    """Number of descriptors that the process has open."""
+    """Return the number of descriptors that the process has open."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """First descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
+    """Return the first descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
+    """Return the descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

@@ -113,7 +113,7 @@ _UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()
 
 
 def _is_set_up() -> bool:
-    """Whether the program has set structlog up. Who captures lines for a test and puts everything back has not."""
+    """Return True if the program has set structlog up. Who captures lines for a test and puts everything back has not."""
     return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
 
 
@@ -155,7 +155,7 @@ def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> 
 
 
 def escape(text: str) -> str:
-    """`text` with everything escaped that could start a new line or steer a terminal."""
+    """Return `text` with everything escaped that could start a new line or steer a terminal."""
     return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
@@ -234,7 +234,7 @@ class Writer(logging.handlers.QueueListener):
 
 
 def _file_of(stream: TextIO) -> tuple[int, str | None]:
-    """Descriptor and path of the regular file that a stream goes to; no path when it goes elsewhere."""
+    """Return the descriptor and path of the regular file that a stream goes to; no path when it goes elsewhere."""
     try:
         descriptor = stream.fileno()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -258,7 +258,7 @@ def _pin(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
-    """Level and logger of a line that came by way of the standard library."""
+    """Return the level and logger of a line that came by way of the standard library."""
     record = event["_record"]
     event.setdefault("level", record.levelname.lower())
     event.setdefault("logger", record.name)
@@ -324,7 +324,7 @@ def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter
 
 
 def _console(colours: bool) -> structlog.dev.ConsoleRenderer:
-    """Renderer of text for people."""
+    """Return the renderer of text for people."""
     return structlog.dev.ConsoleRenderer(
         colors=colours,
         repr_native_str=True,

@@ -20,5 +20,5 @@ else:
 
 
 def get_logger(name: str) -> Any:
-    """Logger of the module `name`, whose lines have an event and fields."""
+    """Return the logger of the module `name`, whose lines have an event and fields."""
     return structlog.get_logger(name)

@@ -22,7 +22,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def kept_by_host(memory: int) -> int:
-    """Most bytes of free memory that stay with a host, which may use `memory` bytes of it; 0: it is not known."""
+    """Return the most bytes of free memory that stay with a host, which may use `memory` bytes of it; 0: it is not known."""
     return min(max(memory // _PART, _LEAST_KEPT), _MOST_KEPT)
 
 
@@ -37,7 +37,7 @@ def reuse_large_blocks(kept: int) -> None:
 
 
 def unfilled(size: int) -> bytearray:
-    """Array of so many bytes, for whoever writes all of them: what they are is not said. To clear them first costs as much as a copy."""
+    """Return the array of so many bytes, for whoever writes all of them: what they are is not said. To clear them first costs as much as a copy."""
     make = _maker()
     found: bytearray = make(None, size)
     return found

@@ -90,7 +90,7 @@ class Pair:
 
 
 def content(setting: str, path: str) -> bytes:
-    """Content of the file that a setting names.
+    """Return the content of the file that a setting names.
 
     Raises:
         SettingError: it cannot be read.
@@ -102,7 +102,7 @@ def content(setting: str, path: str) -> bytes:
 
 
 def authorities(setting: str, path: str) -> str:
-    """Certificates of the authorities in the file that a setting names.
+    """Return the certificates of the authorities in the file that a setting names.
 
     Raises:
         SettingError: it holds none.
@@ -119,7 +119,7 @@ def authorities(setting: str, path: str) -> str:
 
 
 def no_certificate(setting: str, path: str) -> SettingError:
-    """Error of a file that holds something else."""
+    """Return the error of a file that holds something else."""
     return SettingError(setting, path, *_NO_CERTIFICATE)
 
 
@@ -131,12 +131,12 @@ def _unread(exc: Exception) -> tuple[str, str]:
 
 
 def _blocks(content: bytes, kind: bytes) -> list[bytes]:
-    """Blocks of a PEM file whose label ends in `kind`."""
+    """Return the blocks of a PEM file whose label ends in `kind`."""
     return [found[0] for found in _BLOCK.finditer(content) if found[1].endswith(kind)]
 
 
 def _check_chain(setting: str, path: str, chain: bytes) -> bytes:
-    """First certificate of a file, in DER."""
+    """Return the first certificate of a file, in DER."""
     blocks = _blocks(chain, b"CERTIFICATE")
     if not blocks:
         reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE[0]
@@ -158,7 +158,7 @@ def _check_key(setting: str, path: str, key: bytes, key_setting: str) -> None:
 
 
 def validity(der: bytes) -> tuple[float, float]:
-    """First and last instant of a certificate's time, in Unix seconds, from its encoding (X.509 in DER, RFC 5280, section 4.1).
+    """Return the first and last instant of a certificate's time, in Unix seconds, from its encoding (X.509 in DER, RFC 5280, section 4.1).
 
     Raises:
         ValueError: it is no certificate.
@@ -175,7 +175,7 @@ def validity(der: bytes) -> tuple[float, float]:
 
 
 def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
-    """Content of the first element, of a tag if one is given, and what follows it."""
+    """Return the content of the first element, of a tag if one is given, and what follows it."""
     if len(data) < 2 or (tag is not None and data[0] != tag):
         raise ValueError("not a certificate")
     length, begin = data[1], 2

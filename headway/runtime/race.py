@@ -80,7 +80,7 @@ def heed_cancellation() -> None:
 
 
 def _named(waits: Iterable[asyncio.Future[Any]]) -> list[str]:
-    """Name of each, and of the function that it runs."""
+    """Return the name of each, and of the function that it runs."""
     return sorted(
         f"{one.get_name()}: {getattr(one.get_coro(), '__qualname__', '')}"
         if isinstance(one, asyncio.Task)

@@ -11,5 +11,5 @@ NewId = Callable[[], str]
 
 
 def new_id() -> str:
-    """A fresh request id: UUIDv7 text (RFC 9562), so that ids sort by time."""
+    """Return a fresh request id: UUIDv7 text (RFC 9562), so that ids sort by time."""
     return str(uuid_utils.uuid7())

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 
 import msgspec
 
-from headway.core.trace_sampling import Sampler
+from headway.core.trace_context import Sampler
 from headway.model import TraceContext
 
 Attribute = str | int | float
@@ -146,7 +146,7 @@ class SpanRecorder:
         self.add = buffer.add
 
     def unix_zero(self, now: float) -> int:
-        """Unix time in nanoseconds of the clock's 0, as it was told in the last second. `now`: instant of the clock."""
+        """Return the Unix time in nanoseconds of the clock's 0, as it was told in the last second. `now`: instant of the clock."""
         if now >= self._known_until:
             self._zero, self._known_until = self._wall() - int(self.clock() * 1e9), now + ZERO_LASTS
         return self._zero
@@ -170,7 +170,7 @@ class RunTrace:
         self.context, self.begun, self.clock = context, begun, recorder.clock
 
     def unix(self, instant: float) -> int:
-        """Unix time in nanoseconds of an instant of the clock."""
+        """Return the Unix time in nanoseconds of an instant of the clock."""
         return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
@@ -179,7 +179,7 @@ class RunTrace:
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
     def begin_try(self) -> TraceContext:
-        """Context of a try at a remote API, which is sent with it."""
+        """Return the context of a try at a remote API, which is sent with it."""
         return self._recorder.sampler.below(self.context)
 
     def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:

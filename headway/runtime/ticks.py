@@ -17,13 +17,13 @@ HALF = 0.5
 
 
 def until_tick(every: float) -> float:
-    """Seconds until the next tick of a period of `every` seconds: from a tenth of a period to a tenth more than one."""
+    """Return the seconds until the next tick of a period of `every` seconds: from a tenth of a period to a tenth more than one."""
     now = asyncio.get_running_loop().time()
     return (math.floor(now / every + EARLY) + 1) * every - now
 
 
 def ending_at_tick(pause: float) -> float:
-    """The pause in seconds, or a little less, so that one of half a second or more ends at a tick; one of a second, at a whole second."""
+    """Return the pause in seconds, or a little less, so that one of half a second or more ends at a tick; one of a second, at a whole second."""
     now = asyncio.get_running_loop().time()
     if pause >= 1.0 and (at_second := math.floor(now + pause) - now) >= HALF / 2:
         return at_second

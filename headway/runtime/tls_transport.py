@@ -81,7 +81,7 @@ class TlsPort:
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Maker of the protocols of a listening socket.
+        """Return the maker of the protocols of a listening socket.
 
         Arguments:
             make: makes the protocol of a connection above TLS.
@@ -229,7 +229,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Whether the connection has ended, or is about to."""
+        """Return True if the connection has ended, or is about to."""
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
@@ -251,11 +251,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait for the client."""
+        """Return the bytes that wait for the client."""
         return self._raw.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Facts of the connection: those of the socket as without TLS, and `ssl_object` from the handshake on."""
+        """Return the facts of the connection: those of the socket as without TLS, and `ssl_object` from the handshake on."""
         if name == "ssl_object":
             return self._tls if self._tls is not None else default
         return self._raw.get_extra_info(name, default)

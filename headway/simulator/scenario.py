@@ -13,7 +13,7 @@ from headway.config.settings import MAX_BATCH, MOST_WEIGHT
 from headway.config.tool_options import check_options, check_within, tool_option, tool_options_of
 from headway.core import policies
 from headway.core.departure import Load, Policy, Rule
-from headway.core.likeness import nearest
+from headway.core.excerpt import nearest
 from headway.core.queue import NEAR_BATCHES
 from headway.core.queue_limits import QueueLimits
 from headway.errors import SettingError

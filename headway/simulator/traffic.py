@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headway.config.settings import MOST_WEIGHT
-from headway.core.arrival_trace import instants
-from headway.core.arrivals import poisson, replay
+from headway.core.arrivals import instants, poisson, replay
 from headway.errors import SettingError
 from headway.model import Entry
 from headway.simulator.batch_times import read_batch_times
@@ -25,7 +24,7 @@ POISON = "poison"
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Read the instants of a recorded trace, in seconds; `headway.core.arrival_trace` describes the format.
+    """Read the instants of a recorded trace, in seconds; `headway.core.arrivals` describes the format.
 
     Raises:
         SettingError: the file cannot be read, or is no trace.

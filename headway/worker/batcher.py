@@ -33,8 +33,7 @@ import msgspec
 from headway.core.breaker import Breaker, State
 from headway.core.departure import RETRY, Policy
 from headway.core.health import HEARTBEAT_EVERY, REST_AFTER, REST_EVERY
-from headway.core.restarts import RestartPauses
-from headway.core.retry import NEVER_SPLIT, backoff
+from headway.core.retry import NEVER_SPLIT, RestartPauses, backoff
 from headway.errors import (
     BackendError,
     BadOutput,

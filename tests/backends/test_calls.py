@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process import calls as calls_module
 from headway.backends.process import child, frames
-from headway.backends.process.calls import LOOKED_AT, SURE, Calls
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.usercode import Target, UserLoop
+from headway.core import batch_cost as calls_module
+from headway.core.batch_cost import LOOKED_AT, SURE, Calls
 from headway.model import CostShape
 
 ALPHA, BETA = 0.008, 1e-5

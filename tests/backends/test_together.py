@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headway.backends.process import child, frames
-from headway.backends.process.calls import Calls
 from headway.backends.process.frames import Failed, Outputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop
+from headway.core.batch_cost import Calls
 from headway.core.tensors import Tensor, TensorHead, pack
 from headway.core.values import of_json
 from headway.model import ALL_PARAMETERS, Value

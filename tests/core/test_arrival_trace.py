@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.arrival_trace import instants
+from headway.core.arrivals import instants
 from headway.errors import SettingError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.call_pace import CallPace
+from headway.core.ratelimit import CallPace
 
 
 def test_calls_at_once_wait_for_their_turns_and_rest_saves_none_up() -> None:

@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from headway.core import rehearsal
+from headway.core.batch import RunningBatches
 from headway.core.departure import Load, Rule
 from headway.core.look_ahead import EVENTS, LOOKS, LookAhead
 from headway.core.past import Past
 from headway.core.policies.paced import Paced
-from headway.core.running import RunningBatches
 from headway.core.slot_factors import FACTORS, USUAL
 
 ALIKE = Load(rate=400.0, alpha=0.05, beta=0.0, slots=4, max_batch=32, departures=100)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.batch import RunningBatches
 from headway.core.past import ENOUGH, EVERY, FEWEST, MOST, Past
-from headway.core.running import RunningBatches
 
 NOTHING = RunningBatches()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.restarts import KILLED_CAP, PAUSE_CAP, STEADY_LIFE, RestartPauses
+from headway.core.retry import KILLED_CAP, PAUSE_CAP, STEADY_LIFE, RestartPauses
 
 
 def test_starts_that_fail_come_at_ever_longer_intervals() -> None:

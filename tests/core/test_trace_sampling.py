@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from headway.core.trace_sampling import Sampler
+from headway.core.trace_context import Sampler
 from headway.model import TraceContext
 
 BITS = random.Random(7).getrandbits

@@ -7,7 +7,7 @@ import random
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 
-from headway.core.trace_sampling import Sampler
+from headway.core.trace_context import Sampler
 from headway.model import TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import SpanBuffer, SpanRecorder

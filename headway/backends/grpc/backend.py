@@ -146,7 +146,7 @@ class GrpcBackend(RemoteBackend):
             return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Header fields as gRPC's metadata.
+        """Return the header fields as gRPC's metadata.
 
         Raises:
             RemoteError: one cannot be sent as such.
@@ -181,7 +181,7 @@ class GrpcBackend(RemoteBackend):
         return grpc.aio.secure_channel(parts.netloc, trusted, options=options)
 
     def _tls(self) -> ClientTls | None:
-        """Certificates as they are now; others make another channel."""
+        """Return the certificates as they are now; others make another channel."""
         return None if self._certificates is None else self._certificates.current
 
 
@@ -203,7 +203,7 @@ async def _close(channel: Any) -> None:
 
 
 async def _why(channel: Any, within: float) -> str:
-    """Words on why a channel has no connection."""
+    """Return the words on why a channel has no connection."""
     try:
         await channel.unary_unary(_LIVE)(b"", timeout=max(within, 0.001))
     except grpc.aio.AioRpcError as exc:
@@ -213,7 +213,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Text of the authorities that the system trusts; None: those that gRPC brings along."""
+    """Return the text of the authorities that the system trusts; None: those that gRPC brings along."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -235,12 +235,12 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
 
 
 def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Whether what was sent is too large for the API: another call with the same never succeeds."""
+    """Return True if what was sent is too large for the API: another call with the same never succeeds."""
     return TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Seconds after which a retry is welcome; None when it is not, or nobody can tell when (gRFC A6)."""
+    """Return the seconds after which a retry is welcome; None when it is not, or nobody can tell when (gRFC A6)."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

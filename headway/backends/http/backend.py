@@ -102,14 +102,14 @@ class HttpBackend(RemoteBackend):
         }
 
     def _told(self, exc: Exception) -> str:
-        """Type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
+        """Return the type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Bytes of a body that are JSON, before its binary data; -1 where no header field says so, or none that is a number."""
+    """Return the bytes of a body that are JSON, before its binary data; -1 where no header field says so, or none that is a number."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -133,7 +133,7 @@ def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
 
 
 def milliseconds(value: str) -> float | None:
-    """Seconds that a retry-after-ms header asks for; None when it asks for nothing."""
+    """Return the seconds that a retry-after-ms header asks for; None when it asks for nothing."""
     try:
         found = float(value) / 1000 if value[:1].isdigit() else math.nan
     except ValueError:
@@ -142,7 +142,7 @@ def milliseconds(value: str) -> float | None:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds to wait that a Retry-After header asks for (RFC 9110, 10.2.3); None when it asks for nothing.
+    """Return the seconds to wait that a Retry-After header asks for (RFC 9110, 10.2.3); None when it asks for nothing.
 
     Arguments:
         value: the header's value, a number of seconds or an HTTP date.

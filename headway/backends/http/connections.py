@@ -38,7 +38,7 @@ class Sockets:
         self._gone: asyncio.Event | None = None
 
     def create(self, address: AddrInfoType) -> socket.socket:
-        """Socket for an address."""
+        """Return the socket for an address."""
         family, kind, protocol, _, _ = address
         made = _Socket(self._forget, family, kind, protocol)
         self._open.add(made)
@@ -187,14 +187,14 @@ class Connections(Generations[_Client]):
 
 
 def was_sent(exc: Exception) -> bool:
-    """Whether a whole request may have left before this error."""
+    """Return True if a whole request may have left before this error."""
     if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
         return False  # The connection had ended before the body was written, as where a certificate is refused.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Error of `ssl` behind one of aiohttp's, which may be of the same class and know nothing; None where there is none."""
+    """Return the error of `ssl` behind one of aiohttp's, which may be of the same class and know nothing; None where there is none."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

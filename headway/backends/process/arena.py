@@ -66,12 +66,12 @@ class Arena:
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
-        """Text that lies at a place, where the other side is trusted to leave it as it is."""
+        """Return the text that lies at a place, where the other side is trusted to leave it as it is."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
 
     def lend(self, place: Place) -> memoryview:
-        """View of what lies at a place, which user code may only read, and only until `take_back`."""
+        """Return the view of what lies at a place, which user code may only read, and only until `take_back`."""
         import ctypes
 
         lent = (ctypes.c_char * place.length).from_buffer(self._memory, place.offset)
@@ -121,7 +121,7 @@ def hand_over(size: int, end: socket.socket) -> Arena | None:
 
 
 def receive(end: int) -> Arena | None:
-    """Arena whose descriptor comes first on the child's end of the socket pair; None when there is none."""
+    """Return the arena whose descriptor comes first on the child's end of the socket pair; None when there is none."""
     import _socket
 
     pair = _socket.socket(fileno=end)
@@ -150,7 +150,7 @@ def _write_text(address: int, text: str, length: int) -> None:
 
 @cache
 def _finder() -> Any:
-    """Function that finds where the characters of a text lie."""
+    """Return the function that finds where the characters of a text lie."""
     import ctypes
 
     find = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
@@ -159,7 +159,7 @@ def _finder() -> Any:
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:
-    """Descriptor and mapping of sealed memory without a name; None where the system has none."""
+    """Return the descriptor and mapping of sealed memory without a name; None where the system has none."""
     import fcntl
 
     try:

@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def numpy() -> Any:
-    """Numpy. Raises NoArrays where it is not installed."""
+    """Return the Numpy. Raises NoArrays where it is not installed."""
     try:
         import numpy
     except ImportError:
@@ -69,7 +69,7 @@ def numpy() -> Any:
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES, BF16 and those that are widened.
+    """Return the array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES, BF16 and those that are widened.
 
     Arguments:
         tensor: the tensor.
@@ -96,7 +96,7 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Array that a target gave: one of any library, or a list of rows.
+    """Return the array that a target gave: one of any library, or a list of rows.
 
     Arguments:
         value: the array.
@@ -114,7 +114,7 @@ def column(value: Any, datatype: str = "") -> Column:
 
 
 def tensor_of(name: str, found: Column) -> Tensor:
-    """Tensor of an array, whose data it looks at where they are contiguous."""
+    """Return the tensor of an array, whose data it looks at where they are contiguous."""
     np = numpy()
     array, datatype = found
     head = TensorHead(name, datatype, tuple(array.shape))
@@ -127,7 +127,7 @@ def tensor_of(name: str, found: Column) -> Tensor:
 
 
 def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
-    """Function that makes the tensor of some rows of an array, from one place up to another. It looks at the array's data."""
+    """Return the function that makes the tensor of some rows of an array, from one place up to another. It looks at the array's data."""
     array, datatype = found
     if datatype in (BYTES, JSON) or not array.size:
         return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
@@ -137,19 +137,19 @@ def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """Datatype of a dtype; empty where it has none."""
+    """Return the datatype of a dtype; empty where it has none."""
     if dtype.kind in "SU":
         return BYTES
     return _DATATYPES.get(dtype.str[1:], "")
 
 
 def looks_like_array(value: object) -> bool:
-    """Whether a value is an array, or one number of an array, of any library."""
+    """Return True if a value is an array, or one number of an array, of any library."""
     return hasattr(value, "__array__")
 
 
 def _column_of_array(value: Any) -> Column:
-    """Array of numpy of an array of any library."""
+    """Return the array of numpy of an array of any library."""
     np = numpy()
     if callable(getattr(value, "detach", None)):  # One of torch, which may be on a GPU.
         value = value.detach().cpu()
@@ -171,7 +171,7 @@ def _column_of_array(value: Any) -> Column:
 
 
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
-    """Array of a list of rows: of arrays, of numbers or lists of them, of texts, or of other JSON values."""
+    """Return the array of a list of rows: of arrays, of numbers or lists of them, of texts, or of other JSON values."""
     np = numpy()
     if any(map(looks_like_array, rows)) and datatype != JSON:
         columns = [_column_of_array(one) for one in rows]
@@ -202,7 +202,7 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Array of numbers, or nested lists of them; None where there is anything else, or lists differ in length."""
+    """Return the array of numbers, or nested lists of them; None where there is anything else, or lists differ in length."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:
@@ -217,7 +217,7 @@ def _numbers(rows: Sequence[Any]) -> Any:
 
 
 def _column_of_objects(array: Any, datatype: str) -> Column:
-    """Array of Python's objects: BYTES where all are texts or octets, else JSON."""
+    """Return the array of Python's objects: BYTES where all are texts or octets, else JSON."""
     np = numpy()
     elements = array.ravel().tolist()
     wrong = next((one for one in elements if not isinstance(one, str | bytes | bytearray)), None)
@@ -233,7 +233,7 @@ def _column_of_objects(array: Any, datatype: str) -> Column:
 
 
 def _cast(found: Column, datatype: str) -> Column:
-    """Array as one of a declared datatype.
+    """Return the array as one of a declared datatype.
 
     Raises:
         NoOutput: it is of another kind, or a number of it is out of range.
@@ -262,7 +262,7 @@ def _cast(found: Column, datatype: str) -> Column:
 
 
 def _brain(array: Any) -> Any:
-    """Bits of BF16 of floats, rounded to the nearest, ties to even. NaN stays NaN."""
+    """Return the bits of BF16 of floats, rounded to the nearest, ties to even. NaN stays NaN."""
     np = numpy()
     bits = np.ascontiguousarray(array, "<f4").view("<u4").reshape(array.shape)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype("<u2")

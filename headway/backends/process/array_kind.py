@@ -71,7 +71,7 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Form of arrays that an annotation says; empty for none. Of a union it is the first one's, where all but None have one."""
+    """Return the form of arrays that an annotation says; empty for none. Of a union it is the first one's, where all but None have one."""
     united = [one for one in members_of(annotation) if one is not None and one is not type(None)]
     if united and united[0] is not annotation:
         forms = [form_of(one) for one in united]
@@ -88,7 +88,7 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Kind of arrays that a target takes and gives, by its annotations and its attributes; None where it has to do with none.
+    """Return the kind of arrays that a target takes and gives, by its annotations and its attributes; None where it has to do with none.
 
     Attributes `inputs` and `outputs` that are no specifications count only where an annotation has arrays: a target that
     takes texts may have such for reasons of its own.
@@ -119,7 +119,7 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Example of a target's input, one row; zeros where it has none.
+    """Return the example of a target's input, one row; zeros where it has none.
 
     Raises:
         NoArrays: it does not fit the specifications.
@@ -146,7 +146,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Form of the arrays that attributes say a target takes, whose annotation says nothing of them; empty for none."""
+    """Return the form of the arrays that attributes say a target takes, whose annotation says nothing of them; empty for none."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -156,18 +156,18 @@ def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
 
 
 def free_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Free axes of a specification, as axes of a batch."""
+    """Return the free axes of a specification, as axes of a batch."""
     return tuple(axis for axis, size in enumerate(spec.shape, 1) if size == -1)
 
 
 def _says_nothing(annotation: Any) -> bool:
-    """Whether an annotation says nothing of what is in a list or dict."""
+    """Return True if an annotation says nothing of what is in a list or dict."""
     kind = typing.get_origin(annotation) or annotation
     return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
 
 
 def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
-    """Specifications out of a target's attribute. Raises NoArrays."""
+    """Return the specifications out of a target's attribute. Raises NoArrays."""
     specs = []
     for name, given in found.items():
         try:
@@ -195,7 +195,7 @@ def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
 
 
 def _are_specs(found: Any) -> bool:
-    """Whether an attribute is surely of specifications: each a datatype of the protocol and a shape."""
+    """Return True if an attribute is surely of specifications: each a datatype of the protocol and a shape."""
     return isinstance(found, Mapping) and bool(found) and all(map(_is_spec, found.values()))
 
 
@@ -210,7 +210,7 @@ def _is_spec(found: Any) -> bool:
 
 
 def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
-    """Specifications that an example shows: an array, or several by name. Raises NoArrays."""
+    """Return the specifications that an example shows: an array, or several by name. Raises NoArrays."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         raise NoArrays(
@@ -247,7 +247,7 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
 
 
 def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of a row whose example is of a shape. Raises NoArrays."""
+    """Return the shape of a row whose example is of a shape. Raises NoArrays."""
     try:
         shape = tuple(-1 if size is None else int(size) for size in given)
     except (TypeError, ValueError):
@@ -262,7 +262,7 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
-    """Specification that an annotation of a list of texts, numbers or objects says of an output; empty where it says none."""
+    """Return the specification that an annotation of a list of texts, numbers or objects says of an output; empty where it says none."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
         members = [member for one in typing.get_args(annotation) if one is not Ellipsis for member in members_of(one)]
@@ -281,7 +281,7 @@ def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
 
 
 def _pad(call: Any, kind: ArrayKind) -> float | None:
-    """Number that a target's free axes are filled up with. Raises NoArrays."""
+    """Return the number that a target's free axes are filled up with. Raises NoArrays."""
     pad = getattr(call, "pad", None)
     if pad is None or callable(pad):
         return None
@@ -319,7 +319,7 @@ def _can_hold(datatype: str, number: float) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """One row of zeros of a specification; free axes are as long as 1."""
+    """Return one row of zeros of a specification; free axes are as long as 1."""
     shape = (1, *(abs(size) for size in spec.shape))
     count = 1
     for size in shape:
@@ -328,7 +328,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Library of the arrays that an annotation names, where it is another than numpy and its arrays can be made."""
+    """Return the library of the arrays that an annotation names, where it is another than numpy and its arrays can be made."""
     for one in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(one) or one
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":

@@ -66,14 +66,14 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer that the arrays make which a target returned for inputs that are none: one row for each. See `run`."""
+    """Return the answer that the arrays make which a target returned for inputs that are none: one row for each. See `run`."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
 
 
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
-    """Arrays of an entry, which look at its bytes. Raises ValueError with the reason."""
+    """Return the arrays of an entry, which look at its bytes. Raises ValueError with the reason."""
     value = as_tensors(value, kind.inputs)
     found = unpack(value)
     heads = check_heads([one.head for one in found], kind.inputs)
@@ -83,7 +83,7 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
-    """Entries that run together: of rows of one shape, but for padded axes and lists, and of no more rows than `most`, but alone; and of one key."""
+    """Yield the entries that run together: of rows of one shape, but for padded axes and lists, and of no more rows than `most`, but alone; and of one key."""
     of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
     for one in entries:
         mixed = kind.takes == LIST or kind.pad is not None
@@ -105,7 +105,7 @@ def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[i
 
 
 def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
-    """Inputs of a call, as the target takes them."""
+    """Return the inputs of a call, as the target takes them."""
     if kind.takes == LIST:
         [spec] = kind.inputs
         parts = [(one.arrays[spec.name], one.length) for one in group]
@@ -123,7 +123,7 @@ def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
 
 
 def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
-    """Array as the target gets it: one of numpy that cannot be written to, or one of torch, which knows no such, of its own."""
+    """Return the array as the target gets it: one of numpy that cannot be written to, or one of torch, which knows no such, of its own."""
     if kind.library and array.dtype.kind != "O":
         import torch
 
@@ -151,7 +151,7 @@ def _put(
 
 
 def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Column]:
-    """Arrays that a target returned for so many rows, by name.
+    """Return the arrays that a target returned for so many rows, by name.
 
     Raises:
         NoOutput: it returned anything else, or other arrays than it has declared.
@@ -242,7 +242,7 @@ def _output_name(kind: ArrayKind) -> str:
 
 
 def _unlisted(result: object) -> str:
-    """Words on what to write in place of what is neither an array nor a list of rows."""
+    """Return the words on what to write in place of what is neither an array nor a list of rows."""
     if result is None:
         return "; end it with return, and an array"
     if hasattr(type(result), "__next__") or hasattr(type(result), "__anext__"):
@@ -254,7 +254,7 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Entries in as few groups as pad little: one long row would make all rows of its call as long, and its memory without bound."""
+    """Return the entries in as few groups as pad little: one long row would make all rows of its call as long, and its memory without bound."""
     together = _Padding()
     if all(together.takes(one) for one in entries):  # Nearly always.
         return [entries]
@@ -272,7 +272,7 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Rows of several shapes as one array, and the lengths of their free axes.
+    """Return the rows of several shapes as one array, and the lengths of their free axes.
 
     Arguments:
         columns: arrays, the first axis of each is its rows.

@@ -371,7 +371,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
+        """Return the results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -433,7 +433,7 @@ class ProcessBackend:
         *,
         mixed: bool = False,
     ) -> tuple[Run, bytes]:
-        """Batch, the last `lines` inputs of which are bulk lines, and the frame's content that asks for its run. Large inputs lie in the arena then."""
+        """Return the batch, the last `lines` inputs of which are bulk lines, and the frame's content that asks for its run. Large inputs lie in the arena then."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
@@ -453,7 +453,7 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        """Environment of the child: ours, without Headway's settings.
+        """Return the environment of the child: ours, without Headway's settings.
 
         They hold passwords and tokens, and the target needs none.
         """
@@ -501,7 +501,7 @@ def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
 
 
 def _results(word: Outputs) -> list[ItemResult]:
-    """Results that an answer holds. Raises msgspec.DecodeError for what is no JSON text, NoFrame or NoTensors for no tensors."""
+    """Return the results that an answer holds. Raises msgspec.DecodeError for what is no JSON text, NoFrame or NoTensors for no tensors."""
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
@@ -540,7 +540,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Specifications that a first output shows. Of inputs with free axes others may come out larger or smaller."""
+    """Return the specifications that a first output shows. Of inputs with free axes others may come out larger or smaller."""
     found = specs_of(output)
     if any(-1 in one.shape for one in signature.inputs):
         found = tuple(TensorSpec(one.name, one.datatype, (-1,) * len(one.shape)) for one in found)

@@ -34,7 +34,6 @@ import msgspec
 
 from headway.backends.process import frames
 from headway.backends.process.arena import Arena, receive
-from headway.backends.process.calls import Calls
 from headway.backends.process.frames import (
     Build,
     Computed,
@@ -48,6 +47,7 @@ from headway.backends.process.placing import place_outputs, take_inputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
+from headway.core.batch_cost import Calls
 from headway.core.values import as_json
 from headway.core.weight_estimate import octets
 from headway.model import Octets, Output, Tensors, TokenCount, Value, ValueKind
@@ -87,7 +87,7 @@ class Pipe:
         return bool(self._rest)
 
     def receive(self) -> bytes | bytearray | None:
-        """Content of the next frame; None when the parent has closed its end."""
+        """Return the content of the next frame; None when the parent has closed its end."""
         header = self._take(frames.HEADER.size)
         if header is None:
             return None
@@ -191,7 +191,7 @@ def _run_in_parts(
 
 
 def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
-    """Positions in `places` of the inputs that may be in one call, group by group."""
+    """Return the positions in `places` of the inputs that may be in one call, group by group."""
     if not groups:
         return [list(range(len(places)))] if places else []
     at = {place: position for position, place in enumerate(places)}
@@ -202,7 +202,7 @@ def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[lis
 def _parts(
     weights: list[int], weighing: Weighing | None, calls: Calls | None, groups: list[list[int]]
 ) -> Iterator[list[int]]:
-    """Places of the inputs of each call of a batch of inputs of these weights."""
+    """Yield the places of the inputs of each call of a batch of inputs of these weights."""
     for group in groups:
         of_group = [weights[at] for at in group]
         for part in [slice(0, len(group))] if weighing is None else weighing.parts(of_group):
@@ -237,7 +237,7 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Weights by place. Who has none is taken out of `inputs` and added to `refused`, and has 0."""
+    """Return the weights by place. Who has none is taken out of `inputs` and added to `refused`, and has 0."""
     weights = [0] * expected
     fit = []
     for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
@@ -265,7 +265,7 @@ def judge(
     gives: ValueKind = ValueKind.TEXT,
     kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
-    """Answer that `result` makes.
+    """Return the answer that `result` makes.
 
     Arguments:
         number: number of the batch.
@@ -304,7 +304,7 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """The answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first.
+    """Return the answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first.
 
     `mixed`: the batch has several callers. Large outputs of some are then not to keep small ones of others waiting.
     """
@@ -342,7 +342,7 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Message with these outputs, values or None."""
+    """Return the message with these outputs, values or None."""
     if gives is ValueKind.JSON:
         outputs = [None if one is None else as_json(one) for one in outputs]
     elif gives is ValueKind.BYTES:
@@ -351,7 +351,7 @@ def _answer(
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """`output` as it travels; or None, and the reason with whether the target is at fault."""
+    """Return `output` as it travels; or None, and the reason with whether the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -364,7 +364,7 @@ def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, boo
 
 
 def _unlisted(result: object, expected: int) -> str:
-    """Words on a result that is no list, and on what to write instead."""
+    """Return the words on a result that is no list, and on what to write instead."""
     if hasattr(type(result), "__next__"):
         mend = "return a list in place of yielding its items, for example return list(outputs)"
     elif hasattr(type(result), "__anext__"):

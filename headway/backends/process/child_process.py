@@ -81,7 +81,7 @@ class Output:
         self._loop.add_reader(self._fd, self.read)
 
     def read(self) -> bool:
-        """Log at most one chunk of output; False when there was none."""
+        """Return the log at most one chunk of output; False when there was none."""
         try:
             chunk = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -177,7 +177,7 @@ class Child(ABC):
 
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Resident memory of the child in bytes; 0 where the system does not tell."""
+        """Return the resident memory of the child in bytes; 0 where the system does not tell."""
 
     @abstractmethod
     def _send(self, content: bytes) -> None:
@@ -274,7 +274,7 @@ class ChildProcess(Child):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def resident_bytes(self) -> int:
-        """Resident memory of the child in bytes; 0 where the system does not tell."""
+        """Return the resident memory of the child in bytes; 0 where the system does not tell."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         except (OSError, IndexError):

@@ -87,7 +87,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
             self.parameters = list(places)
 
     def parameters_of_each(self) -> list[bytes] | None:
-        """Parameters of each input."""
+        """Return the parameters of each input."""
         texts = self.parameters
         return [texts[place] for place in self.which] if texts is not None and self.which else texts
 
@@ -154,7 +154,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
     @property
     def are_of_kind(self) -> bool:
-        """Whether all outputs are what `kind` says. User code may have written the message."""
+        """True if all outputs are what `kind` says. User code may have written the message."""
         return {str if self.kind is ValueKind.TEXT else bytes, type(None)}.issuperset(map(type, self.outputs))
 
 
@@ -180,22 +180,22 @@ class NoFrame(Exception):
 
 
 def header(content: bytes) -> bytes:
-    """Header of the frame with this content."""
+    """Return the header of the frame with this content."""
     return HEADER.pack(MAGIC, len(content))
 
 
 def framed(content: bytes) -> bytes:
-    """`content` as one frame."""
+    """Return `content` as one frame."""
     return header(content) + content
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Rest of the frame with this content, of which so many bytes have been sent."""
+    """Return the rest of the frame with this content, of which so many bytes have been sent."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 
 def length(head: bytes) -> int:
-    """Bytes that follow a header.
+    """Return the bytes that follow a header.
 
     Raises:
         NoFrame: the bytes are no header, or announce more than MAX_FRAME.

@@ -32,7 +32,7 @@ class SourceLoader(SourceFileLoader):
     """Loader of a file's source, whatever bytecode there is."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Code of the module, compiled now."""
+        """Return the code of the module, compiled now."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 

@@ -53,7 +53,7 @@ class HostMemory:
         self._share = 0.0
 
     def used(self) -> float:
-        """Share of the memory in use, 0 to 1."""
+        """Return the share of the memory in use, 0 to 1."""
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
@@ -61,7 +61,7 @@ class HostMemory:
         return self._share
 
     def limit(self) -> int:
-        """Bytes of all memory that this process may use; 0 where the system does not tell."""
+        """Return the bytes of all memory that this process may use; 0 where the system does not tell."""
         limits = [
             _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10,
             *(_limit(path) for path, *_ in self._groups),
@@ -75,7 +75,7 @@ class HostMemory:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
-    """Control groups that limit the memory of this process, with those above them."""
+    """Yield the control groups that limit the memory of this process, with those above them."""
     for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
@@ -101,13 +101,13 @@ def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: s
 
 
 def _limit(path: str) -> int:
-    """Bytes that a control group may use; 0: any number."""
+    """Return the bytes that a control group may use; 0: any number."""
     limit = _number(path)
     return limit if 0 < limit < NO_LIMIT else 0
 
 
 def _number(path: str) -> int:
-    """Number that a file tells; 0 where it tells none, as of `max`."""
+    """Return the number that a file tells; 0 where it tells none, as of `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -115,13 +115,13 @@ def _number(path: str) -> int:
 
 
 def _figures(path: str, *names: str) -> dict[str, int]:
-    """Numbers of a file with lines NAME NUMBER, of names that begin with one of `names`."""
+    """Return the numbers of a file with lines NAME NUMBER, of names that begin with one of `names`."""
     words = (line.split() for line in _text(path).splitlines() if line.startswith(names))
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
 def _text(path: str) -> str:
-    """Text of a small file of the kernel's, which one read tells whole; empty where there is none. It is read every second."""
+    """Return the text of a small file of the kernel's, which one read tells whole; empty where there is none. It is read every second."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

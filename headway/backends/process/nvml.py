@@ -230,7 +230,7 @@ class Nvml:
             handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
 
     def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Answer of a call; None where this GPU has no such figure, or there is nothing to tell.
+        """Return the answer of a call; None where this GPU has no such figure, or there is nothing to tell.
 
         Raises:
             _Lost: the GPU is lost.
@@ -268,7 +268,7 @@ class Nvml:
         )
 
     def _find(self, device: str) -> Any:
-        """Handle of a GPU; None where NVML does not know it, or may number GPUs in another order than CUDA."""
+        """Return the handle of a GPU; None where NVML does not know it, or may number GPUs in another order than CUDA."""
         nvml = self._nvml
         if device.startswith("MIG-"):
             return self._told(nvml.nvmlDeviceGetHandleByUUID, device)
@@ -285,7 +285,7 @@ class Nvml:
         return self._told(nvml.nvmlDeviceGetHandleByIndex, int(device))
 
     def _all(self) -> list[Any]:
-        """Handles of all GPUs that are there."""
+        """Return the handles of all GPUs that are there."""
         found = []
         for index in range(self._told(self._nvml.nvmlDeviceGetCount) or 0):
             with contextlib.suppress(_Lost):

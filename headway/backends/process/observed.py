@@ -173,5 +173,5 @@ class ObservedBackend(ProcessBackend):
 
 
 def _built(value: Any) -> Any:
-    """Input in Python's own form; what is no text travels as the text of JSON, and arrays are nested lists."""
+    """Return the input in Python's own form; what is no text travels as the text of JSON, and arrays are nested lists."""
     return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

@@ -20,7 +20,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
 
 def printable(text: bytes) -> str:
-    """`text` read as UTF-8, with escapes for malformed bytes and for characters that do not print; tabs become spaces."""
+    """Return `text` read as UTF-8, with escapes for malformed bytes and for characters that do not print; tabs become spaces."""
     shown = text.decode("utf-8", "backslashreplace").expandtabs()
     if shown.isprintable():
         return shown
@@ -46,7 +46,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """Lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
+        """Return the lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -69,7 +69,7 @@ class Lines:
         return self._let_through(lines)
 
     def finish(self) -> list[str]:
-        """The last line, when the stream ends without a line end."""
+        """Return the last line, when the stream ends without a line end."""
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
@@ -84,7 +84,7 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """The last `count` lines of the stream, dropped or not. Of a dump of Python's they are the error and frames of the target."""
+        """Return the last `count` lines of the stream, dropped or not. Of a dump of Python's they are the error and frames of the target."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
@@ -106,7 +106,7 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """What a dump says of the target: the error with the lines before it, and `count` - 1 frames; nothing where it has no frame."""
+    """Return what a dump says of the target: the error with the lines before it, and `count` - 1 frames; nothing where it has no frame."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])

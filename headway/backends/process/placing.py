@@ -133,7 +133,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
+    """Return the value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

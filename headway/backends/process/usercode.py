@@ -78,7 +78,7 @@ def describe(exc: BaseException) -> str:
 
 
 def trace(exc: BaseException) -> str:
-    """Traceback of an exception of user code, without the frames of those who call it; bounded and proper Unicode."""
+    """Return the traceback of an exception of user code, without the frames of those who call it; bounded and proper Unicode."""
     from traceback import TracebackException
 
     try:
@@ -108,7 +108,7 @@ class UserLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """`result` itself, or its value when it is awaitable."""
+        """Return `result` itself, or its value when it is awaitable."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -217,7 +217,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Inputs as user code gets them, and by place the reasons for which others cannot be given to it."""
+        """Return the inputs as user code gets them, and by place the reasons for which others cannot be given to it."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -242,7 +242,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Places of the inputs that may be in one call, by the text of the parameters that this has once; empty where all may."""
+        """Return the places of the inputs that may be in one call, by the text of the parameters that this has once; empty where all may."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -254,14 +254,14 @@ class Target:
         return found if len(found) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Parameters that a call has once, in their normal form: which input of the call they come from makes no difference."""
+        """Return the parameters that a call has once, in their normal form: which input of the call they come from makes no difference."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Parameters of an input, those that the call has once in front and in their normal form."""
+        """Return the parameters of an input, those that the call has once in front and in their normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -270,7 +270,7 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Parameters that a call of a target has once, as its attribute `together` says. A method of this name says nothing.
+    """Return the parameters that a call of a target has once, as its attribute `together` says. A method of this name says nothing.
 
     Raises:
         Refusal: it names none, or the target takes no parameters.
@@ -297,7 +297,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Kind of arrays that a target takes and gives; None for none. What reads it is imported where it may be there."""
+    """Return the kind of arrays that a target takes and gives; None for none. What reads it is imported where it may be there."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     told = any(map(has_arrays, hints.values())) or any(isinstance(one, Mapping) for one in attributes)
     if not told and not are_arrays(getattr(call, "example", None)):
@@ -308,7 +308,7 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Value of a target's example, which stands for one of its inputs; None when it has none."""
+    """Return the value of a target's example, which stands for one of its inputs; None when it has none."""
     if example is None:
         return None
     try:
@@ -321,7 +321,7 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Whether `call` takes parameters, and whether by name; and the name under which it takes the inputs."""
+    """Return True if `call` takes parameters, and whether by name; and the name under which it takes the inputs."""
     import inspect
 
     try:
@@ -416,7 +416,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Refusal of a file with a relative import; says under which name its package would be known."""
+    """Return the refusal of a file with a relative import; says under which name its package would be known."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -463,7 +463,7 @@ def _meant(where: object, part: str) -> str:
 
 
 def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
-    """An instance of a class target, set up."""
+    """Return an instance of a class target, set up."""
     positional, named = class_arguments.read(arguments)
     given = f"with ({class_arguments.shown(arguments)})" if arguments else "without arguments"
     try:
@@ -483,7 +483,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Refusal of a class that does not take the arguments given; None where its signature does."""
+    """Return the refusal of a class that does not take the arguments given; None where its signature does."""
     import inspect
 
     try:
@@ -501,5 +501,5 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
 
 
 def _device() -> str:
-    """GPU left visible to this process, under the name that frameworks use."""
+    """Return the GPU left visible to this process, under the name that frameworks use."""
     return "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"

@@ -56,7 +56,7 @@ class NoArrays(Exception):
 
 
 def kind_of(value: object) -> str:
-    """The name of a value's type, whatever its metaclass does."""
+    """Return the name of a value's type, whatever its metaclass does."""
     try:
         return str.__str__(type(value).__name__)[:_MOST_SHOWN]
     except BaseException:
@@ -64,7 +64,7 @@ def kind_of(value: object) -> str:
 
 
 def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
-    """Annotations of a target's parameters and output by name; empty where they cannot be resolved."""
+    """Return the annotations of a target's parameters and output by name; empty where they cannot be resolved."""
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
@@ -75,7 +75,7 @@ def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Annotations of a function whose module imports numpy for a type checker alone, as linters advise."""
+    """Return the annotations of a function whose module imports numpy for a type checker alone, as linters advise."""
     try:
         import inspect
 
@@ -88,7 +88,7 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Name of the type of one input, where an annotation says that a target takes one and no list of them; else empty."""
+    """Return the name of the type of one input, where an annotation says that a target takes one and no list of them; else empty."""
     if hasattr(call, "__wrapped__"):  # A decorator gives the annotations of what it wraps, and may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation
@@ -98,7 +98,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Kinds that a target takes and gives, by its annotations; without any, by its example; without that, texts.
+    """Return the kinds that a target takes and gives, by its annotations; without any, by its example; without that, texts.
 
     Arguments:
         hints: its annotations.
@@ -113,29 +113,29 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 
 def are_one_mapping(annotation: Any) -> bool:
-    """Whether parameters of this annotation are one mapping, and no list of them."""
+    """Return True if parameters of this annotation are one mapping, and no list of them."""
     return any(_is(typing.get_origin(one) or one, (Mapping,)) for one in members_of(annotation))
 
 
 def is_array(annotation: Any) -> bool:
-    """Whether an annotation is the type of an array, of numpy or another library."""
+    """Return True if an annotation is the type of an array, of numpy or another library."""
     kind = typing.get_origin(annotation) or annotation
     return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")
 
 
 def has_arrays(annotation: Any) -> bool:
-    """Whether an annotation is the type of an array, or of what holds some."""
+    """Return True if an annotation is the type of an array, or of what holds some."""
     return is_array(annotation) or any(map(has_arrays, typing.get_args(annotation)))
 
 
 def are_arrays(example: object) -> bool:
-    """Whether an example is an array, or a mapping of nothing but arrays. A single number of numpy is none."""
+    """Return True if an example is an array, or a mapping of nothing but arrays. A single number of numpy is none."""
     found = list(example.values()) if isinstance(example, Mapping) else [example]
     return bool(found) and all(is_array(type(one)) and hasattr(one, "__setitem__") for one in found)
 
 
 def list_of(value: object) -> str:
-    """Annotation of a list of such values, as its author would write it; empty for None, and for what is no value."""
+    """Return the annotation of a list of such values, as its author would write it; empty for None, and for what is no value."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -146,13 +146,13 @@ def list_of(value: object) -> str:
 
 
 def octets_type(annotation: Any) -> type:
-    """Type in which a target gets octets, by the annotation of its inputs: bytes, bytearray or memoryview."""
+    """Return the type in which a target gets octets, by the annotation of its inputs: bytes, bytearray or memoryview."""
     found = typing.get_args(annotation)[:1]
     return found[0] if found and found[0] in _OCTETS else bytes
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Types of JSON values that an annotation of a list allows, by name and in words; empty where it allows any."""
+    """Return the types of JSON values that an annotation of a list allows, by name and in words; empty where it allows any."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -188,14 +188,14 @@ def encoder(gives: ValueKind) -> Encode:
 
 
 def listed(result: object, gives: ValueKind) -> object:
-    """Outputs of a batch as a list, where they are an array of numpy, torch or the like."""
+    """Return the outputs of a batch as a list, where they are an array of numpy, torch or the like."""
     if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
         return result.tolist()  # type: ignore[attr-defined]
     return result
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """ValueKind of the elements that an annotation of a list says; None when it says nothing of them."""
+    """Return the ValueKind of the elements that an annotation of a list says; None when it says nothing of them."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [one for one in typing.get_args(annotation) if one is not Ellipsis]
@@ -212,7 +212,7 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Members of a union, without exceptions, which may stand for any output; else the annotation itself. An Output is its value."""
+    """Return the members of a union, without exceptions, which may stand for any output; else the annotation itself. An Output is its value."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
         return [one for member in members for one in members_of(member)]
@@ -290,7 +290,7 @@ def _text_out(output: object) -> Value:
 
 
 def _annotated(output: object) -> str:
-    """Words on the annotation of a target whose outputs are such values."""
+    """Return the words on the annotation of a target whose outputs are such values."""
     found = list_of(output)
     return found and f"; if its outputs are to be that, annotate them: write -> {found} behind its parameters"
 
@@ -329,7 +329,7 @@ def _checked(text: bytes) -> bytes:
 
 
 def _endless(output: object) -> bool:
-    """Whether there is a NaN or an infinity among the numbers of an output. As JSON they would be null."""
+    """Return True if there is a NaN or an infinity among the numbers of an output. As JSON they would be null."""
     layer = [msgspec.to_builtins(output, enc_hook=_plain)]
     while layer:
         below: list[object] = []
@@ -346,7 +346,7 @@ def _endless(output: object) -> bool:
 
 
 def _plain(value: Any) -> object:
-    """Arrays and numbers of numpy, torch and the like as Python's own."""
+    """Return the arrays and numbers of numpy, torch and the like as Python's own."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
         raise TypeError(f"it holds {kind_of(value)}")

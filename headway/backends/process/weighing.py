@@ -54,7 +54,7 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Weight of an input as the target gets it, at least 1.
+        """Return the weight of an input as the target gets it, at least 1.
 
         Raises:
             NoWeight: the function raises, or returns no number from 0 on.
@@ -73,7 +73,7 @@ class Weighing:
         return min(max(weight, 1), MOST_WEIGHT)
 
     def parts(self, weights: Sequence[int]) -> Iterator[slice]:
-        """Parts in which a batch of inputs with these weights runs, in order; one part where they fit together."""
+        """Yield the parts in which a batch of inputs with these weights runs, in order; one part where they fit together."""
         begin = together = 0
         for place, weight in enumerate(weights):
             together += weight
@@ -98,7 +98,7 @@ class Weighing:
 
 
 def _whole(found: Any) -> int | None:
-    """Number that user code returned, rounded up; None where it is none, or less than 0."""
+    """Return the number that user code returned, rounded up; None where it is none, or less than 0."""
     if isinstance(found, bool) or not hasattr(type(found), "__float__"):
         return None
     try:
@@ -109,7 +109,7 @@ def _whole(found: Any) -> int | None:
 
 
 def _find(target: Target, name: str) -> Any:
-    """Function of a target, by name."""
+    """Return the function of a target, by name."""
     places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
     for place in places:
         found = getattr(place, name, None)

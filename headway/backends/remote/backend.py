@@ -29,8 +29,8 @@ from headway.backends.remote.credentials import Credentials
 from headway.backends.remote.grouping import RequestGroup, grouped, rows_of_each, shares
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
-from headway.core.call_pace import CallPace
 from headway.core.excerpt import excerpt
+from headway.core.ratelimit import CallPace
 from headway.core.retry import backoff
 from headway.core.values import octets, shown
 from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
@@ -128,7 +128,7 @@ class Tried(NamedTuple):
 
     @classmethod
     def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
-        """Outcome of a try whose status is no success, and that a client may read of."""
+        """Return the outcome of a try whose status is no success, and that a client may read of."""
         return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
@@ -190,7 +190,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """One try, for which `left` seconds are left.
+        """Return one try, for which `left` seconds are left.
 
         Raises:
             BackendError: no answer can be had, whatever is tried.
@@ -289,7 +289,7 @@ class RemoteBackend(ABC):
 
     @property
     def misread(self) -> bool:
-        """Whether the API's last failure may come from the form of the requests or answers: it answered, and took no offence
+        """True if the API's last failure may come from the form of the requests or answers: it answered, and took no offence
         otherwise."""
         return self._failed is None or self._failed.status in OF_FORM
 
@@ -298,7 +298,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Sentence on the models that the API says it has, where the one that it was asked for is none of them."""
+        """Return the sentence on the models that the API says it has, where the one that it was asked for is none of them."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -317,7 +317,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Items of each group. A lone input that the API turns down fails alone, if there are other groups."""
+        """Return the items of each group. A lone input that the API turns down fails alone, if there are other groups."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -337,7 +337,7 @@ class RemoteBackend(ABC):
         return list(zip(groups, found, strict=True))
 
     async def _ask(self, inputs: Sequence[Value], parameters: Sequence[bytes], timeout: float) -> list[ItemResult]:
-        """Items of one request."""
+        """Return the items of one request."""
         try:
             call = self._dialect.encode(inputs, parameters)
         except UnicodeEncodeError as exc:
@@ -363,7 +363,7 @@ class RemoteBackend(ABC):
         return items if items[0].tokens is None else _shared_out(inputs, items, items[0].tokens)
 
     async def _answer(self, call: RemoteCall, timeout: float) -> Answered:
-        """First answer with a status of success."""
+        """Return the first answer with a status of success."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -398,7 +398,7 @@ class RemoteBackend(ABC):
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """One try; see `_try`. If the batch is sampled it has a span of its own, which the API is told."""
+        """Return one try; see `_try`. If the batch is sampled it has a span of its own, which the API is told."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -421,13 +421,13 @@ class RemoteBackend(ABC):
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
     def _is_secret(self, text: str) -> bool:
-        """Whether a text quotes the URL's query, or a credential."""
+        """Return True if a text quotes the URL's query, or a credential."""
         secrets = [value for _, value in parse_qsl(urlsplit(self._remote.url).query) if value]
         secrets += [part for value in self._credentials.current().values() for part in value.split()]
         return any(secret in unquote_plus(text) for secret in secrets)
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Error that names the API to operators. Clients do not learn where it is."""
+        """Return the error that names the API to operators. Clients do not learn where it is."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
@@ -436,7 +436,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """The error of a batch that went in several requests: the first one of which it is not certain that nothing ran."""
+    """Return the error of a batch that went in several requests: the first one of which it is not certain that nothing ran."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error
@@ -444,7 +444,7 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Items with their shares in the tokens of all: of the prompts by the lengths of the inputs, of the rest by those of the outputs.
+    """Return the items with their shares in the tokens of all: of the prompts by the lengths of the inputs, of the rest by those of the outputs.
 
     One that failed has none, so that the tokens of the answered inputs are what the API has charged.
     """
@@ -456,7 +456,7 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Sentence on what to look at.
+    """Return the sentence on what to look at.
 
     Arguments:
         error: error of the batch.
@@ -485,6 +485,6 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
 
 
 def asked_for(body: bytes | bytearray) -> str:
-    """Name of the format of which an answer misses a member; empty where it tells none."""
+    """Return the name of the format of which an answer misses a member; empty where it tells none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
     return next((name for words, name in _TOLD if re.search(rf"\b({words})\b", text)), "")

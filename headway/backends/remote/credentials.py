@@ -79,7 +79,7 @@ class Credentials:
         return "Credentials(…)"
 
     def current(self) -> Mapping[str, str]:
-        """Header fields as they are now."""
+        """Return the header fields as they are now."""
         if self._path is not None and (now := stamp(self._path)) != self._seen:
             self._seen = now
             try:

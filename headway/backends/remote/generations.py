@@ -101,7 +101,7 @@ class Generations(Generic[T]):
             self.retired.append(generation)
 
     def _next(self) -> tuple[Generation[T], Generation[T] | None]:
-        """Generation for the next use, and the former one, if that has just been given up."""
+        """Return the generation for the next use, and the former one, if that has just been given up."""
         if not self._opened:
             raise NotStarted
         former, stamp = self.current, self._stamp()

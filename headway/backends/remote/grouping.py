@@ -63,7 +63,7 @@ def grouped(
 
 
 def rows_of_each(inputs: Sequence[Value]) -> list[int]:
-    """Rows of each input, as `Dialect.decode` takes them; none where the inputs are no tensors."""
+    """Return the rows of each input, as `Dialect.decode` takes them; none where the inputs are no tensors."""
     headers = [header_of(one) for one in inputs if isinstance(one, Tensors)]
     return [0 if one.single else one.rows for one in headers]
 
@@ -77,7 +77,7 @@ class _NotTaken(Exception):
 
 
 def _taken(value: Value, signature: Signature) -> Value:
-    """Input as the dialect takes it. Raises _NotTaken."""
+    """Return the input as the dialect takes it. Raises _NotTaken."""
     if signature.takes is ValueKind.TENSORS:
         try:
             found = as_tensors(value, signature.inputs)
@@ -92,7 +92,7 @@ def _taken(value: Value, signature: Signature) -> Value:
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """Shapes of rows that inputs have in common which go in one request."""
+    """Return the shapes of rows that inputs have in common which go in one request."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads

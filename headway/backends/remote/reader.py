@@ -97,7 +97,7 @@ def _decoded(
 
 
 def _bounded(item: ItemResult) -> ItemResult:
-    """The item, or a failed one in the place of one whose output is too long."""
+    """Return the item, or a failed one in the place of one whose output is too long."""
     size = len(item.output or "")
     if size <= MOST_OUTPUT:
         return item
@@ -113,7 +113,7 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
-    """Pieces that the process writes for a body."""
+    """Yield the pieces that the process writes for a body."""
     name, fields, expected, json_bytes, *rows = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:

@@ -17,6 +17,7 @@ from headway.brokers.redis import entry_wire, figures, wire
 from headway.brokers.redis.codes import PackedDedupKey, QueueSettings, RefusalCode, Standing, Worth
 from headway.core import (
     admission,
+    batch,
     batch_cost,
     budget,
     bulk,
@@ -31,7 +32,6 @@ from headway.core import (
     queue,
     retention,
     retry,
-    running,
     service_model,
     slot_factors,
     suspects,
@@ -68,6 +68,7 @@ STANDBY_SECONDS = 0.1
 
 _SHARED: Mapping[ModuleType, str] = {
     admission: "MIN_MARGIN MARGIN_SHARE WAIT_DEVIATIONS LEAST_SHARE MIN_WAIT",
+    batch: "BUSY_TIME",
     batch_cost: "LEAST_SAVED",
     budget: "GREED",
     bulk: "STRETCH WITHIN QUIET FIRST_CREDIT SETTLED SPACING LOOK BATCHES_WAITING MOST_PAGES APART_AHEAD",
@@ -86,7 +87,6 @@ _SHARED: Mapping[ModuleType, str] = {
         "MAX_ATTEMPTS RAISES DEATHS_ALONE BACKOFF_BASE BACKOFF_CAP BUDGET_RATIO BUDGET_RESERVE BUDGET_TRICKLE "
         "BUDGET_RUNS BUDGET_TRICKLE_RUNS"
     ),
-    running: "BUSY_TIME",
     service_model: "DECAY RATE_TIME LEAST_SEEN REACH NORMAL SPREAD STRAY STRAY_DEVIATIONS FASTER FORGETTING",
     slot_factors: "LEAST_DEVIATION",
     suspects: "LEAST_COST QUARANTINED_ATTEMPTS APART_PRICE SEARCH_PRICE MOST_CREDIT",

@@ -104,15 +104,15 @@ class Placement:
         self._capacities: Mapping[str, float] = {}
 
     def warm(self, gpu: str) -> Collection[str]:
-        """Models that are loaded on a GPU."""
+        """Return the models that are loaded on a GPU."""
         return self._gpus[gpu].warm.keys()
 
     def copies(self, model: str) -> int:
-        """GPUs on which a model is loaded, or being loaded."""
+        """Return the GPUs on which a model is loaded, or being loaded."""
         return sum(model in gpu.warm or model in gpu.loading for gpu in self._gpus.values())
 
     def load_seconds(self, model: str) -> float:
-        """Seconds that a load of a model is expected to take: as seen of it or, before that, of the others."""
+        """Return the seconds that a load of a model is expected to take: as seen of it or, before that, of the others."""
         own = self._demand[model].load_seconds
         if own is not None:
             return own
@@ -120,15 +120,15 @@ class Placement:
         return math.fsum(seen) / len(seen) if seen else FIRST_LOAD
 
     def overdue_after(self, model: str) -> float:
-        """Seconds after which a load of a model is overdue."""
+        """Return the seconds after which a load of a model is overdue."""
         return max(OVERDUE_LOADS * self.load_seconds(model), LEAST_OVERDUE, self._time_to_load.get(model, 0.0))
 
     def rest(self, model: str, now: float) -> float:
-        """Seconds until a model that did not load may be tried again; 0 when it may."""
+        """Return the seconds until a model that did not load may be tried again; 0 when it may."""
         return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Loads with which a process starts: what is to be kept, then each model in turn as long as there is room.
+        """Return the loads with which a process starts: what is to be kept, then each model in turn as long as there is room.
 
         Those of which other processes have least go first. A second call before anything is loaded plans anew.
 
@@ -148,7 +148,7 @@ class Placement:
         return moves
 
     def _emptiest(self, model: str) -> str:
-        """GPU with the most room that does not have a model; empty if there is none."""
+        """Return the GPU with the most room that does not have a model; empty if there is none."""
         free = [name for name, gpu in self._gpus.items() if self._has_room(gpu) and not self._is_on(model, gpu)]
         return min(free, key=lambda name: len(self._gpus[name].loading), default="")
 
@@ -224,12 +224,12 @@ class Placement:
             demand.note(one, one.entry_seconds or usual, self._capacities[model], load, span, now)
 
     def capacity(self, model: str) -> float:
-        """GPU seconds per second that a model can have on the GPUs where it is loaded."""
+        """Return the GPU seconds per second that a model can have on the GPUs where it is loaded."""
         homes = [name for name, gpu in self._gpus.items() if model in gpu.warm]
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Share of a GPU that a model can have: what the others leave, at least its even part; 0 where it is not loaded."""
+        """Return the share of a GPU that a model can have: what the others leave, at least its even part; 0 where it is not loaded."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -240,7 +240,7 @@ class Placement:
         return self._asked.get(model, _NOTHING)
 
     def _wanted(self, now: float) -> Iterator[tuple[str, str]]:
-        """Models to load, and why, the most pressing first. None that loads already, or rests after it did not."""
+        """Yield the models to load, and why, the most pressing first. None that loads already, or rests after it did not."""
         kept, cold, busy = [], [], []
         for model, demand in self._demand.items():
             loads = self._elsewhere(model).loads or any(model in gpu.loading for gpu in self._gpus.values())
@@ -287,7 +287,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
-        """Whether what a copy is worth is little enough for it to make room for a model."""
+        """Return True if what a copy is worth is little enough for it to make room for a model."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
@@ -297,26 +297,26 @@ class Placement:
         return worth < demand.heat or now >= demand.asked_since + longest
 
     def _worth(self, model: str, copies: int) -> float:
-        """Heat that would be without a GPU if a model had a copy less; 0 where the others could carry it."""
+        """Return the heat that would be without a GPU if a model had a copy less; 0 where the others could carry it."""
         heat, others = self._demand[model].heat, copies - 1 + self._elsewhere(model).capacity
         if others <= 0.0:
             return heat
         return 0.0 if heat <= SPARE * self._capacities[model] * others / (others + 1) else heat / (others + 1)
 
     def residence(self, model: str) -> float:
-        """Seconds for which a copy of a model stays at least."""
+        """Return the seconds for which a copy of a model stays at least."""
         return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
 
     def _copies(self) -> Counter[str]:
-        """Copies of each model that are warm."""
+        """Return the copies of each model that are warm."""
         return Counter(model for gpu in self._gpus.values() for model in gpu.warm)
 
     def _busy(self, name: str) -> float:
-        """Share of its time that a GPU has run batches of late."""
+        """Return the share of its time that a GPU has run batches of late."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
 
     def _loads_in_time(self, gpu: _Gpu, now: float) -> bool:
-        """Whether a model loads on a GPU that is not overdue."""
+        """Return True if a model loads on a GPU that is not overdue."""
         return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:

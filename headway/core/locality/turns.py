@@ -41,7 +41,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender(model: str, queue: ModelQueue, now: float) -> Contender:
-    """Model that waits for a GPU, with what its queue says of the next batch at instant `now`."""
+    """Return the model that waits for a GPU, with what its queue says of the next batch at instant `now`."""
     size = min(queue.depth, queue.limits.max_batch)
     return Contender(model, queue.next_due() - now, queue.service.seconds(size), queue.depth > 0)
 
@@ -56,7 +56,7 @@ class FairOrder:
         """Virtual time: that of the last batch at its start."""
 
     def order(self, contenders: Collection[Contender]) -> list[str]:
-        """Order in which these models are asked for a batch; the first that has one due runs it.
+        """Return the order in which these models are asked for a batch; the first that has one due runs it.
 
         Those for which nothing waits come last.
         """
@@ -85,5 +85,5 @@ class FairOrder:
         self._had.pop(model, None)
 
     def _start(self, model: str) -> float:
-        """Virtual instant at which the next batch of a model would begin. What nobody asked for is not saved up."""
+        """Return the virtual instant at which the next batch of a model would begin. What nobody asked for is not saved up."""
         return max(self._had.get(model, 0.0), self._now)

@@ -148,7 +148,7 @@ def team(load: Load) -> Team:
 
 
 def headway(load: Load, speed: float | None = None) -> float:
-    """The even gap s* in seconds; 0 when arrivals are too few for a gap to gather a second entry.
+    """Return the even gap s* in seconds; 0 when arrivals are too few for a gap to gather a second entry.
 
     Arguments:
         load: load of the model.
@@ -172,12 +172,12 @@ class Paced:
         self._ahead = LookAhead(rules, {"paced": self.spaced, "together": self.together, **rules})
 
     def rule(self, load: Load) -> Rule:
-        """Rule at this load: that of even gaps, unless a look at what has come of late shows that another does better."""
+        """Return the rule at this load: that of even gaps, unless a look at what has come of late shows that another does better."""
         past = load.past
         return self._ahead.rule(load, past) if past is not None and past.tells else self.spaced(load)
 
     def spaced(self, load: Load) -> Rule:
-        """Rule of even gaps at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""
+        """Return the rule of even gaps at this load: leave full at the largest batch, otherwise a kth part of a batch time after the last."""
         chosen = team(load)
         gap = headway(load, chosen.speed)
         service = load.batch_seconds(load.max_batch)
@@ -214,7 +214,7 @@ class Paced:
         )
 
     def together(self, load: Load) -> Rule:
-        """Rule by which clients ride together who had their answers together, about as many on each slot."""
+        """Return the rule by which clients ride together who had their answers together, about as many on each slot."""
         spaced = self.spaced(load)
         clients, slots = load.past.clients if load.past is not None else 0, int(spaced.team) or load.slots
         even = min(int(clients * load.entry_size) // max(slots, 1), load.max_batch)
@@ -232,5 +232,5 @@ class Paced:
 
 
 def _at_once(load: Load) -> Rule:
-    """Rule by which whatever waits leaves when a GPU is free."""
+    """Return the rule by which whatever waits leaves when a GPU is free."""
     return Rule(size=load.max_batch, headway=0.0)

@@ -24,7 +24,7 @@ class Pid:
         self._seen = 0
 
     def rule(self, load: Load) -> Rule:
-        """Rule with the present window, which moves once a departure, however often the rule is asked for."""
+        """Return the rule with the present window, which moves once a departure, however often the rule is asked for."""
         if load.departures != self._seen:
             self._seen = load.departures
             last, before = self._errors

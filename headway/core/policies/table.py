@@ -20,7 +20,7 @@ class Table:
     """Looks batch size and window up by utilisation and depth."""
 
     def rule(self, load: Load) -> Rule:
-        """Rule of the row that fits the load; sizes are capped by the largest batch."""
+        """Return the rule of the row that fits the load; sizes are capped by the largest batch."""
         if load.utilisation > 0.85 or load.depth > 100:
             size, window = HEAVY
         elif load.utilisation < 0.50 and load.depth < 10:

@@ -19,7 +19,7 @@ class Window:
         self._window = max_wait
 
     def rule(self, load: Load) -> Rule:
-        """Rule that leaves full at the largest batch, or when the window is over."""
+        """Return the rule that leaves full at the largest batch, or when the window is over."""
         return Rule(
             size=load.max_batch,
             window=self._window,

@@ -75,11 +75,11 @@ class ArrivalForecast:
                 self._noted.popleft()
 
     def ahead(self, seconds: float) -> float:
-        """Arrivals per second to be ready for in so many seconds: never fewer than now."""
+        """Return the arrivals per second to be ready for in so many seconds: never fewer than now."""
         return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
 
     def _level_before(self, seconds: float) -> float:
-        """Level of so many seconds ago, or the first that is known."""
+        """Return the level of so many seconds ago, or the first that is known."""
         if self._at is None:
             return self.level
         since = self._at - seconds

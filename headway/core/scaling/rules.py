@@ -46,7 +46,7 @@ class ScaleRule(msgspec.Struct, frozen=True):
     change: int
 
     def holds(self, queue: float, utilisation: float | None) -> bool:
-        """Whether the condition holds now. `utilisation` is None while it is not known: no condition on it holds."""
+        """Return True if the condition holds now. `utilisation` is None while it is not known: no condition on it holds."""
         if self.condition == QUEUE_ABOVE:
             return queue > self.threshold
         if utilisation is None:

@@ -71,7 +71,7 @@ class ScaleLimits(msgspec.Struct, frozen=True):
     idle_after: float = 0.0
 
     def clamp(self, workers: int) -> int:
-        """Nearest number within the bounds."""
+        """Return the nearest number within the bounds."""
         return max(self.least, min(workers, self.most))
 
 
@@ -106,7 +106,7 @@ class ModelState(msgspec.Struct, frozen=True):
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asks for the model, or waits for it."""
+        """True if somebody asks for the model, or waits for it."""
         return self.queue > 0 or self.running > 0 or self.rate >= ASKED
 
 
@@ -196,7 +196,7 @@ class Scaler:
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Seconds until a worker serves where none is ready; None of a model that always has one, or may have no more than are drained.
+        """Return the seconds until a worker serves where none is ready; None of a model that always has one, or may have no more than are drained.
 
         They are what is left of the start that is under way, or all of one that would begin now. After one that failed
         they begin with the next try. An overdue start is presumed to take as long again as it is overdue, up to a usual
@@ -213,11 +213,11 @@ class Scaler:
         return rest if rest >= 0.0 else min(-rest, max(start, FIRST_START))
 
     def awaited(self, now: float) -> float:
-        """Seconds for which the worker that is awaited longest has been on its way; 0 while none is."""
+        """Return the seconds for which the worker that is awaited longest has been on its way; 0 while none is."""
         return now - self._awaited[0][0] if self._awaited else 0.0
 
     def overdue(self, now: float) -> int:
-        """Workers that take longer to start than is usual; those that are late among them."""
+        """Return the workers that take longer to start than is usual; those that are late among them."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -244,7 +244,7 @@ class Scaler:
         return decision
 
     def _woken(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """First workers of a model at zero."""
+        """Return the first workers of a model at zero."""
         if state.asked:
             return self._change(self.limits.clamp(1), now, "somebody asks for it")
         if state.bulk and now - self._changed_at >= self._usual_start:
@@ -272,7 +272,7 @@ class Scaler:
         self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)
 
     def _use_of(self, workers: int) -> float | None:
-        """Offered load over the capacity of so many workers; None while that is not known."""
+        """Return the offered load over the capacity of so many workers; None while that is not known."""
         return self.forecast.rate / (self._pace * workers) if self._pace > 0.0 and workers > 0 else None
 
     def _by_rules(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -289,7 +289,7 @@ class Scaler:
         return self._change(lowest, now, self._words(remove, state)) if lowest < self.desired else None
 
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
-        """Whether a rule's condition has held for its time.
+        """Return True if a rule's condition has held for its time.
 
         A queue while workers are coming is answered already, unless the load is more than all of them can do.
         """
@@ -300,7 +300,7 @@ class Scaler:
         return now - self._held.setdefault(rule, now) >= rule.for_s
 
     def _least_by_band(self) -> int:
-        """Fewest workers with which no rule on utilisation would add one again."""
+        """Return the fewest workers with which no rule on utilisation would add one again."""
         top = min((rule.threshold for rule in self.limits.rules if rule.condition == UTILISATION_ABOVE), default=1.0)
         if self.foreseen is None or top <= 0.0:
             return self.desired
@@ -358,7 +358,7 @@ class Scaler:
         return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
 
     def _needed(self, cost: BatchCost, rate: float) -> tuple[int, str]:
-        """Fewest workers for a rate, and what asks for them."""
+        """Return the fewest workers for a rate, and what asks for them."""
         promise = self.limits.promise
         roomy = max(1, math.ceil(rate / (self._pace * ROOM) - 1e-9))
         kept = fewest_slots(cost, rate, promise, self.forecast.dispersion, self.limits.most)
@@ -367,7 +367,7 @@ class Scaler:
         return (kept, f"keep {promise * 1000:g} ms") if kept > roomy else (roomy, f"stay below {ROOM:.0%} use")
 
     def _least_after_removal(self) -> int:
-        """Fewest workers that one removal may leave."""
+        """Return the fewest workers that one removal may leave."""
         return max(self.limits.least + self.drained, self.desired - max(1, int(MOST_REMOVED * self.desired)))
 
     def _change(self, desired: int, now: float, reason: str) -> ScaleDecision:

@@ -17,7 +17,7 @@ import msgspec
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Number of workers of each process; each keeps one at least, unless there should be none at all.
+    """Return the number of workers of each process; each keeps one at least, unless there should be none at all.
 
     Arguments:
         desired: workers that there should be together.
@@ -50,7 +50,7 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def rooms(holdings: Mapping[str, Holding], free: int, coming: int) -> dict[str, int]:
-    """Most workers that each model may want.
+    """Return the most workers that each model may want.
 
     Arguments:
         holdings: places of each model.

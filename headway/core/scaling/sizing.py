@@ -52,7 +52,7 @@ class BatchCost(msgspec.Struct, frozen=True):
 
 
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
-    """95th percentile of latency in seconds; infinite where the slots cannot carry the load.
+    """Return the 95th percentile of latency in seconds; infinite where the slots cannot carry the load.
 
     Arguments:
         cost: cost of the batches.
@@ -77,7 +77,7 @@ def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.
 
 
 def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
-    """95th percentile of the wait for a slot where arrivals are too few to be spaced."""
+    """Return the 95th percentile of the wait for a slot where arrivals are too few to be spaced."""
     run = cost.alpha + cost.beta
     busy = min(rate * run / slots, 1.0) ** slots
     return max(0.0, 1.0 - (1.0 - P95) / busy) * run / slots if busy > 0.0 else 0.0
@@ -86,7 +86,7 @@ def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
 def fewest_slots(
     cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
 ) -> int | None:
-    """Fewest slots whose 95th percentile of latency is at most `promise` seconds; None if no number up to `most` does.
+    """Return the fewest slots whose 95th percentile of latency is at most `promise` seconds; None if no number up to `most` does.
 
     Arguments:
         cost: cost of the batches.

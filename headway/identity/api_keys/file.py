@@ -32,8 +32,8 @@ from pathlib import Path
 
 import msgspec
 
+from headway.core.excerpt import nearest
 from headway.core.key_rotation import check_new
-from headway.core.likeness import nearest
 from headway.errors import SettingError, StoreUnavailable
 from headway.identity.api_keys.credential import is_id
 from headway.identity.tables import check_model_limit, is_name, read_tables

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -337,9 +337,14 @@ def test_settings_without_effect_are_told_where_clients_come() -> None:
 def test_a_gateway_that_has_not_heard_of_the_fleet_does_not_say_which_models_there_are_not() -> None:
     settings, counters, now = Settings(broker=BROKER), Counters(), 100.0
     broker = MemoryBroker({}, DeadLetterBox(), counters.broker, lambda: now, lambda: 0.5, KEPT)
-    gateway = Gateway(settings, [*settings.served], broker, counters.gateway, lambda: now)
-    models = wiring.make_fleet_models(settings, ROLES[Role.GATEWAY], broker, gateway, counters, lambda: now)
+
+    def serve(served: Mapping[str, Settings]) -> None:
+        gateway.served.serve(served)
+
+    models = wiring.make_fleet_models(settings, ROLES[Role.GATEWAY], broker, serve, lambda model: None, lambda: now)
     assert models is not None
+    in_doubt = models.in_doubt
+    gateway = Gateway(settings, [*settings.served], broker, counters.gateway, lambda: now, in_doubt=in_doubt)
 
     def codes() -> list[str]:
         found = (gateway.served.check(model, "a") for model in ("late", ""))

@@ -19,7 +19,6 @@ from headway.core.queue_limits import QueueLimits
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.pending import NOBODY
-from headway.gateway.screened import ScreenedGateway
 from headway.input_policy.patterns import search_for
 from headway.model import InferenceRequest, Principal, RequestOptions, Value
 from headway.runtime.counters import Counters
@@ -92,7 +91,7 @@ async def submits(searches: dict[str, Search]) -> None:
     policy = InputPolicy((FORMS, UNSEEN, RUNS, WORDS), searches, {}, settings.tier_names, ["m"])
     gateways = {
         "off": Gateway(settings, ["m"], broker, counters.gateway, time.monotonic),
-        "on": ScreenedGateway(
+        "on": Gateway(
             settings, ["m"], broker, counters.gateway, time.monotonic, gate=InputGate(policy, counters.input_policy)
         ),
     }

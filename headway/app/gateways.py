@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
 
 from headway.app.input_policy import PolicyResource
 from headway.config import Settings, fallbacks_of
@@ -12,7 +11,7 @@ from headway.gateway.access_log import AccessLog
 from headway.gateway.direct_mode import Fallback
 from headway.gateway.gateway import Gateway
 from headway.gateway.ledger_writer import LedgerWriter
-from headway.gateway.pending import Observer
+from headway.gateway.pending import Observer, PendingTable
 from headway.ports import Broker
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.counters import Counters
@@ -25,9 +24,12 @@ def make_gateway(
     counters: Counters,
     clock: Callable[[], float],
     ledger_writer: LedgerWriter | None,
+    held: PendingTable | None,
     policy: PolicyResource | None,
     certificates: RemoteCertificates | None,
     recorder: SpanRecorder | None,
+    woken: Callable[[], None],
+    in_doubt: Callable[[], bool],
 ) -> tuple[Fallback | None, Gateway]:
     """Make the gateway of a process, and the fallback that it asks while its broker is away, if one is set."""
     fallback = None
@@ -38,20 +40,22 @@ def make_gateway(
     observers: list[Observer] = [ledger_writer] if ledger_writer is not None else []
     if settings.access_log:
         observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
-    kind: Callable[..., Gateway] = Gateway
-    if policy is not None:
-        from headway.gateway.screened import ScreenedGateway
-
-        kind = partial(ScreenedGateway, gate=policy.gate)
     traces = None
     if recorder is not None:
         from headway.gateway.request_traces import RequestTraces
 
         traces = RequestTraces(recorder, settings.tier_names, counters.gateway, settings.scheme)
-        observers.append(traces)
-    gateway = kind(settings, [*settings.served], broker, counters.gateway, clock, direct=fallback, observers=observers)
-    if traces is not None:
-        gateway.served.trace(traces)
-    if ledger_writer is not None:
-        ledger_writer.follow(gateway.held)
-    return fallback, gateway
+    return fallback, Gateway(
+        settings,
+        [*settings.served],
+        broker,
+        counters.gateway,
+        clock,
+        direct=fallback,
+        observers=observers,
+        gate=None if policy is None else policy.gate,
+        traces=traces,
+        held=held,
+        woken=woken,
+        in_doubt=in_doubt,
+    )

@@ -66,7 +66,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
     counters: Counters = msgspec.field(default_factory=Counters)
     process_name: str = ""
     host: str = ""
-    ports: dict[str, OpenPort] = msgspec.field(default_factory=dict)
+    ports: Mapping[str, OpenPort] = msgspec.field(default_factory=dict)
 
     def __call__(self) -> ProcessFigures:
         """Return the figures."""

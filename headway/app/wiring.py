@@ -25,7 +25,7 @@ from headway.app.brokers import make_broker_bundle, queue_limits
 from headway.app.devices import NO_DEVICES, Devices
 from headway.app.lifecycle import PortListener, Resource, Service
 from headway.app.model_plans import Given, ModelPlan, make_plans
-from headway.app.process_figures import FigureSource, describe_process, expected_workers
+from headway.app.process_figures import FigureSource, OpenPort, describe_process, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
 from headway.config.target import Target
@@ -46,7 +46,10 @@ from headway.runtime.request_id import new_id
 if TYPE_CHECKING:
     from headway.app.input_policy import PolicyResource
     from headway.app.tracing import Tracing
+    from headway.bulk.jobs import BulkJobs
+    from headway.bulk.seat_runner import SeatRunner
     from headway.controller.controller import Controller
+    from headway.doors.entrance import Entrance
     from headway.fleet.models import FleetModels
     from headway.gateway.direct_mode import Fallback
     from headway.gateway.gateway import Gateway
@@ -71,6 +74,19 @@ class Components(msgspec.Struct, frozen=True):
     def slots(self) -> Collection[str]:
         """Ids of the workers it runs."""
         return self.pool.slots if self.pool is not None else frozenset()
+
+
+class Clients(msgspec.Struct, frozen=True):
+    """What the requests of clients go through.
+
+    Attributes:
+        entrance: entrance of requests.
+        runner, bulk: runner of the lines of bulk jobs, and these; None where there are none.
+    """
+
+    entrance: Entrance
+    runner: SeatRunner | None = None
+    bulk: BulkJobs | None = None
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -143,6 +159,11 @@ class _Wiring:
         parts = self.parts = ROLES[role]
         self.clock, self.counters = clock, counters = time.monotonic, Counters()
         bundle = self.bundle = make_broker_bundle(settings, counters.broker, clock)
+        self.held = None
+        if parts.gateway:
+            from headway.gateway.pending import PendingTable
+
+            self.held = PendingTable()
         self.ledger, self.ledger_writer = self._ledger()
         self.policy: PolicyResource | None = None
         targets = [plan.target for plan in plans.values()]
@@ -158,16 +179,11 @@ class _Wiring:
         tracing = self._tracing()
         self.recorder = tracing.recorder if tracing is not None else None
         self.pace = Pace(clock, may_rest=bool(settings.broker) and not plans)
-        made = self.made = self._components(remote)
+        self.fleet_models = make_fleet_models(settings, parts, bundle.broker, self._serve_models, self._forget, clock)
         self.pools: Mapping[str, WorkerPool] = {}
-        if made.pool is not None:
-            from headway.app.scaling import local_pools
-
-            self.pools = local_pools(settings, plans, made.pool)
+        self.made = self._components(remote)
         self.membership = self._membership()
         self.expected = expected_workers(settings, parts, plans)
-        self.ready = self._readiness()
-        self.fleet_models = make_fleet_models(settings, parts, bundle.broker, made.gateway, counters, clock)
         self.certificates = make_certificates(settings, counters.tls) if listener.takes_address else None
         exporter = tracing.exporter if tracing is not None else None
         opened = exporter, self.certificates, remote, self.ledger_writer
@@ -181,7 +197,7 @@ class _Wiring:
         from headway.gateway.ledger_writer import LedgerWriter
 
         ledger = make_ledger(self.settings.ledger)
-        return ledger, LedgerWriter(ledger, self.settings, self.counters.store, self.clock)
+        return ledger, LedgerWriter(ledger, self.settings, self.counters.store, self.clock, held=self.held)
 
     def _tracing(self) -> Tracing | None:
         if not self.settings.trace:
@@ -198,9 +214,11 @@ class _Wiring:
         if parts.gateway:
             from headway.app.gateways import make_gateway
 
+            in_doubt = (lambda: False) if self.fleet_models is None else self.fleet_models.in_doubt
             fallback, gateway = make_gateway(
-                settings, bundle.broker, counters, clock, self.ledger_writer, self.policy, remote, recorder
-            )
+                settings, bundle.broker, counters, clock, self.ledger_writer, self.held, self.policy, remote, recorder,
+                self._woken, in_doubt,
+            )  # fmt: skip
         id = gateway.name if gateway is not None else settings.name
         if plans:
             from headway.app.workers import make_pools
@@ -208,12 +226,24 @@ class _Wiring:
             pool = make_pools(
                 plans, bundle, id, counters.worker, clock, decides=parts.gateway, certificates=remote, recorder=recorder
             )
+            from headway.app.scaling import local_pools
+
+            self.pools = local_pools(settings, plans, pool)
         if parts.controller:
+            from headway.app.scaling import make_autoscaler
             from headway.controller.controller import Controller
 
-            share, alone = settings.target_utilisation, not settings.broker
             controller = Controller(
-                id, bundle.broker, bundle.fleet, share, clock, self.pace, alone=alone, counters=counters.controller
+                id,
+                bundle.broker,
+                bundle.fleet,
+                settings.target_utilisation,
+                clock,
+                self.pace,
+                alone=not settings.broker,
+                counters=counters.controller,
+                models=partial(served_models, plans, gateway, self.fleet_models),
+                autoscaler=make_autoscaler(settings, self.fleet_models, self.pools, counters.controller, clock),
             )
         return Components(id, gateway, fallback, pool, controller)
 
@@ -230,26 +260,21 @@ class _Wiring:
 
     def process(self, name: str, host: str) -> Process:
         """Connect the parts to a process; for `name` and `host` see `FigureSource`."""
-        made, bundle, clock = self.made, self.bundle, self.clock
-        figures = self._figures(name, host)
+        made, bundle, ports = self.made, self.bundle, dict[str, OpenPort]()
+        clients = None if made.gateway is None else self._clients(made.gateway)
+        bulk = None if clients is None else clients.bulk
+        ready = self._readiness(clients)
+        figures = self._figures(name, host, ports, bulk)
         view = self._view(figures)
-        snapshots = SnapshotSource(view, self.ready.learn)
-        self.admin_listener = self.listener.admin(
-            self.settings, admin.build(view, self.ready, snapshots), new_id, self.counters.gateway, self.certificates
+        snapshots = SnapshotSource(view, ready.learn)
+        self.admin_listener = ports["admin"] = self.listener.admin(
+            self.settings, admin.build(view, ready, snapshots), new_id, self.counters.gateway, self.certificates
         )
-        figures.ports["admin"] = self.admin_listener
-        if made.controller is not None:
-            from headway.app.scaling import make_autoscaler
-
-            made.controller.models = partial(served_models, self.plans, made.gateway, self.fleet_models)
-            made.controller.autoscaler = make_autoscaler(
-                self.settings, self.fleet_models, self.pools, self.counters.controller, clock
-            )
         public_listener = workers = None
-        if made.gateway is not None:
-            public_listener, workers = self._serve_clients(made.gateway, figures)
+        if clients is not None:
+            public_listener, workers = self._serve(clients, ready, ports)
         elif made.controller is not None:
-            self.resources.append(self._workers_watcher((self.ready,), made.controller.every))
+            self.resources.append(self._workers_watcher(None, ready, made.controller.every))
         self._add_resources(snapshots)
         self._service = Service(
             self.settings,
@@ -285,6 +310,20 @@ class _Wiring:
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
+    def _serve_models(self, served: Mapping[str, Settings]) -> None:
+        """Have the broker know these models, and the gateway serve them, and no others."""
+        self.bundle.broker.know({model: queue_limits(one) for model, one in served.items()})
+        if self.made.gateway is not None:
+            self.made.gateway.served.serve(served)
+
+    def _forget(self, model: str) -> None:
+        """Forget what was counted of a model that has not been served for long."""
+        self.counters.controller.forget(model)
+        if (gateway := self.made.gateway) is not None:
+            gateway.counters.forget(model)
+            gateway.limiter.throttles.pop(model, None)
+            gateway.tenant_counts.forget(model)
+
     def _woken(self) -> None:
         """Tell the fleet now that somebody asks; the controller looks after that, where it is in this process."""
         self.membership.soon()
@@ -297,7 +336,7 @@ class _Wiring:
     def _starting(self) -> bool:
         return not self._service.up
 
-    def _readiness(self) -> Readiness:
+    def _readiness(self, clients: Clients | None) -> Readiness:
         gateway, fallback = self.made.gateway, self.made.fallback
         return Readiness(
             self.bundle.broker,
@@ -309,13 +348,14 @@ class _Wiring:
             needs_workers=self.parts.needs_workers,
             needs_own=self.parts.needs_own_workers,
             starting=self._starting,
+            learners=() if clients is None else self._learners(clients, None),
             expected=self.expected,
             at_zero=(lambda: gateway.served.wakes) if gateway is not None else (lambda: not self.made.slots),
             awaited=(lambda: gateway.served.awaited) if gateway is not None else dict,
             clock=self.clock,
         )
 
-    def _figures(self, name: str, host: str) -> FigureSource:
+    def _figures(self, name: str, host: str, ports: Mapping[str, OpenPort], bulk: BulkJobs | None) -> FigureSource:
         made = self.made
         return FigureSource(
             settings=self.settings,
@@ -327,8 +367,10 @@ class _Wiring:
             ledger_writer=self.ledger_writer,
             counters=self.counters,
             gate=self.policy.gate if self.policy is not None else None,
+            bulk=None if bulk is None else bulk.feeder,
             process_name=name,
             host=host,
+            ports=ports,
         )
 
     def _view(self, figures: FigureSource) -> ProcessView:
@@ -353,14 +395,12 @@ class _Wiring:
             figures.troubles,
         )
 
-    def _serve_clients(self, gateway: Gateway, figures: FigureSource) -> tuple[Listener, WorkersWatcher]:
-        """Add the ports of the clients, and what their requests need; the public port, and what it goes by."""
+    def _clients(self, gateway: Gateway) -> Clients:
+        """Make what the requests of clients go through, and the resources that it needs."""
         from headway.app.stores import look_for_unused_keys, make_identity
         from headway.doors.entrance import Entrance
-        from headway.gateway.capacity_watcher import CapacityWatcher
-        from headway.http import public
 
-        settings, counters, clock, bundle = self.settings, self.counters, self.clock, self.bundle
+        settings, counters, clock, broker = self.settings, self.counters, self.clock, self.bundle.broker
         identity, stores = make_identity(settings, counters.store)
         traces = None
         if self.recorder is not None:
@@ -372,28 +412,30 @@ class _Wiring:
         self.resources.extend((*stores, *look_for_unused_keys(settings)))
         warn_of_idle(settings, idle(settings))
         warn_of_strangers(settings)
-        watcher = CapacityWatcher(gateway, bundle.fleet, clock, self.pace)
-        gateway.woken = self._woken
-        learners: list[Learner] = [gateway.served, gateway, self.ready]
-        bulk = None
-        if settings.bulk_dir:
-            from headway.app.bulk import build_runner, make_bulk_jobs
+        if not settings.bulk_dir:
+            return Clients(entrance)
+        from headway.app.bulk import build_runner, make_bulk_jobs
 
-            runner = build_runner(settings, gateway, bundle.broker, self.policy, clock)
-            bulk = make_bulk_jobs(settings, gateway, runner, counters.bulk_lines, self.ledger_writer, identity, clock)
-            figures.bulk = bulk.feeder
-            learners.append(runner)
-            self.resources.extend((runner, bulk))
-        workers = self._workers_watcher(learners, watcher.every)
-        self.ready.told = workers.learn
+        runner = build_runner(settings, gateway, broker, self.policy, clock)
+        bulk = make_bulk_jobs(settings, gateway, runner, counters.bulk_lines, self.ledger_writer, identity, clock)
+        self.resources.extend((runner, bulk))
+        return Clients(entrance, runner, bulk)
+
+    def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
+        """Add the ports of the clients, and what follows the fleet for them; the public port, and what it goes by."""
+        from headway.gateway.capacity_watcher import CapacityWatcher
+        from headway.http import public
+
+        settings, entrance, gateway = self.settings, clients.entrance, clients.entrance.gateway
+        watcher = CapacityWatcher(gateway, self.bundle.fleet, self.clock, self.pace)
+        workers = self._workers_watcher(clients, ready, watcher.every)
         self.resources.extend((watcher, workers))
-        public_listener = self.listener.public(entrance, public.build(entrance, self.ready, bulk), self.certificates)
-        figures.ports["public"] = public_listener
+        public_listener = self.listener.public(entrance, public.build(entrance, ready, clients.bulk), self.certificates)
+        ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
             from headway.app.grpc_port import make_grpc_listener
 
-            grpc_listener = make_grpc_listener(entrance, self.ready, self.certificates)
-            figures.ports["grpc"] = grpc_listener
+            grpc_listener = ports["grpc"] = make_grpc_listener(entrance, ready, self.certificates)
             self.further.append(grpc_listener)
         if settings.weights_file:
             from headway.app.version_weights import WeightsResource
@@ -401,12 +443,16 @@ class _Wiring:
             self.resources.append(WeightsResource(settings, gateway.served, gateway.learn))
         return public_listener, workers
 
-    def _workers_watcher(self, learners: Sequence[Learner], every: Callable[[], float]) -> WorkersWatcher:
-        """Watcher of the workers that tells the models of the fleet first, as they say which models are served."""
+    def _learners(self, clients: Clients | None, ready: Readiness | None) -> list[Learner]:
+        """Those that go by what workers report: the models of the fleet first, as they say which models are served."""
+        gateway = self.made.gateway
+        served, runner = None if gateway is None else gateway.served, None if clients is None else clients.runner
+        return [one for one in (self.fleet_models, served, gateway, ready, runner) if one is not None]
+
+    def _workers_watcher(self, clients: Clients | None, ready: Readiness, every: Callable[[], float]) -> WorkersWatcher:
         from headway.gateway.workers_watcher import WorkersWatcher
 
-        first = () if self.fleet_models is None else (self.fleet_models,)
-        return WorkersWatcher((*first, *learners), self.bundle.broker, self.clock, every)
+        return WorkersWatcher(self._learners(clients, ready), self.bundle.broker, self.clock, every)
 
     def _add_resources(self, snapshots: SnapshotSource) -> None:
         """Add the resources that tell of the process, and follow the fleet."""
@@ -431,26 +477,20 @@ def make_fleet_models(
     settings: Settings,
     parts: Parts,
     broker: Broker,
-    gateway: Gateway | None,
-    counters: Counters,
+    serve: Callable[[Mapping[str, Settings]], None],
+    forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Make the models of the fleet, for who has to know them; None where this process alone says which there are."""
+    """Make the models of the fleet, for who has to know them; None where this process alone says which there are.
+
+    For `serve` and `forget` see FleetModels.
+    """
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
     from headway.fleet.models import FleetModels
 
     broker.know({}, others=True)
-    models = FleetModels(
-        settings,
-        partial(serve_models, broker, gateway),
-        clock,
-        partial(forget_model, gateway, counters),
-        presumes=parts.gateway,
-    )
-    if gateway is not None:
-        gateway.served.in_doubt = models.in_doubt
-    return models
+    return FleetModels(settings, serve, clock, forget, presumes=parts.gateway)
 
 
 def served_models(
@@ -469,22 +509,6 @@ def counted_models(
     """Names of the models whose figures a process exports: those that it serves or runs now, or misses."""
     missed = () if fleet_models is None else fleet_models.counted
     return {*served_models(plans, gateway, fleet_models), *missed}
-
-
-def forget_model(gateway: Gateway | None, counters: Counters, model: str) -> None:
-    """Forget what a process has counted of a model that it has not served for long."""
-    counters.controller.forget(model)
-    if gateway is not None:
-        gateway.counters.forget(model)
-        gateway.limiter.throttles.pop(model, None)
-        gateway.tenant_counts.forget(model)
-
-
-def serve_models(broker: Broker, gateway: Gateway | None, served: Mapping[str, Settings]) -> None:
-    """Have the broker of a process know these models, and its gateway serve them, and no others."""
-    broker.know({model: queue_limits(one) for model, one in served.items()})
-    if gateway is not None:
-        gateway.served.serve(served)
 
 
 def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:

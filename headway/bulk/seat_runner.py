@@ -275,7 +275,7 @@ class SeatRunner(BulkRunner):
         if failure is None and self._gate is not None:
             tenant = Principal("", asked.tenant, self._tiers - 1)  # The policy counts lines to the lowest tier.
             request = InferenceRequest(tenant, "", _OPTIONS, asked.model, asked.input, asked.parameters)
-            inspection = self._gate.inspect((asked.tenant, OF_BULK), request, self._served)
+            inspection = self._gate.inspect((asked.tenant, OF_BULK), request, self._served, self._decided)
             failure, judgement = inspection.failure, inspection.judgement
             line = msgspec.structs.replace(asked, input=inspection.input, parameters=inspection.parameters)
         if failure is not None:
@@ -287,7 +287,6 @@ class SeatRunner(BulkRunner):
         if judgement is None:
             self._send(pending)
             return
-        judgement.tell = self._decided
         self._unjudged.append((pending, judgement))
         self._have_judged()
 

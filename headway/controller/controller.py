@@ -77,10 +77,11 @@ class Controller:
         *,
         alone: bool = False,
         counters: ControllerCounts | None = None,
+        models: Callable[[], Collection[str]] | None = None,
+        autoscaler: Autoscaler | None = None,
     ) -> None:
         self.leads = False
-        self.autoscaler: Autoscaler | None = None
-        self.models: Callable[[], Collection[str]] | None = None
+        self.models, self.autoscaler = models, autoscaler
         self._clock, self._pace = clock, pace
         self._led_until = -math.inf
         self._ends_in = math.inf

@@ -17,11 +17,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headway.errors import BrokerUnavailable
 from headway.model import Scaling, WorkerInfo, WorkerStatus
 from headway.ports import Registry
+
+if TYPE_CHECKING:
+    from headway.gateway.workers_watcher import Learner
 
 SERVING = frozenset(("ok", "degraded"))
 """Words that count as ready."""
@@ -55,7 +58,7 @@ class Readiness:
         needs_workers: True if it is ready only with a healthy worker.
         needs_own: True if that must be one of its own.
         starting: returns True until the process is up.
-        told: called with the workers at each look, so that a process that says it is ready knows them.
+        learners: told of the workers at each look, so that a process that says it is ready knows them.
         expected: number of healthy workers that the fleet should have; 0 if not set.
         at_zero: returns True if a model without workers will get one on demand.
         awaited: returns the models that have demand but no workers, with the workers they should have.
@@ -71,7 +74,7 @@ class Readiness:
     needs_workers: bool = True
     needs_own: bool = False
     starting: Callable[[], bool] = _never
-    told: Callable[[Sequence[WorkerInfo]], None] | None = None
+    learners: Sequence[Learner] = ()
     expected: int = 0
     at_zero: Callable[[], bool] = _never
     awaited: Callable[[], Mapping[str, Scaling]] = dict
@@ -90,8 +93,8 @@ class Readiness:
         except BrokerUnavailable:
             return await self.alone(), self._last_known() | await self._fallback() | {"broker": "out of reach"}
         self.learn(workers)
-        if self.told is not None:
-            self.told(workers)
+        for learner in self.learners:
+            learner.learn(workers)
         word, checks = self._look_at(workers)
         if self.passed_by:
             return await self.alone(), checks | await self._fallback() | {"broker": "answers, and is not used yet"}

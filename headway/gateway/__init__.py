@@ -15,7 +15,7 @@ ledger_writer      records outcomes in the ledger
 access_log         logs requests, all or a share
 request_traces     spans of sampled requests
 refusal_traces     spans of requests that a port refuses
-screened           a gateway with an input policy
+screened           way of requests through the input policy
 input_gate         the input policy, carried out
 judge              a function of the input policy, in processes of its own
 fan_out            requests with several inputs: a part for each, and one outcome for all

@@ -29,11 +29,13 @@ class AcceptedRequests:
         tiers: names of the tiers.
         clock: monotonic seconds.
         wall: Unix time in seconds.
+        pending: the requests; later ones come at the end.
     """
 
-    def __init__(self, tiers: Sequence[str], clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._tiers, self._clock, self._wall = tiers, clock, wall
-        self._pending = PendingTable()
+    def __init__(
+        self, tiers: Sequence[str], clock: Callable[[], float], wall: Callable[[], float], pending: PendingTable
+    ) -> None:
+        self._tiers, self._clock, self._wall, self._pending = tiers, clock, wall, pending
         self._looked = -math.inf
         self._new: dict[_Key, PendingRequest] = {}
         self._written: dict[_Key, tuple[PendingRequest, _Key]] = {}
@@ -45,10 +47,6 @@ class AcceptedRequests:
     def due(self) -> bool:
         """Whether there is something to write or to remove."""
         return bool(self._new or self._ended)
-
-    def follow(self, pending: PendingTable) -> None:
-        """Look at these requests from now on; later ones come at the end."""
-        self._pending = pending
 
     def look(self) -> None:
         """Find the requests that have come since the last look."""

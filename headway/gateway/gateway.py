@@ -16,7 +16,9 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -47,6 +49,7 @@ from headway.gateway.pending import (
     NOBODY,
     Ending,
     FutureSink,
+    Judgement,
     Observer,
     PendingRequest,
     PendingTable,
@@ -56,6 +59,7 @@ from headway.gateway.pending import (
     tell,
 )
 from headway.gateway.recent_requests import RecentRequests, waiting
+from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.model import (
     DedupKey,
@@ -80,6 +84,10 @@ from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
+if TYPE_CHECKING:
+    from headway.gateway.input_gate import InputGate
+    from headway.gateway.screened import Screening
+
 log = get_logger(__name__)
 
 _SESSION, _DEADLINE = attrgetter("session"), attrgetter("deadline")
@@ -102,6 +110,11 @@ class Gateway:
         clock: monotonic seconds.
         direct: fallback that entries go to while `broker` is away; without it they are refused then.
         observers: observers of every request that has ended.
+        gate: gate of the input policy that every request goes through first; None: there is no policy.
+        traces: traces of the requests; None where none are recorded.
+        held: table for the pending requests, to be looked at only by others; None: a new one.
+        woken: called when a model at zero is asked for, so that the controller hears of it.
+        in_doubt: whether other models and versions may be served, of which this process has not heard.
         rng: uniform in [0, 1), for pauses.
 
     Attributes:
@@ -115,7 +128,6 @@ class Gateway:
         held: pending requests; to be looked at only.
         equal_inputs: inputs that get the outcome of an equal one of their request.
         facts: facts by which lanes are open, as one object that is compared by identity.
-        woken: called when a model at zero is asked for, so that the controller hears of it.
     """
 
     def __init__(
@@ -128,19 +140,29 @@ class Gateway:
         *,
         direct: Fallback | None = None,
         observers: Sequence[Observer] = (),
+        gate: InputGate | None = None,
+        traces: RequestTraces | None = None,
+        held: PendingTable | None = None,
+        woken: Callable[[], None] = lambda: None,
+        in_doubt: Callable[[], bool] = lambda: False,
         rng: Callable[[], float] = random.random,
     ) -> None:
         self.settings, self.counters, self._closed = settings, counters, False
         self.limiter = Limiter(len(settings.tier_names), clock, settings.longest_task_s)
         self.turns, self.quotas = FairTurns(clock), Quotas(settings)
         self.name = f"{settings.name or 'gateway'}-{new_id()}"
-        self.served = ServedModels(models, settings, rng, clock)
+        self.served = ServedModels(models, settings, rng, clock, traces, in_doubt)
         self._unchecked = self.served.unchecked
         self._clock, self._tiers = clock, settings.tier_names
-        self._pending = self.held = PendingTable()
+        self._pending = self.held = PendingTable() if held is None else held
         self.equal_inputs = EqualInputs(
             self._pending, self.turns, self.limiter, lambda ended: self._finish(ended, Ending.REPLIED)
         )
+        self._screening: Screening | None = None
+        if gate is not None:
+            from headway.gateway.screened import Screening
+
+            self._screening = Screening(gate, self.served, self.limiter, self._hand_on, self._answer)
         self._next_nonce = itertools.count(1).__next__
         self._deadlines = Deadlines(clock, self._pending, settings.request_timeout_ms / 1000, self._overdue)
         self._recent = RecentRequests(clock)
@@ -149,21 +171,29 @@ class Gateway:
             OutcomeCounts(counters, self._tiers, self.served),
             self._recent,
             *observers,
+            *(() if traces is None else (traces,)),
         )
         self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
         self.rollout_counts = RolloutCounts(self._tell_too)
         self._emptied = asyncio.Event()
-        held = self.name, self._pending, self.on_event
-        rest = *held, settings.max_queue, settings.broker_timeout_ms / 1000, clock, rng
-        self._shared = BrokerSession(broker, *rest)
-        self._direct_mode = DirectMode(BrokerSession(direct.broker, *rest), direct.models) if direct else None
+        make_session = partial(
+            BrokerSession,
+            gateway=self.name,
+            pending=self._pending,
+            on_event=self.on_event,
+            room=settings.max_queue,
+            down_after=settings.broker_timeout_ms / 1000,
+            clock=clock,
+            rng=rng,
+        )
+        self._shared = make_session(broker)
+        self._direct_mode = DirectMode(make_session(direct.broker), direct.models) if direct else None
         self._direct = self._direct_mode.session if self._direct_mode is not None else None
         self._session = self._shared
         """Session that new requests go over."""
         self.broker = broker
         self.facts: object = None
-        self.woken: Callable[[], None] = lambda: None
-        self._woken_at = -math.inf
+        self._woken, self._woken_at = woken, -math.inf
         self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
         """Open lanes, by the identity of who asks, options and model asked."""
         self.learn()
@@ -201,6 +231,12 @@ class Gateway:
             request: the request.
             several: request with several inputs of which this is one.
         """
+        judgement = None
+        if self._screening is not None:
+            screened = self._screened(self._screening, sink, request, several)
+            if screened is None:
+                return False
+            request, judgement = screened
         principal, options, model = request.principal, request.options, request.model
         principal = principal.asking(model) if principal.of_models else principal
         session, direct = self._session, self._direct
@@ -218,8 +254,38 @@ class Gateway:
         if failure is not None:
             self._refuse(sink, principal, entry, failure, several)
         else:
-            self._hold(sink, principal, entry, options.task or bool(several and several.ahead), several, session)
+            awaited = options.task or bool(several and several.ahead)
+            self._hold(sink, principal, entry, awaited, several, session if judgement is None else None)
+            if judgement is not None and self._screening is not None:
+                self._screening.hold(judgement, self._pending[entry.tenant, entry.id])
         return failure is None
+
+    def _screened(
+        self, screening: Screening, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None
+    ) -> tuple[InferenceRequest, Judgement | None] | None:
+        """Request as the input policy leaves it, and the verdict that it waits for. None: the policy has refused it."""
+        principal, model = request.principal, request.model
+        if model not in self.served or (principal.models and model not in principal.models):
+            return request, None  # It is refused for that, and the policy isn't shown.
+        principal = principal.asking(model)
+        limits = self.counted(principal.limits)
+        screened = screening.inspect(request, several, limits, self._session.broker)
+        if screened.failure is not None:
+            self._refuse(sink, principal, unqueued(screened.request, limits), screened.failure, several)
+            return None
+        return screened.request, screened.judgement
+
+    def _hand_on(self, pending: PendingRequest) -> None:
+        """Hand a request that has waited for a verdict to the broker of new ones, with what is left of its time."""
+        if self.equal_inputs.is_later(pending):
+            return
+        session, entry = self._session, pending.refreshed(self._clock())
+        if session.full(1):
+            self._answer(pending, session.no_room(), Ending.REFUSED)
+            return
+        pending.session = session
+        pending.entry = msgspec.structs.replace(entry, limits=self.counted(pending.principal.limits))
+        session.offer(pending.entry)
 
     @property
     def closed(self) -> bool:
@@ -265,7 +331,7 @@ class Gateway:
         version = rules.versions.sole or ""
         alone, allowed = session is not self._shared, not principal.models or model in principal.models
         plain = (
-            asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed)
+            asks_nothing_rare(options) and allowed and not (self._closed or alone or self.served.failed or self._screening)
             and model not in self.served.at_zero and (not version or session.near is None)
         )  # fmt: skip
         is_open, kept = plain and model in self._unchecked and rules.is_plain, bool(options.key or options.task)
@@ -441,7 +507,9 @@ class Gateway:
             BrokerUnavailable: the broker does not answer now.
         """
         pending = self._pending.get((tenant, id))
-        if pending is not None and pending.task and (session := pending.session) is not None:
+        if pending is not None and pending.task:
+            if (session := pending.session) is None:  # It waits for the input policy.
+                return EntryState.QUEUED
             admitted = not pending.unadmitted
             found = await session.outcome(tenant, id)
             if found is None and not admitted:
@@ -576,7 +644,7 @@ class Gateway:
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
             self._woken_at = now
-            self.woken()
+            self._woken()
         return wrong
 
     def absence(self, principal: Principal, model: str) -> Failure | None:

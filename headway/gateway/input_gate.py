@@ -108,7 +108,6 @@ class InputGate:
     def __init__(self, policy: InputPolicy, counts: dict[tuple[str, str], int]) -> None:
         self._policy = policy
         self._counts = counts
-        self._decided: Decided = _nobody
 
     @property
     def names(self) -> frozenset[str]:
@@ -118,10 +117,6 @@ class InputGate:
     def plan(self, tier: int, model: str) -> Plan | None:
         """Screen and judges in force for a tier and a model; None where no rule applies."""
         return self._policy.plan(tier, model)
-
-    def bind(self, decided: Decided) -> None:
-        """Have verdicts told to a gateway."""
-        self._decided = decided
 
     def replace(self, policy: InputPolicy) -> InputPolicy:
         """Put another policy in force; returns the former one. Counts of rules that are gone are dropped."""
@@ -136,7 +131,12 @@ class InputGate:
             self._counts[name, effect.value] += 1
 
     def inspect(
-        self, caller: CallerId, request: InferenceRequest, served: ServedModels, several: SeveralInputs | None = None
+        self,
+        caller: CallerId,
+        request: InferenceRequest,
+        served: ServedModels,
+        decided: Decided,
+        several: SeveralInputs | None = None,
     ) -> Inspection:
         """Look at a request; of one with several inputs at all of them, once.
 
@@ -144,6 +144,7 @@ class InputGate:
             caller: who asks.
             request: the request.
             served: models that are served.
+            decided: takes the verdict, if the request has to wait for one.
             several: request with several inputs of which this is one.
         """
         model, input, parameters = request.model, request.input, request.parameters
@@ -177,7 +178,7 @@ class InputGate:
             return Inspection(input, parameters, _of_several(failures.by_policy(refusing), len(screened), len(inputs)))
         judgement = None
         if judges and (texts := _texts([screened[place] for place in places], parameters, octets)) is not None:
-            judgement = Judgement(caller, texts, judges, places, len(inputs))
+            judgement = Judgement(caller, texts, judges, places, len(inputs), decided)
         if several is not None:
             several.take_inspected(screened, parameters, judgement)
         return Inspection(screened[0], parameters, None, judgement)
@@ -238,11 +239,7 @@ class InputGate:
     def _decide(self, judgement: Judgement, failure: Failure | None) -> None:
         judgement.decided, judgement.refusal = True, failure
         pending, judgement.pending = judgement.pending, []
-        (judgement.tell or self._decided)([one for one in pending if not one.ended], failure)
-
-
-def _nobody(pending: Sequence[PendingRequest], failure: Failure | None) -> None:
-    """Take a verdict that no gateway waits for."""
+        judgement.tell([one for one in pending if not one.ended], failure)
 
 
 def _always() -> bool:

@@ -75,6 +75,7 @@ class LedgerWriter:
         clock: monotonic seconds.
         wall: Unix time in seconds.
         rng: uniform in [0, 1), for pauses.
+        held: pending requests of the gateway, which get rows, too, if the settings say so; None: there are none.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LedgerWriter:
         clock: Callable[[], float],
         wall: Callable[[], float] = time.time,
         rng: Callable[[], float] = random.random,
+        held: PendingTable | None = None,
     ) -> None:
         self._ledger = ledger
         self._tiers = settings.tier_names
@@ -102,7 +104,9 @@ class LedgerWriter:
         """Notes of first ones of several inputs, whose records are their requests' and wait for the outcome of those."""
         self._refusals = RefusalCounts()
         self._accepted = (
-            AcceptedRequests(settings.tier_names, clock, wall) if settings.ledger_rows == ALL_ROWS else None
+            AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
+            if settings.ledger_rows == ALL_ROWS
+            else None
         )
         self._records: deque[LedgerRecord] = deque()
         """Records that are not written yet, those under way in front."""
@@ -145,11 +149,6 @@ class LedgerWriter:
             return
         self._records.append(record)
         self._there_are_records.set()
-
-    def follow(self, pending: PendingTable) -> None:
-        """Look at the pending requests of a gateway, if their rows are wanted, too."""
-        if self._accepted is not None:
-            self._accepted.follow(pending)
 
     async def open(self) -> None:
         """Reach the ledger. When it is away, that is tried again while requests are served.

@@ -252,23 +252,26 @@ class Judgement:
         judges: judges that it has yet to pass, those in shadow too.
         places: place of the first input of each text.
         count: number of inputs.
-
-    Attributes:
-        tell: takes the verdict; None: the gateway does.
+        tell: takes the verdict.
     """
 
     __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "tell", "texts")
 
     def __init__(
-        self, caller: CallerId, texts: Sequence[str], judges: Sequence[Judge], places: Sequence[int], count: int
+        self,
+        caller: CallerId,
+        texts: Sequence[str],
+        judges: Sequence[Judge],
+        places: Sequence[int],
+        count: int,
+        tell: Decided,
     ) -> None:
         self.caller, self.texts, self.judges = caller, texts, list(judges)
-        self.places, self.count = places, count
+        self.places, self.count, self.tell = places, count, tell
         self.pending: list[PendingRequest] = []
         """Requests that wait for the verdict: the request, or its several inputs."""
         self.begun = self.decided = False
         self.refusal: Failure | None = None
-        self.tell: Decided | None = None
 
     def wanted(self) -> bool:
         """Whether somebody still waits."""

@@ -49,6 +49,8 @@ class ServedModels(dict[str, ServedModel]):
         settings: settings of the process; None: those by default.
         rng: uniform in [0, 1), by which versions are drawn.
         clock: monotonic seconds.
+        traces: traces of the requests; None where none are recorded.
+        in_doubt: whether other models and versions may be served, too, of which this process has not heard.
 
     Attributes:
         unserved: what requests for any other model go by, which are refused.
@@ -59,8 +61,7 @@ class ServedModels(dict[str, ServedModel]):
         unready: models of either kind, at zero or failed.
         failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
         failing: models whose workers all start, of which one has failed to, with the seconds until the next try.
-        in_doubt: whether other models and versions may be served, too, of which this process has not heard.
-        traces: traces of the requests; None where none are recorded.
+        traces, in_doubt: see the arguments.
     """
 
     def __init__(
@@ -69,13 +70,15 @@ class ServedModels(dict[str, ServedModel]):
         settings: Settings | None = None,
         rng: Callable[[], float] = random.random,
         clock: Callable[[], float] = monotonic,
+        traces: RequestTraces | None = None,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         settings = settings or Settings()
         alone = not settings.models
         self._rng, self._clock = rng, clock
         self._wanted, self._configured = settings.default, settings.served
-        self.traces: RequestTraces | None = None
+        self.traces, self.in_doubt = traces, in_doubt
         self._weights: Mapping[str, Weights] | None = None
         """Weights that are in force instead of those of the settings."""
         self._absent: dict[str, Sequence[str]] = {}
@@ -92,8 +95,7 @@ class ServedModels(dict[str, ServedModel]):
         """Models that had a worker at the last look that serves, or rests."""
         self._loads: Mapping[str, float] = {}
         """Seconds until each model that is not loaded anywhere would be, as far as GPUs tell."""
-        self.in_doubt: Callable[[], bool] = lambda: False
-        self.unserved = ServedModel(settings, rng, alone=alone, clock=clock)
+        self.unserved = ServedModel(settings, rng, alone=alone, traces=traces, clock=clock)
         for model in models:
             self._add(model, self._configured.get(model, settings), alone=alone)
         self.unchecked = set(self)
@@ -251,12 +253,6 @@ class ServedModels(dict[str, ServedModel]):
             pass
         found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
         return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
-
-    def trace(self, traces: RequestTraces) -> None:
-        """Record the traces of requests from now on."""
-        self.traces = traces
-        for one in (self.unserved, *self.values()):
-            one.traces = traces
 
     def note_admitted(self, entry: Entry) -> None:
         """Note that the broker has an entry."""

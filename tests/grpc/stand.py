@@ -13,7 +13,6 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import Any, cast
 
@@ -30,7 +29,6 @@ from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
 from headway.gateway.gateway import Gateway
 from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.screened import ScreenedGateway
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
 from headway.identity.principals import AnonymousIdentity
@@ -185,14 +183,12 @@ async def _serve(
     counters = Counters()
     limits = QueueLimits(tiers=3, max_batch=32, reserved_share=0.1, max_queue=100)
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters.broker, now, lambda: 0.5, KEPT_LIMITS)
-    make: Callable[..., Gateway] = Gateway
+    gate = None
     if settings.input_policy:
         policy = PolicyResource(settings, [settings.model], counters.input_policy, counters.worker.restarts)
-        make = partial(ScreenedGateway, gate=policy.gate)
+        gate = policy.gate
     recorded, traces = recording(settings, counters)
-    real = make(settings, [settings.model], broker, counters.gateway, now, observers=traces)
-    for one in traces:
-        real.served.trace(one)
+    real = Gateway(settings, [settings.model], broker, counters.gateway, now, gate=gate, traces=traces)
     worker = WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY)
     await broker.heartbeat(worker)
     gateway = EchoGateway(broker, settings, counters.gateway)

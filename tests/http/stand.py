@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import json
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, cast
@@ -411,10 +411,11 @@ def on_stand(*given: Any, **settings: Any) -> Callable[[Scene], Callable[..., No
     return scene(lambda main: served(main, *given, **settings))
 
 
-def recording(settings: Settings, counters: Counters) -> tuple[Recorded, Sequence[RequestTraces]]:
+def recording(settings: Settings, counters: Counters) -> tuple[Recorded, RequestTraces | None]:
     """Recorder of spans; and the observer of requests that uses it, if the settings ask for traces."""
     recorded = Recorded(monotonic)
-    return recorded, [RequestTraces(recorded.recorder, settings.tier_names, counters.gateway)] if settings.trace else []
+    traces = RequestTraces(recorded.recorder, settings.tier_names, counters.gateway) if settings.trace else None
+    return recorded, traces
 
 
 async def _serve(
@@ -433,9 +434,7 @@ async def _serve(
     recorded, traces = recording(settings, counters)
     clock = monotonic if traces else lambda: INSTANT
     broker = MemoryBroker({settings.model: limits}, DeadLetterBox(), counters.broker, clock, lambda: 0.5, KEPT_LIMITS)
-    real = Gateway(settings, [settings.model], broker, counters.gateway, clock, observers=traces)
-    for one in traces:
-        real.served.trace(one)
+    real = Gateway(settings, [settings.model], broker, counters.gateway, clock, traces=traces)
     await broker.heartbeat(WorkerInfo(worker_id="gpu-0", model=settings.model, status=WorkerStatus.HEALTHY))
     gateway = EchoGateway(broker, settings, counters.gateway)
     identity = Bearers(keys, settings) if keys else AnonymousIdentity(settings.default_tier_index)

@@ -30,7 +30,7 @@ def resource(folder: Path, text: str) -> PolicyResource:
 def refused(policy: PolicyResource, text: str) -> bool:
     ann = Principal("ann", "acme", 1)
     request = InferenceRequest(ann, "id", RequestOptions(1.0), "default", text)
-    found = policy.gate.inspect(("acme", "ann"), request, ServedModels(["default"]))
+    found = policy.gate.inspect(("acme", "ann"), request, ServedModels(["default"]), lambda waited, failure: None)
     return found.failure is not None
 
 

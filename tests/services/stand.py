@@ -28,7 +28,6 @@ from headway.fleet.pace import Pace
 from headway.gateway.gateway import Gateway
 from headway.gateway.input_gate import InputGate, InputPolicy
 from headway.gateway.request_traces import RequestTraces
-from headway.gateway.screened import ScreenedGateway
 from headway.http.requests import Handler
 from headway.model import InferenceRequest, Principal, ProcessInfo, Reply, RequestOptions, Role, Slot
 from headway.ports import Broker, Gpu, Ledger
@@ -70,15 +69,19 @@ class Stand:
         limits = QueueLimits(tiers=3, max_batch=max_batch, max_weight=self.settings.max_batch_weight)
         self.broker = MemoryBroker({"m": limits}, self.dead, self.counters.broker, clock, lambda: 0.5)
         self.gate = None if input_policy is None else InputGate(input_policy(self.counters), self.counters.input_policy)
-        make = Gateway if self.gate is None else partial(ScreenedGateway, gate=self.gate)
         self._recorder = recorder
         traces = None if recorder is None else RequestTraces(recorder, self.settings.tier_names, self.counters.gateway)
-        observers = () if traces is None else (traces,)
-        self.gateway = make(
-            self.settings, ["m"], self.broker, self.counters.gateway, clock, observers=observers, rng=lambda: 0.5
+        self.gateway = Gateway(
+            self.settings,
+            ["m"],
+            self.broker,
+            self.counters.gateway,
+            clock,
+            gate=self.gate,
+            traces=traces,
+            woken=self._woken,
+            rng=lambda: 0.5,
         )
-        if traces is not None:
-            self.gateway.served.trace(traces)
         wait = None if self.settings.max_wait_ms is None else self.settings.max_wait_ms / 1000
         self.policy = policies.build(self.settings.policy, wait)
         self._breaker = breaker
@@ -165,6 +168,9 @@ class Stand:
     def _figures(self) -> ProcessFigures:
         gateway = self.gateway
         return ProcessFigures(self.settings.tier_names, gateway.served.models, pending=gateway.pending)
+
+    def _woken(self) -> None:
+        """Take note that a model at zero is asked for."""
 
     def _member(self) -> ProcessInfo:
         return ProcessInfo(

@@ -24,10 +24,15 @@ class Scene:
         self.stand = Stand(clock, FakeBackend(1.0), max_batch=1, **patient | settings)
         self.ledger, self.supervisor = FakeLedger(), Supervisor()
         self.writer = LedgerWriter(
-            self.ledger, self.stand.settings, self.stand.counters.store, clock, lambda: AT + clock(), rng=lambda: 0.5
+            self.ledger,
+            self.stand.settings,
+            self.stand.counters.store,
+            clock,
+            lambda: AT + clock(),
+            rng=lambda: 0.5,
+            held=self.stand.gateway.held,
         )
         self.stand.gateway._observers = (*self.stand.gateway._observers, self.writer)
-        self.writer.follow(self.stand.gateway.held)
 
     async def __aenter__(self) -> Scene:
         await self.writer.open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -166,7 +167,12 @@ async def test_what_is_ready_has_told_of_the_workers_that_it_saw(clock: Clock) -
     """A request of which the versions are not known waits in another queue than the same one a moment later."""
     broker = MemoryBroker({"m": QueueLimits(3, 8, 0.1, 100)}, DeadLetterBox(), BrokerCounts(), clock, lambda: 0.5)
     told: list[list[str]] = []
-    ready = Readiness(broker, lambda: False, told=lambda workers: told.append([one.worker_id for one in workers]))
+
+    class Learns:
+        def learn(self, workers: Sequence[WorkerInfo]) -> None:
+            told.append([one.worker_id for one in workers])
+
+    ready = Readiness(broker, lambda: False, learners=[Learns()])
     assert (await ready.look())[0] == "unavailable"
     await broker.heartbeat(WorkerInfo(worker_id="w", model="m", status=WorkerStatus.HEALTHY))
     assert (await ready.look())[0] == "ok"

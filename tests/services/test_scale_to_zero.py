@@ -49,7 +49,6 @@ class Zero(Stand):
         )
         self.watcher = CapacityWatcher(self.gateway, self.fleet, clock, Pace(clock, may_rest=False))
         self.workers = WorkersWatcher([self.gateway.served, self.gateway], self.broker, clock)
-        self.gateway.woken = self._woken
         self.ready = Readiness(
             self.broker,
             lambda: False,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import FIELDS, Settings, flag, idle, is_loopback, kind, load, misspelt
-from headway.config.broker import shown_url
+from headway.config.urls import shown_url
 from headway.errors import SettingError
 
 GOOD: dict[str, tuple[str, Any]] = {
@@ -212,12 +212,12 @@ def test_a_headway_toml_that_is_no_file_is_not_overlooked(tmp_path: Path, monkey
     assert load({}, {}) == Settings()
     Path("headway.toml").mkdir()
     with pytest.raises(
-        SettingError, match=r"^the file of settings = '/.*headway\.toml': is no regular file.*take it away"
+        SettingError, match=r"^the file of settings = '/.*headway\.toml': is no regular file.*remove it"
     ):
         load({}, {})
     Path("headway.toml").rmdir()
     Path("headway.toml").symlink_to("nowhere")
-    with pytest.raises(SettingError, match=r"^the file of settings = '/.*headway\.toml': no such file.*take it away"):
+    with pytest.raises(SettingError, match=r"^the file of settings = '/.*headway\.toml': no such file.*remove it"):
         load({}, {})
 
 
@@ -344,8 +344,8 @@ def test_a_url_of_each_kind_of_broker_is_taken(url: str) -> None:
         ("redis+sentinel://a,b/master/2147483648", "names a database that no server has", "For example"),
         ("redis+sentinel://a,b", "names no service", "/mymaster."),
         ("redis+sentinel://a,b/", "names no service", "/mymaster."),
-        ("redis+cluster://a,b/3", "names a database, of which a cluster has but one", "Leave it out."),
-        ("redis://broker?decode_responses=true", "has an option that is not known", "ssl_ca_certs, ssl_certfile"),
+        ("redis+cluster://a,b/3", "names a database, but a cluster has only one", "Leave it out."),
+        ("redis://broker?decode_responses=true", "has an unknown option", "ssl_ca_certs, ssl_certfile"),
         ("redis://broker?ssl_ca_certs=ca.pem", "does not speak TLS", "Begin it with rediss://."),
         ("rediss://broker?ssl_ca_certs=ca.pem&sentinel_password=p", "names no Sentinels", "Leave it out."),
         ("redis://broker#1", "holds a #", "%23"),

@@ -10,8 +10,8 @@ import msgspec
 
 from headway.app.lifecycle import BrokerConnection
 from headway.config import Settings
-from headway.config.broker import SCHEMES
 from headway.config.extras import needing
+from headway.config.urls import SCHEMES
 from headway.core.queue_limits import QueueLimits
 from headway.core.retention import KeptLimits
 from headway.ports import Board, Broker, DeadLetters, Fleet

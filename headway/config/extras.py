@@ -1,7 +1,7 @@
-"""Packages beyond the ones that every installation has: which job needs which, and how to install them.
+"""Optional packages: what needs them, and how to install them.
 
-A hint names the packages and not the extra `headway[…]`: that name works only with a checkout or a wheel at hand, and a package
-index would look for a project of that name.
+A hint names the packages, not the extra `headway[…]`. The extra's name only works with a checkout or a wheel at hand; a package
+index would look for some project of that name.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gpu": ("nvidia-ml-py>=12.575,<14",),
     "plot": ("matplotlib>=3.11,<4",),
 }
-"""Requirements by the name of their extra, as in pyproject.toml."""
-
+"""Requirements of each extra, as in pyproject.toml."""
 
 MODULES: Mapping[str, tuple[str, ...]] = {
     "redis": ("redis",),
@@ -39,24 +38,24 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "policy": ("re2",),
     "bucket": ("fsspec",),
 }
-"""Modules that whoever needs an extra imports, by its name."""
+"""Top-level modules that code for an extra imports."""
 
 
 def install_hint(extra: str) -> str:
-    """Say how to install what `extra` brings, wherever Headway itself came from."""
+    """Say how to install an extra's packages, however Headway itself was installed."""
     packages = " ".join(f"'{package}'" for package in PACKAGES[extra])
     return f"Run pip install {packages}."
 
 
 @contextlib.contextmanager
 def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[None]:
-    """Import what needs the packages of an extra, as only installations with that setting have them.
+    """Run the block, which imports an extra's packages, and turn their absence into a SettingError.
 
     Arguments:
         extra: name of the extra.
-        setting: name of the setting that asks for it.
-        value: its value, as it may be shown.
-        reason: words on what is missing.
+        setting: setting that asks for it.
+        value: its value, fit to be printed.
+        reason: what is missing, in words.
 
     Raises:
         SettingError: a package is missing.
@@ -64,7 +63,7 @@ def needing(extra: str, setting: str, value: object, reason: str) -> Iterator[No
     try:
         yield
     except ImportError as exc:
-        # A package that is there and lacks a name is broken; gRPC's says so of what it needs itself.
+        # A package that is there but lacks a name is broken. gRPC raises the same for a package that it needs itself.
         if (exc.name or "").partition(".")[0] not in MODULES[extra] or (type(exc) is ImportError and extra != "grpc"):
             raise
         raise SettingError(setting, value, reason, install_hint(extra)) from exc

@@ -1,4 +1,4 @@
-"""Field of the table of settings: facts of one setting, and the bounds of its value by itself."""
+"""What is known of a setting: its default, its help, the bounds of its value, and whom it concerns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.core.policies import POLICIES
 
 
 class RolePart(Flag):
-    """Parts of a process, of which its role has some."""
+    """Parts of a process. Its role says which it has."""
 
     GATEWAY = auto()
     BATCHERS = auto()
@@ -24,33 +24,33 @@ class RolePart(Flag):
 
 
 class Own(Enum):
-    """Owner of a value: the process, or each model, or each version of one."""
+    """Who may have a value of its own: the process, each model, or each version of a model."""
 
     PROCESS = 0
     MODEL = 1
     VERSION = 2
-    """A version of a model, as its workers alone go by it; the model may, too."""
+    """Only workers use the value, so versions may differ; the model may have one, too."""
 
 
 class Term(Enum):
-    """Report of a model's value by its workers, as gateways have to know it."""
+    """Whether workers report a model's value, because gateways have to know it."""
 
     NO = 0
     CHANGED = 1
-    """If it is not the default."""
+    """Report it if it is not the default."""
     ALWAYS = 2
-    """Whatever it is, as the queue must go by those of the workers."""
+    """Always report it: the queue has to use the workers' value."""
 
 
 def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
-    """Fault of a number outside of its bounds, both of which are allowed, and how to mend it; None within."""
+    """Return why a number is out of bounds, both of which are allowed, and what to do; None if it is within."""
     if low <= value <= high:
         return None
     return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."
 
 
 class TextForm(msgspec.Struct, frozen=True):
-    """Form of a text: the pattern that all of it matches, what a text that does not is told, and a correct one."""
+    """Pattern of a whole text, and the reason and hint for a text that doesn't match."""
 
     pattern: str
     reason: str
@@ -58,22 +58,22 @@ class TextForm(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of one setting.
+    """What is known of a setting.
 
     Attributes:
-        default: its value where none is given.
-        group: heading under which it is shown.
-        help: sentences that say what it does.
-        unit: unit of its value; empty: it has none.
-        within: bounds of a number, both allowed; None: it is none.
-        among: texts that it may be; empty: others, too.
+        default: value if none is given.
+        group: heading that it is listed under.
+        help: what it does.
+        unit: unit of its value; empty if it has none.
+        within: bounds of a number, both allowed.
+        among: the only texts allowed; empty if others are, too.
         form: form of its text.
         needs: setting without which it does nothing.
-        parts: parts of a process that go by it; None: every process does.
+        parts: parts of a process that use it; None if every process does.
         own: who may have a value of its own.
         term: whether workers report it.
-        show: turns a text that holds a secret into what may be printed; None: all of it may be.
-        common: whether the short help of a command with many settings shows it.
+        show: makes a text with a secret fit to be printed; None if nothing in it is secret.
+        common: True to list it in the short help of commands with many settings.
     """
 
     default: Any
@@ -91,32 +91,32 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     common: bool = False
 
     def fault(self, value: Any) -> tuple[str, str] | None:
-        """Fault of a value by itself: why it cannot be taken, and how to mend it; None for one that can be."""
+        """Return what is wrong with a value by itself, and what to do; None if nothing is."""
         if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
             if wrong := outside(value, *self.within, unit):
                 return wrong
         if self.among and value not in self.among:
             near = nearest(value, self.among)
-            meant = f"Did you mean {near[0]}? " if near else ""
-            return "is not known", f"{meant}Use {' or '.join(self.among)}."
+            suggestion = f"Did you mean {near[0]}? " if near else ""
+            return "is not known", f"{suggestion}Use {' or '.join(self.among)}."
         if self.form is not None and not re.fullmatch(self.form.pattern, value):
             return self.form.reason, self.form.hint
         return None
 
     def shown(self, value: object) -> object:
-        """`value` as far as it may be printed, if it is meant for this setting."""
+        """Return `value` as it may be printed."""
         if self.show is None:
             return value
         return self.show(value) if isinstance(value, str) else "…"
 
 
 def setting(
-    default: Any, group: str, help: str, unit: str = "", *, show: Callable[[str], str] | None = None, **known: Any
+    default: Any, group: str, help: str, unit: str = "", *, show: Callable[[str], str] | None = None, **attributes: Any
 ) -> Any:
-    """Field of Settings, of which `known` are further attributes of its Setting."""
-    one = Setting(default=default, group=group, help=help, unit=unit, show=show, **known)
-    return field(default=default, repr=show is None, metadata={"setting": one})
+    """Return a field of Settings. `attributes` are further attributes of its Setting."""
+    fact = Setting(default=default, group=group, help=help, unit=unit, show=show, **attributes)
+    return field(default=default, repr=show is None, metadata={"setting": fact})
 
 
 _NAME = "[A-Za-z0-9_.:/-]{1,128}"
@@ -144,20 +144,21 @@ REMOTE_MODEL = TextForm(r"[!-~]{0,256}", "must be printable ASCII without spaces
 
 
 def hidden(text: str) -> str:
-    """Words in the place of a secret."""
+    """Return what is printed instead of a secret."""
     return "…"
 
 
 def joined(words: Iterable[str], last: str) -> str:
-    """`words` as a list in a sentence, with `last` before the last one."""
+    """Return `words` as a list in a sentence, with `last` before the last."""
     *first, end = words
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def unset_wait() -> str:
-    """Wait of each policy when none is configured; policies of one wait together."""
-    named: dict[str, list[str]] = {}
+    """Return how long each policy waits if nothing is configured, for the help."""
+    policies_by_wait: dict[str, list[str]] = {}
     for name, policy in POLICIES.items():
         if not policy.own_waits:
-            named.setdefault("none" if math.isinf(policy.wait) else f"{policy.wait * 1000:g}", []).append(name)
-    return ", ".join(f"{wait} for {joined(named[wait], 'and')}" for wait in sorted(named))
+            wait = "none" if math.isinf(policy.wait) else f"{policy.wait * 1000:g}"
+            policies_by_wait.setdefault(wait, []).append(name)
+    return ", ".join(f"{wait} for {joined(names, 'and')}" for wait, names in sorted(policies_by_wait.items()))

@@ -1,4 +1,4 @@
-"""File of settings: TOML, read into values by setting, and into the tables of models."""
+"""The settings file. It is apart from the other sources because TOML is typed, and has tables of models."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from headway.core.scaling import rules as scale_rules
 from headway.errors import SettingError
 
 Given = dict[str, tuple[str, Any]]
-"""Field name to its spelling in one source, and its value there."""
+"""Values of one source by field name, each with the name that its user wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """Content of a file of settings, and its path."""
+    """A parsed file of settings."""
 
     path: Path
     content: Mapping[str, Any] = field(repr=False)
@@ -34,9 +34,9 @@ class ModelTable:
     """Table `[models.NAME]` of a file.
 
     Attributes:
-        target: text of the target; empty where it names none.
-        own: values of settings, by their names.
-        spelling: setting to the name under which the file has it.
+        target: text of the target; empty if the table has none.
+        own: settings with their values.
+        spelling: how errors name each setting.
     """
 
     target: str = field(repr=False)
@@ -48,21 +48,21 @@ def read_file(file: Path | None, source: str) -> FileTable:
     """Read a file of settings.
 
     Arguments:
-        file: the file; None: `headway.toml`, if there is one in the working directory.
-        source: name of what names the file.
+        file: the file; None for `headway.toml` in the working directory, if there is one.
+        source: what names the file, for errors.
 
     Raises:
-        SettingError: there is no such file, or it is no regular file, or no TOML. A `headway.toml` that is there counts as named.
+        SettingError: there is no such file, or it is no regular file, or not TOML. An existing `headway.toml` must be good, too.
     """
     path = file or Path("headway.toml")
     if not is_file(path):
         # A folder or a dangling link may be a mount whose source is missing.
         if file is None and not os.path.lexists(path):
             return FileTable(path, {})
-        reason = "is no regular file" if _is_there(path) else "no such file"
+        reason = "is no regular file" if _exists(path) else "no such file"
         if file is None:
-            named, hint = "the file of settings", "Put a TOML file there, or take it away."
-            raise SettingError(named, str(path.absolute()), reason, hint)
+            hint = "Put a TOML file there, or remove it."
+            raise SettingError("the file of settings", str(path.absolute()), reason, hint)
         raise SettingError(source, str(path), reason, "Name an existing TOML file, or leave it out.")
     try:
         text = ""
@@ -70,65 +70,61 @@ def read_file(file: Path | None, source: str) -> FileTable:
         return FileTable(path, tomllib.loads(text))
     except OSError as exc:
         raise SettingError(source, str(path), f"cannot be read: {exc.strerror}", "Mend its permissions.") from exc
-    except (ValueError, RecursionError) as exc:  # of which TOMLDecodeError and UnicodeDecodeError are two
+    except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors.
         raise SettingError(source, str(path), f"is not valid TOML: {exc}", _toml_hint(text, str(exc))) from exc
 
 
-def _is_there(path: Path) -> bool:
-    """Whether there is anything of that name, such as a folder or a device."""
+def _exists(path: Path) -> bool:
+    """Return True if anything has this name, such as a folder or a device."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # as in `is_file`
+    except (OSError, ValueError):  # As in `is_file`.
         return False
 
 
-_OF_MODELS = ("target", *SHORT)
-"""Keys of a model's table that are no settings."""
+_MODEL_KEYS = ("target", *SHORT)
+"""Keys of a model's table that are not settings."""
 _BARE = re.compile(r"""^\s*\[models\.([^]"'\n]*[^]"'\n\w.-][^]"'\n]*)]""", re.MULTILINE)
-"""Heading of a model's table whose name needs quotes."""
+"""Heading of a model's table whose name needs quotes but has none."""
 
 
 def _toml_hint(text: str, error: str) -> str:
-    """Hint for a file that is no TOML."""
-    if (found := _BARE.search(text)) is not None:
-        return f'Put the name of the model in quotes: [models."{found[1]}"].'
+    """Return what to do about a file that is not TOML."""
+    if (heading := _BARE.search(text)) is not None:
+        return f'Put the name of the model in quotes: [models."{heading[1]}"].'
     if "Cannot declare ('models'" in error:
         return f"Write one table for each model. {VERSIONS}"
     return "Mend the file."
 
 
 def values_of(file: FileTable) -> Given:
-    """Settings of a file, but for those of its models. Raises SettingError."""
+    """Return the settings of a file, but for its models' tables. Raises SettingError."""
     table = {name: value for name, value in file.content.items() if name != "models"}
-    if isinstance(of_models := table.get("model"), dict):
-        names = ", ".join(f"[models.{name}]" for name, own in of_models.items() if isinstance(own, dict))
+    if isinstance(models := table.get("model"), dict):
+        names = ", ".join(f"[models.{name}]" for name, own in models.items() if isinstance(own, dict))
         hint = f"Write {names or '[models.NAME]'}; `model` is the name of a single one."
         raise SettingError(f"{file.path}: model", "…", "is a table, and must be text", hint)
     return _values(table, f"{file.path}: ", FIELDS)
 
 
 def model_tables(file: FileTable) -> dict[str, ModelTable]:
-    """Tables of a file's models, by the names of the models.
+    """Return a file's tables of models, by model.
 
     Raises:
-        SettingError: a table is none, or has a key that a model has not, or that its versions have.
+        SettingError: a table is malformed, has a key that models don't have, or one that belongs to the model's versions.
     """
-    tables = file.content.get("models", {})
-    spelt = f"{file.path}: models"
-    if not isinstance(tables, dict) or len(tables) > MOST_MODELS:
-        raise SettingError(
-            spelt, "…", "is no table of models", f"Write [models.NAME] for each of at most {MOST_MODELS}."
-        )
-    found = {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in tables.items()}
-    for name in found:
-        whole = found.get(name.partition("@")[0]) if "@" in name else None
+    content = file.content.get("models", {})
+    if not isinstance(content, dict) or len(content) > MOST_MODELS:
+        hint = f"Write [models.NAME] for each of at most {MOST_MODELS}."
+        raise SettingError(f"{file.path}: models", "…", "is no table of models", hint)
+    tables = {name: _model_table(name, table, f"{file.path}: [models.{name}]") for name, table in content.items()}
+    for name in tables:
+        whole = tables.get(name.partition("@")[0]) if "@" in name else None
         if whole is not None and (whole.target or "model_version" in whole.spelling):
-            spelt = (
-                f"{whole.spelling['model']} {'target' if whole.target else whole.spelling['model_version'].split()[-1]}"
-            )
+            key = "target" if whole.target else whole.spelling["model_version"].split()[-1]
             hint = "Write it in the tables of its versions alone, or have one table for the model."
-            raise SettingError(spelt, "…", f"is there beside [models.{name}]", hint)
-    return found
+            raise SettingError(f"{whole.spelling['model']} {key}", "…", f"is there beside [models.{name}]", hint)
+    return tables
 
 
 def _model_table(name: str, table: object, spelt: str) -> ModelTable:
@@ -138,16 +134,13 @@ def _model_table(name: str, table: object, spelt: str) -> ModelTable:
     target = table.get("target", "")
     if not isinstance(target, str):
         raise SettingError(f"{spelt} target", "…", "must be text", 'Put it in quotes: "…".')
-    rest = {str(SHORT.get(key, key)): value for key, value in table.items() if key != "target"}
-    if len(rest) + ("target" in table) != len(table):
-        both = " and ".join(f"`{key}`" for key in ("version", "model_version"))
-        raise SettingError(spelt, name, f"has both {both}", "Write one of them.")
+    settings = {str(SHORT.get(key, key)): value for key, value in table.items() if key != "target"}
+    if len(settings) + ("target" in table) != len(table):
+        raise SettingError(spelt, name, "has both `version` and `model_version`", "Write one of them.")
     fields = VERSION_FIELDS if "@" in name else MODEL_FIELDS
-    given = _values(rest, f"{spelt} ", fields, {str(SHORT.get(key, key)): key for key in table})
-    spelling = {field: spelt_there for field, (spelt_there, _) in given.items()}
-    return ModelTable(
-        target, tuple((field, value) for field, (_, value) in given.items()), {**spelling, "model": spelt}
-    )
+    given = _values(settings, f"{spelt} ", fields, {str(SHORT.get(key, key)): key for key in table})
+    own = tuple((field, value) for field, (_, value) in given.items())
+    return ModelTable(target, own, {field: spelt_field for field, (spelt_field, _) in given.items()} | {"model": spelt})
 
 
 def _values(
@@ -156,11 +149,8 @@ def _values(
     allowed: Mapping[str, Any] | tuple[str, ...],
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> Given:
-    """Settings of a table.
-
-    `keys` are those under which the file has the settings, where these are not their names.
-    """
-    found: Given = {}
+    """Return the settings of a table. `keys` maps settings to what the file calls them, where that differs."""
+    values: Given = {}
     for name, value in table.items():
         spelt = f"{prefix}{keys.get(name, name)}"
         if name not in allowed and isinstance(value, dict) and prefix.endswith("] "):
@@ -170,19 +160,19 @@ def _values(
                 hint = 'Write the arguments of a class in its target: target = "path/file.py:Class(size=3)".'
             raise SettingError(spelt, "…", "is a table, and a model has none of that name", hint)
         if name not in allowed:
-            names = (*allowed, *_OF_MODELS) if prefix.endswith("] ") else (*allowed, "models")
+            names = (*allowed, *_MODEL_KEYS) if prefix.endswith("] ") else (*allowed, "models")
             if allowed is VERSION_FIELDS and name in MODEL_FIELDS:
-                raise _of_the_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
-            raise _not_here(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
+                raise _belongs_to_model(spelt, name, value, prefix.rpartition("[models.")[2].partition("@")[0])
+            raise _belongs_to_process(spelt, name, value) if name in FIELDS else unknown(spelt, name, value, names)
         if name == "scale_rules" and isinstance(value, list):
-            found[name] = (spelt, _scale_rules(spelt, value))
+            values[name] = (spelt, _scale_rules(spelt, value))
         else:
-            found[name] = (spelt, typed(spelt, name, value))
-    return found
+            values[name] = (spelt, typed(spelt, name, value))
+    return values
 
 
 def _scale_rules(spelt: str, tables: list[Any]) -> str:
-    """Text of the rules of the autoscaler in a list of tables."""
+    """Return the text of the autoscaler's rules from a list of tables."""
     try:
         return scale_rules.write(scale_rules.read_all(tables))
     except scale_rules.NoRules as exc:
@@ -190,23 +180,23 @@ def _scale_rules(spelt: str, tables: list[Any]) -> str:
         raise SettingError(spelt, "…", f"cannot be read: {exc}", hint) from None
 
 
-def _not_here(spelt: str, name: str, value: object) -> SettingError:
+def _belongs_to_process(spelt: str, name: str, value: object) -> SettingError:
     hint = "Write it at the top of the file, above all tables."
-    return SettingError(spelt, FIELDS[name].shown(value), "is a setting of the process, and not of a model", hint)
+    return SettingError(spelt, FIELDS[name].shown(value), "is a setting of the process, not of a model", hint)
 
 
-def _of_the_model(spelt: str, name: str, value: object, model: str) -> SettingError:
-    """Error of a setting in the table of a version that all versions of the model have in common."""
+def _belongs_to_model(spelt: str, name: str, value: object, model: str) -> SettingError:
+    """Return the error for a setting in a version's table that all versions of the model share."""
     if name == "model_version":
         return SettingError(spelt, value, "is in the name of its table already", "Remove it.")
-    reason = "is a setting of the model, and not of one of its versions"
+    reason = "is a setting of the model, not of one of its versions"
     return SettingError(spelt, FIELDS[name].shown(value), reason, f'Write it in a table [models."{model}"].')
 
 
 def unknown(
     spelt: str, name: str, value: object, allowed: Mapping[str, Any] | tuple[str, ...] = FIELDS
 ) -> SettingError:
-    """Error of a name that no setting has."""
+    """Return the error for a name that no setting has."""
     table = value if isinstance(value, dict) and "models" in allowed else None
     near = nearest(name, allowed if table is None else ("models",))
     hint = f"Did you mean {near[0]}?" if near else "Remove it."
@@ -221,16 +211,16 @@ def unknown(
 
 
 def typed(spelt: str, name: str, value: Any) -> Any:
-    """Check the value of a file's key, which has a type already, against the type of field `name`."""
-    wanted = kind(name)
-    if wanted is float and type(value) is int and abs(value) < 1 << 62:
+    """Check a value's type, as TOML has it, against the type of setting `name`, and return the value."""
+    expected = kind(name)
+    if expected is float and type(value) is int and abs(value) < 1 << 62:
         return float(value)
-    if type(value) is wanted:
+    if type(value) is expected:
         return value
     what, hint = {
         str: ("text", 'Put it in quotes: "…".'),
         int: ("a whole number", "Write digits without quotes."),
         float: ("a number", "Write digits without quotes."),
         bool: ("a truth value", "Use true or false, without quotes."),
-    }[wanted]
+    }[expected]
     raise SettingError(spelt, FIELDS[name].shown(value), f"must be {what}", hint)

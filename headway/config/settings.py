@@ -1,8 +1,8 @@
-"""The table of settings: every field with its default, its help, its unit and its group; and what has to hold of them.
+"""The table of settings: every field with its default, help, unit and group; and the checks that concern several.
 
-A refusal names the setting, its value, why, and how to mend it. A setting is named as its user wrote it: `--max-batch-size`,
-`HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. The checks therefore write field names between backticks, and
-`sources.load`, which knows where each value came from, puts the spelling in.
+A refusal says which setting, its value, why, and what to do. It names the setting as its user wrote it: `--max-batch-size`,
+`HEADWAY_MAX_BATCH_SIZE` or `headway.toml: max_batch_size`. So checks put field names between backticks, and `sources.load`,
+which knows where each value came from, replaces them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn
 
-from headway.config import database
-from headway.config.broker import fault as broker_fault
-from headway.config.broker import shown_url
 from headway.config.fields import (
     ADDRESS,
     FUNCTION,
@@ -40,6 +37,7 @@ from headway.config.fields import (
     unset_wait,
 )
 from headway.config.models import ModelSettings
+from headway.config.urls import broker_fault, database_fault, shown_url
 from headway.core import policies, versions, weight_estimate
 from headway.core.deadlines import MOST_MS
 from headway.core.excerpt import nearest
@@ -50,25 +48,25 @@ from headway.errors import SettingError
 
 ALL_ROWS = "all"
 LEDGER_ROWS = ("ended", ALL_ROWS)
-"""Values of `ledger_rows`: rows of requests that have ended, or of all that were taken in."""
+"""Values of `ledger_rows`: record requests that have ended, or all that were accepted."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 NONE, LOCAL = "none", "local"
 AUTOSCALE = (NONE, LOCAL)
-"""Ways in which the number of workers is set: not at all, or in these processes."""
+"""Who sets the number of workers: nobody, or the processes that run them."""
 SCALE_POLICIES = ("rules", "plan")
-"""Policies by which the number of workers is chosen."""
+"""How the number of workers is chosen."""
 
 MAX_REQUEST_TIMEOUT_MS = float(MOST_MS)
-"""Longest deadline of a request, of its wait and of its batch, in ms."""
+"""Longest deadline of a request, its wait and its batch, in ms."""
 MAX_BATCH = 4096
 """Most inputs of one batch."""
 MOST_WORKERS = 256
 MOST_WORKERS_OF_FLEET = 10_000
 MOST_WEIGHT = weight_estimate.MOST_WEIGHT
 PREFIX = "HEADWAY_"
-"""Prefix of the names of environment variables."""
+"""Prefix of environment variables."""
 CHARS = "chars"
-"""Value of `weight` for which an input weighs its characters."""
+"""Value of `weight` that weighs an input by its characters."""
 
 _SERVICE = "Service"
 _WORKERS = "Workers"
@@ -88,22 +86,22 @@ _SCALING = "Autoscaler"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of one process. Built by `load`, or directly in tests; a wrong value raises SettingError."""
+    """Settings of one process, built by `load`, or directly in tests. A wrong value raises SettingError."""
 
     max_header_bytes: ClassVar[int] = 16_384
     """Bytes of the longest request line and header together."""
     max_parameters: ClassVar[int] = 64
     """Most members of `parameters`."""
     large_payload_bytes: ClassVar[int] = 64 << 10
-    """Bytes above which an input or output is stored apart from the queue in the broker, which keeps its steps short."""
+    """Size above which an input or output is stored apart from the broker's queue, so that its steps stay short."""
     keys_retention_s: ClassVar[float] = 30 * 86_400.0
-    """Seconds after its end at which a key is removed from the ledger's database."""
+    """Seconds for which an ended key stays in the ledger's database."""
     arena_bytes: ClassVar[int] = 64 << 20
-    """Most bytes that a worker process shares with its host for large inputs and outputs; only what was needed once is taken."""
+    """Most shared memory between a worker process and its host for large inputs and outputs, taken as needed."""
     least_drain_s: ClassVar[float] = 30.0
-    """Seconds that a process waits for requests in flight when shutting down; longer where a request or batch may take longer."""
+    """Fewest seconds that a shutdown waits for requests in flight; more if a request or batch may take longer."""
     grpc_max_age_s: ClassVar[float] = 300.0
-    """Seconds after which the client of a gRPC connection is told to open another, so that new gateways get their part."""
+    """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share."""
 
     host: str = setting(
         "127.0.0.1",
@@ -744,14 +742,14 @@ class Settings:
     )
 
     models: tuple[ModelSettings, ...] = ()
-    """Models of which each may have settings of its own; empty: there is one, named by `model`."""
+    """Models with settings of their own; empty if there is only the one that `model` names."""
     weights_file: str = dataclasses.field(default="", compare=False, repr=False)
-    """File that weights of versions are read from again; empty where they come from elsewhere."""
+    """File to read weights of versions from again; empty if they came from elsewhere."""
 
     def __post_init__(self) -> None:
-        for name, one in FIELDS.items():
-            if wrong := one.fault(getattr(self, name)):
-                refuse(self, name, *wrong)
+        for name, field in FIELDS.items():
+            if fault := field.fault(getattr(self, name)):
+                refuse(self, name, *fault)
         for check in CHECKS:
             check(self)
         _ = self.served
@@ -781,43 +779,43 @@ class Settings:
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """Ids of the GPUs in `devices`, one for each worker; `cpu` alone stands for all workers. Empty without it."""
+        """Ids in `devices`, one for each worker; `cpu` alone stands for all workers. Empty if none are named."""
         ids = tuple(part.strip() for part in self.devices.split(",")) if self.devices else ()
         return ids * self.workers if ids == ("cpu",) else ids
 
     @property
     def lease_s(self) -> float:
-        """Seconds that a worker may be silent before what it runs is given to another: a slow call to the broker, and renewals."""
+        """Seconds of silence after which a worker's batch goes to another: a slow call to the broker, and two renewals."""
         return self.broker_timeout_ms / 1000 + 2
 
     @property
     def ledger_backlog(self) -> int:
-        """Most records that wait for a database that is slow or away: five for each entry that may wait."""
+        """Most records that wait for the ledger's database: five for each entry that may wait."""
         return max(100, 5 * self.max_queue)
 
     @property
     def bulk_max_files(self) -> int:
-        """Most files that a tenant may store: one for each MiB, on average."""
+        """Most files of a tenant: one per MiB on average."""
         return max(10, self.bulk_max_bytes >> 20)
 
     @property
     def bulk_max_lines(self) -> int:
-        """Most lines of one job."""
+        """Most lines of a job."""
         return max(1, self.bulk_max_bytes >> 10)
 
     @property
     def bulk_max_jobs(self) -> int:
-        """Most jobs of a tenant that have not ended."""
+        """Most unfinished jobs of a tenant."""
         return max(1, self.bulk_max_bytes // (100 << 20))
 
     @property
     def kept_bytes(self) -> int:
-        """Most bytes of outcomes that are kept; a tenant has a quarter of them at most."""
+        """Most bytes of stored outcomes; a tenant may have a quarter of them."""
         return self.memory_mb << 18
 
     @property
     def bodies_bytes(self) -> int:
-        """Most bytes of bodies on their way and of large or unread answers; half of it of the outputs of one request."""
+        """Most bytes of bodies being received and of large or unread answers; half of it for the outputs of one request."""
         return self.memory_mb << 18
 
     @property
@@ -827,41 +825,43 @@ class Settings:
 
     @property
     def broker_shown(self) -> str:
-        """The broker's URL without user, password and options; empty when there is none."""
+        """The broker's URL without user, password and options; empty if there is none."""
         return shown_url(self.broker)
 
     @cached_property
     def runs(self) -> Mapping[str, Settings]:
-        """Settings of the workers of each model by its name or, where it has versions here, of each of them by NAME@VERSION.
+        """Settings of the workers of each model, by NAME or, for a model with versions here, by NAME@VERSION.
 
         Raises:
-            SettingError: a setting of its own is wrong; it is named `models.NAME.FIELD`.
+            SettingError: a model's own setting is wrong; it is named `models.NAME.FIELD`.
         """
         if not self.models:
             return MappingProxyType({self.model: self})
-        found = {}
-        for one in self.models:
-            if not one.versions:
-                found[one.name] = self._of_model(one.name, {**dict(one.values), "model": one.name})
-            for each in one.versions:
-                own = {**dict(one.values), **dict(each.values), "model": one.name, "model_version": each.name}
-                found[f"{one.name}@{each.name}"] = self._of_model(f"{one.name}@{each.name}", own)
-        return MappingProxyType(found)
+        runs = {}
+        for model in self.models:
+            values = dict(model.values)
+            if not model.versions:
+                runs[model.name] = self._of_model(model.name, {**values, "model": model.name})
+            for version in model.versions:
+                run = f"{model.name}@{version.name}"
+                own = {**values, **dict(version.values), "model": model.name, "model_version": version.name}
+                runs[run] = self._of_model(run, own)
+        return MappingProxyType(runs)
 
     @cached_property
     def served(self) -> Mapping[str, Settings]:
-        """Settings of each model, by its name: those of the process, with what the model has of its own. See `runs`."""
+        """Settings of each model by name: those of the process, overridden by the model's own. See `runs`."""
         if not self.models:
             return self.runs
-        found = {}
-        for one in self.models:
-            if versions := [self.runs[f"{one.name}@{each.name}"] for each in one.versions]:
-                largest = max(each.max_batch_size for each in versions)
-                own = {"model": one.name, "model_version": versions[0].model_version, "max_batch_size": largest}
-                found[one.name] = self._of_model(one.name, {**dict(one.values), **own})
+        served = {}
+        for model in self.models:
+            if runs := [self.runs[f"{model.name}@{version.name}"] for version in model.versions]:
+                largest = max(run.max_batch_size for run in runs)
+                own = {"model": model.name, "model_version": runs[0].model_version, "max_batch_size": largest}
+                served[model.name] = self._of_model(model.name, {**dict(model.values), **own})
             else:
-                found[one.name] = self.runs[one.name]
-        return MappingProxyType(found)
+                served[model.name] = self.runs[model.name]
+        return MappingProxyType(served)
 
     def _of_model(self, name: str, own: dict[str, Any]) -> Settings:
         try:
@@ -871,7 +871,7 @@ class Settings:
 
     @cached_property
     def default(self) -> str:
-        """Name of the model that a request means which names none; empty: there is none."""
+        """Model for requests that name none; empty if there is none."""
         names = self.served
         if self.default_model:
             return self.default_model
@@ -879,29 +879,29 @@ class Settings:
 
     @cached_property
     def longest_request_s(self) -> float:
-        """Seconds that a request to any model may take in all."""
-        return max(one.request_timeout_ms for one in self.served.values()) / 1000
+        """Seconds that a request to any model may take overall."""
+        return max(model.request_timeout_ms for model in self.served.values()) / 1000
 
     @cached_property
     def drain_s(self) -> float:
-        """Most seconds to wait for requests in flight when shutting down: never less than a request or a batch may take."""
+        """Seconds that a shutdown waits for requests in flight: never less than a request or a batch may take."""
         longest_batch = max(run.gpu_timeout_ms for run in self.runs.values()) / 1000
         return max(self.least_drain_s, self.longest_request_s, longest_batch)
 
     @cached_property
     def longest_task_s(self) -> float:
-        """Seconds that a task of any model may take in all."""
-        return max(one.task_timeout_ms for one in self.served.values()) / 1000
+        """Seconds that a task of any model may take overall."""
+        return max(model.task_timeout_ms for model in self.served.values()) / 1000
 
 
 FIELDS: dict[str, Setting] = {
-    one.name: one.metadata["setting"] for one in dataclasses.fields(Settings) if "setting" in one.metadata
+    field.name: field.metadata["setting"] for field in dataclasses.fields(Settings) if "setting" in field.metadata
 }
-"""Settings by name, in the order in which they are shown."""
-MODEL_FIELDS = tuple(name for name, one in FIELDS.items() if one.own is not Own.PROCESS)
-"""Names of the settings that a model may have of its own."""
-VERSION_FIELDS = tuple(name for name, one in FIELDS.items() if one.own is Own.VERSION)
-"""Names of those that a version of a model may have of its own."""
+"""Settings by name, in the order of the help."""
+MODEL_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is not Own.PROCESS)
+"""Settings that a model may have of its own."""
+VERSION_FIELDS = tuple(name for name, field in FIELDS.items() if field.own is Own.VERSION)
+"""Settings that a version of a model may have of its own."""
 
 _KINDS: dict[str, type] = {
     name: next(t for t in (typing.get_args(hint) or (hint,)) if t is not type(None))
@@ -911,34 +911,34 @@ _KINDS: dict[str, type] = {
 
 
 def kind(name: str) -> type:
-    """The type of field `name`: str, int, float or bool."""
+    """Return the type of a setting: str, int, float or bool."""
     return _KINDS[name]
 
 
 def flag(name: str) -> str:
-    """The command-line spelling of `name`, most often a field."""
+    """Return how `name` is written as a flag."""
     return f"--{name.replace('_', '-')}"
 
 
 def idle(settings: Settings, *, versions: bool = False) -> list[tuple[str, str]]:
-    """Settings that were changed and have no effect, each with the one that it lacks.
+    """Return settings that were changed but have no effect, each with the setting that it lacks.
 
-    They are not refused: processes of several roles may share one file. `versions`: whether versions of a model are named.
+    They are not refused, as processes of several roles may share one file. `versions` is True if versions of a model are named.
     """
-    all_of_them = (settings, *settings.served.values())
-    versions = versions or any(one.versions for one in settings.models)
+    owners = (settings, *settings.served.values())
+    versions = versions or any(model.versions for model in settings.models)
     return [
         (name, field.needs)
         for name, field in FIELDS.items()
         if field.needs
         and getattr(settings, name) != field.default
-        and not any(getattr(one, field.needs) for one in all_of_them)
+        and not any(getattr(owner, field.needs) for owner in owners)
         and not (versions and name == "version_weights")
     ]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a name or an address that only this machine can reach."""
+    """Return True if only this machine can reach `host`, a name or an address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -946,7 +946,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse(settings: Settings, name: str, reason: str, hint: str) -> NoReturn:
-    """Raise the SettingError of a field's value."""
+    """Raise the SettingError for a field's value."""
     field: Setting = settings.__dataclass_fields__[name].metadata["setting"]
     raise SettingError(name, field.shown(getattr(settings, name)), reason, hint)
 
@@ -985,10 +985,12 @@ def _devices(settings: Settings) -> None:
 
 
 def _versions(settings: Settings) -> None:
-    for one in settings.models:
+    for model in settings.models:
         for name, on in (("models_per_gpu", settings.models_per_gpu), ("autoscale", settings.autoscale == LOCAL)):
-            if one.versions and on:
-                reason = f"goes by models, and model {one.name} has workers of {one.name}@{one.versions[0].name} here"
+            if model.versions and on:
+                reason = (
+                    f"goes by models, and model {model.name} has workers of {model.name}@{model.versions[0].name} here"
+                )
                 hint = (
                     "Leave it out; or run each version in a process of its own over one broker, with `model_version`."
                 )
@@ -1002,28 +1004,26 @@ def _min_warm(settings: Settings) -> None:
     if settings.min_warm > settings.workers:
         reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
         refuse(settings, "min_warm", reason, "A GPU holds a model once; lower it, or raise `workers`.")
-    kept = [int(dict(one.values).get("min_warm", settings.min_warm)) for one in settings.models]
-    for one, least in zip(settings.models, kept, strict=True):
+    kept = [int(dict(model.values).get("min_warm", settings.min_warm)) for model in settings.models]
+    for model, least in zip(settings.models, kept, strict=True):
         if least > settings.workers:
             reason = f"is more than there are GPUs ({settings.workers} by `workers`)"
             hint = "A GPU holds a model once; lower it, or raise `workers`."
-            raise SettingError(f"models.{one.name}.min_warm", least, reason, hint)
+            raise SettingError(f"models.{model.name}.min_warm", least, reason, hint)
     if sum(kept) > room or (sum(kept) == room and 0 in kept):
         reason = (
             f"is too few: {settings.workers} GPUs hold {room} models, and `min_warm` keeps {sum(kept)} of them loaded"
         )
         refuse(settings, "models_per_gpu", reason, "Raise it or `workers`, or lower `min_warm`.")
-    for one in settings.models:
-        own = [
-            name for name, value in one.values if name in ("workers", "devices") and value != getattr(settings, name)
-        ]
-        if own:
-            reason = f"shares all GPUs among the models, but model {one.name} has {own[0]} of its own"
-            refuse(settings, "models_per_gpu", reason, f"Leave {own[0]} out of its table, or this.")
+    for model in settings.models:
+        for name, value in model.values:
+            if name in ("workers", "devices") and value != getattr(settings, name):
+                reason = f"shares all GPUs among the models, but model {model.name} has {name} of its own"
+                refuse(settings, "models_per_gpu", reason, f"Leave {name} out of its table, or this.")
 
 
 def _times(settings: Settings) -> None:
-    """Refuse a time that does not go together with another one."""
+    """Refuse times that contradict each other."""
     if settings.queue_timeout_ms > settings.request_timeout_ms:
         reason = f"is longer than `request_timeout_ms` ({settings.request_timeout_ms:g} ms)"
         refuse(settings, "queue_timeout_ms", reason, "Lower it, or raise `request_timeout_ms`.")
@@ -1091,9 +1091,9 @@ def _remote_headers(settings: Settings) -> None:
 
 
 def _ledger(settings: Settings) -> None:
-    wrong = database.fault(settings.ledger) if settings.ledger else None
-    if wrong is not None:
-        refuse(settings, "ledger", *wrong)
+    fault = database_fault(settings.ledger) if settings.ledger else None
+    if fault is not None:
+        refuse(settings, "ledger", *fault)
 
 
 def _bulk(settings: Settings) -> None:
@@ -1103,17 +1103,17 @@ def _bulk(settings: Settings) -> None:
 
 
 def _shed_depths(settings: Settings) -> None:
-    found = re.fullmatch(r"auto|([0-9]{1,8}),([0-9]{1,8})", settings.shed_depths)
-    if found is None:
+    depths = re.fullmatch(r"auto|([0-9]{1,8}),([0-9]{1,8})", settings.shed_depths)
+    if depths is None:
         refuse(settings, "shed_depths", "is neither auto nor two numbers", "For example 100,500.")
-    if found[1] and not 1 <= int(found[1]) <= int(found[2]):
+    if depths[1] and not 1 <= int(depths[1]) <= int(depths[2]):
         refuse(settings, "shed_depths", "must be two numbers from 1 on that do not fall", "For example 100,500.")
 
 
 def _room(settings: Settings) -> None:
-    """Check that the queue, and the quarter as large for bodies, have room for the largest body.
+    """Refuse a memory in which the queue, or the quarter of it for bodies, has no room for the largest body.
 
-    A tenant gets half of the queue's room, and some characters count four bytes; of bodies on their way there is room for two.
+    A tenant gets half of the queue's room, where a character may take four bytes. For bodies, there must be room for two.
     """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:
@@ -1144,9 +1144,9 @@ def _version_weights(settings: Settings) -> None:
 
 
 def _broker(settings: Settings) -> None:
-    wrong = broker_fault(settings.broker) if settings.broker else None
-    if wrong is not None:
-        refuse(settings, "broker", *wrong)
+    fault = broker_fault(settings.broker) if settings.broker else None
+    if fault is not None:
+        refuse(settings, "broker", *fault)
 
 
 def _scale_rules(settings: Settings) -> None:
@@ -1173,10 +1173,10 @@ def _scaling(settings: Settings) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file, as far as this process can see."""
+    """Return True if there is such a file, as far as this process can see."""
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, holds a NUL, or may not be looked at
+    except (OSError, ValueError):  # The name is too long, holds a NUL, or is in a closed folder.
         return False
 
 

@@ -1,4 +1,4 @@
-"""Sources of settings: flags, environment and file, merged, each value with the name under which it was written."""
+"""Flags, environment and file, merged into Settings. Errors name a setting as its user wrote it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.core.excerpt import nearest
 from headway.errors import SettingError
 
 ALIKE = 0.85
-"""Likeness of two names, 0 to 1, from which one counts as a misspelling of the other, as by `difflib`."""
+"""How alike two names must be, 0 to 1 by `difflib`, for one to be a misspelling of the other."""
 
 
 def load(
@@ -30,14 +30,14 @@ def load(
     """Merge flags, environment and file into Settings.
 
     Arguments:
-        flags: field name to value or to its text, None for a flag that was not given.
-        environ: the process environment; `HEADWAY_PORT` sets `port`, and so on. An empty variable counts as
-            not set. `HEADWAY_CONFIG` names the file when `file` is None.
-        file: a TOML file; when none is named, `headway.toml` in the working directory is read if it is there.
-        spell: field name to the name under which the caller of the command, or of a function, gave it.
+        flags: value or text by field name; None for a flag that was not given.
+        environ: the process environment; `HEADWAY_PORT` sets `port`, and so on. Empty variables don't count.
+            `HEADWAY_CONFIG` names the file when `file` is None.
+        file: a TOML file; None for `headway.toml` in the working directory, if there is one.
+        spell: returns the name under which the caller of a command or function gave a field.
         targets: texts that the caller gave: one target, NAME=TARGET or NAME@VERSION=TARGET for each of several, or names of
-            models of the file; or the names of models whose targets it has itself. None: it gave none, and all models of
-            the file count.
+            the file's models. Or a mapping whose keys are the models whose targets the caller has itself. None: all models of
+            the file.
 
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
@@ -47,14 +47,14 @@ def load(
     sources = [values_of(table), _from_environ(environ), _from_flags(flags, spell)]
     named = targets if targets is None or isinstance(targets, Mapping) else named_targets(targets, tables)
     merged = _merged(sources, spell, tables, named, targets is not None)
-    elsewhere = any("version_weights" in given for given in sources[1:])
-    return merged if elsewhere or not table.content else replace(merged, weights_file=str(table.path))
+    weights_elsewhere = any("version_weights" in given for given in sources[1:])
+    return merged if weights_elsewhere or not table.content else replace(merged, weights_file=str(table.path))
 
 
 def spelling_of(
     name: str, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, file: Path | None = None
 ) -> str:
-    """Name of a setting as its user wrote it, whose value came by flags, environment or file; see `load`."""
+    """Return how its user wrote the name of a setting, in flags, environment or file; see `load`."""
     variable = f"{PREFIX}{name.upper()}"
     if flags.get(name) is not None or environ.get(variable):
         return flag(name) if flags.get(name) is not None else variable
@@ -63,30 +63,30 @@ def spelling_of(
 
 
 def _named_file(file: Path | None, environ: Mapping[str, str], spell: Callable[[str], str]) -> tuple[Path | None, str]:
-    """File of settings that is named, if there is one, and by what."""
+    """Return the file that is named, if any, and by what it is named."""
     if file is None and environ.get(f"{PREFIX}CONFIG"):
         return Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
     return file, spell("config")
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:
-    """Weights of versions as the file of these settings has them now, by model; those of models without a table at "".
+    """Read the weights of versions from the settings file again, by model; "" stands for models without a table.
 
     Raises:
         SettingError: the file cannot be used.
     """
     table = read_file(Path(settings.weights_file), "config")
     whole = str(values_of(table).get("version_weights", ("", ""))[1])
-    found = {"": whole}
+    weights = {"": whole}
     for model, own in model_tables(table).items():
-        found[model] = str(dict(own.own).get("version_weights", whole))
-    for text in found.values():
-        replace(settings, models=(), default_model="", version_weights=text)  # It is checked there.
-    return found
+        weights[model] = str(dict(own.own).get("version_weights", whole))
+    for text in weights.values():
+        replace(settings, models=(), default_model="", version_weights=text)  # Building Settings checks it.
+    return weights
 
 
 def load_arguments(values: Mapping[str, Any]) -> Settings:
-    """Settings of a function's arguments alone, whatever environment and files say; see `load`."""
+    """Return the settings of a function's arguments, whatever environment and files say; see `load`."""
     return _merged([_from_flags(values, str)], str)
 
 
@@ -95,24 +95,24 @@ def _merged(
     spell: Callable[[str], str],
     tables: Mapping[str, ModelTable] = MappingProxyType({}),
     targets: Mapping[str, str | None] | None = None,
-    one_target: bool = False,
+    single_target: bool = False,
 ) -> Settings:
-    """Settings of several sources, of which a later one beats an earlier one.
+    """Return the settings of several sources. A later source beats an earlier one.
 
     Arguments:
         sources: values of each source.
         spell: see `load`.
         tables: tables of models.
-        targets: targets by model, where the caller named models; empty: that of the table; None: the caller has it itself.
-        one_target: whether the caller gave a single target, if it named no models.
+        targets: targets by model, if the caller named models; "" for that of the table, None if the caller has it itself.
+        single_target: True if the caller gave one target without a name.
     """
     values: dict[str, Any] = {}
     spelling: dict[str, str] = {name: spell(name) for name in FIELDS}
     for given in sources:
         for name, (spelt, value) in given.items():
             values[name], spelling[name] = value, spelt
-    models = _chosen(tables, targets, str(values.get("model", FIELDS["model"].default)) if one_target else None)
-    models = tuple(_fitted_model(values, one) for one in models)
+    alone = str(values.get("model", FIELDS["model"].default)) if single_target else None
+    models = tuple(_fitted_model(values, model) for model in _chosen(tables, targets, alone))
     _fit_times(values)
     _fit_workers(values)
     try:
@@ -124,7 +124,7 @@ def _merged(
 def _respelt(
     error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
 ) -> SettingError:
-    """Error with its settings named as their user wrote them. That of a model is named `models.NAME.FIELD`."""
+    """Return the error with its settings named as their user wrote them. A model's is named `models.NAME.FIELD` before."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
     for table in (model.partition("@")[0], model):
@@ -141,25 +141,25 @@ def _respelt(
 def _chosen(
     tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None, alone: str | None
 ) -> tuple[ModelSettings, ...]:
-    """Models of a process: those that are named, or all that have a table. `alone`: name of the model of a single target.
+    """Return the process's models: those that are named, or all with a table. `alone` is the model of a single target.
 
     Raises:
         SettingError: a model is named with a version and without one.
     """
     if targets is None and alone is not None:
         return (ModelSettings(alone, "", tables[alone].own),) if alone in tables else ()
-    nothing = ModelTable("", (), {})
+    no_table = ModelTable("", (), {})
     models: dict[str, ModelSettings] = {}
     for key, target in _with_versions(tables, targets).items():
         name, versioned, version = key.partition("@")
-        table = tables.get(key, nothing)
+        table = tables.get(key, no_table)
         text = table.target if target == "" else target or ""
         before = models.get(name)
         if before is not None and not (versioned and before.versions):
             hint = f"Give it a version, too, or leave the others out. {VERSIONS}"
             raise SettingError("TARGET", name, "is named with a version and without one", hint)
         if versioned:
-            whole = before or ModelSettings(name, "", tables.get(name, nothing).own)
+            whole = before or ModelSettings(name, "", tables.get(name, no_table).own)
             models[name] = replace(whole, versions=(*whole.versions, ModelSettings(version, text, table.own)))
         else:
             models[name] = ModelSettings(name, text, table.own)
@@ -169,23 +169,22 @@ def _chosen(
 def _with_versions(
     tables: Mapping[str, ModelTable], targets: Mapping[str, str | None] | None
 ) -> Mapping[str, str | None]:
-    """Targets by model, with the versions in the place of a model whose versions have the tables. None: all of the file's."""
-    found: dict[str, str | None] = {}
+    """Return targets by model, but by version for a model whose versions have the tables. None means the whole file."""
+    expanded: dict[str, str | None] = {}
     for name, target in (dict.fromkeys(tables, "") if targets is None else targets).items():
         versions = [table for table in tables if table.startswith(f"{name}@")] if target == "" else []
-        found = {**dict.fromkeys(versions, ""), **found} if versions else {**found, name: target}
-    return found
+        expanded = {**dict.fromkeys(versions, ""), **expanded} if versions else {**expanded, name: target}
+    return expanded
 
 
-def _fitted_model(values: Mapping[str, Any], one: ModelSettings) -> ModelSettings:
-    """A model with what follows from the settings of its own, of its versions, and of the process."""
-    own = dict(one.values)
-    versions = tuple(replace(each, values=_fitted(values, own | dict(each.values))) for each in one.versions)
-    return replace(one, values=_fitted(values, own), versions=versions)
+def _fitted_model(values: Mapping[str, Any], model: ModelSettings) -> ModelSettings:
+    """Complete the settings of a model and its versions by what follows from them and from the process's."""
+    own = dict(model.values)
+    versions = tuple(replace(version, values=_fitted(values, own | dict(version.values))) for version in model.versions)
+    return replace(model, values=_fitted(values, own), versions=versions)
 
 
 def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Settings of a model's own, with what follows from them and those of the process."""
     together = {**values, **own}
     _fit_times(together)
     if "devices" in own and "workers" not in own:
@@ -195,63 +194,56 @@ def _fitted(values: Mapping[str, Any], own: dict[str, Any]) -> tuple[tuple[str, 
 
 
 def _fit_workers(values: dict[str, Any]) -> None:
-    """Have as many workers as there are devices named, unless their number was given."""
+    """Have one worker per named device, unless their number was given."""
     if devices := values.get("devices"):
         values.setdefault("workers", devices.count(",") + 1)
 
 
 def _fit_times(values: dict[str, Any]) -> None:
-    """Fit the times that were left out to those that were given.
+    """Fit times that were left out to those that were given.
 
-    Who shortens the time in all should not have to shorten the time in the queue, too. Who lengthens it does not mean
-    that tasks end sooner than other requests.
+    Whoever shortens the overall time should not have to shorten the queue's, too. Whoever lengthens it doesn't want tasks to
+    end before other requests.
     """
 
-    def usual(name: str) -> float:
-        default: Any = FIELDS[name].default
-        return float(default)
+    def default(name: str) -> float:
+        value: Any = FIELDS[name].default
+        return float(value)
 
-    def chosen(name: str) -> float:
-        return float(values.get(name, usual(name)))
-
-    whole = chosen("request_timeout_ms")
-    if 1.0 <= whole < usual("queue_timeout_ms"):
-        values.setdefault("queue_timeout_ms", whole)
-    if usual("task_timeout_ms") < whole <= MAX_REQUEST_TIMEOUT_MS:
-        values.setdefault("task_timeout_ms", whole)
+    overall = float(values.get("request_timeout_ms", default("request_timeout_ms")))
+    if 1.0 <= overall < default("queue_timeout_ms"):
+        values.setdefault("queue_timeout_ms", overall)
+    if default("task_timeout_ms") < overall <= MAX_REQUEST_TIMEOUT_MS:
+        values.setdefault("task_timeout_ms", overall)
 
 
 def _speller(spelling: Mapping[str, str]) -> Callable[[str], str]:
-    """Make a function that replaces the field names between backticks by what their user wrote."""
+    """Return a function that replaces field names between backticks by what their user wrote."""
     quoted = re.compile("`(" + "|".join(FIELDS) + ")`")
     return lambda text: quoted.sub(lambda match: spelling[match[1]], text)
 
 
 def misspelt(environ: Mapping[str, str], known: Collection[str]) -> list[tuple[str, str]]:
-    """Variables that look like one of Headway's and are none, each with the one that was most likely meant.
+    """Return variables that look like misspelt ones of Headway's, each with the one that was probably meant.
 
-    What else begins as they do is somebody else's, such as what Kubernetes sets for a Service.
-
-    Arguments:
-        environ: the process environment.
-        known: further names that are no settings'.
+    Any other variable with the prefix is somebody else's, such as those that Kubernetes sets for a Service. `known` are
+    variables that are no settings.
     """
     names = {PREFIX + name.upper() for name in FIELDS} | {f"{PREFIX}CONFIG", *known}
-    rest = [name.removeprefix(PREFIX) for name in names]
-    found = []
+    endings = [name.removeprefix(PREFIX) for name in names]
+    misspelt = []
     for name, value in environ.items():
         if value and name.startswith(PREFIX) and name not in names:
-            given = name.removeprefix(PREFIX)
-            near = nearest(given, rest, 1, ALIKE)
-            near = near or [
-                one for one in rest if sorted(one) == sorted(given)
-            ]  # Letters change places in short names, too.
-            found += [(name, PREFIX + one) for one in near[:1]]
-    return found
+            ending = name.removeprefix(PREFIX)
+            near = nearest(ending, endings, 1, ALIKE)
+            # In a short name, two swapped letters make a big difference to difflib.
+            near = near or [candidate for candidate in endings if sorted(candidate) == sorted(ending)]
+            misspelt += [(name, PREFIX + candidate) for candidate in near[:1]]
+    return misspelt
 
 
 def _from_environ(environ: Mapping[str, str]) -> Given:
-    found: Given = {}
+    values: Given = {}
     for name in FIELDS:
         spelt = f"{PREFIX}{name.upper()}"
         text = environ.get(spelt)
@@ -259,37 +251,37 @@ def _from_environ(environ: Mapping[str, str]) -> Given:
             if text.startswith("tcp://"):
                 hint = "Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod."
                 raise SettingError(spelt, FIELDS[name].shown(text), "is a service link", hint)
-            found[name] = (spelt, _parsed(spelt, name, text))
-    return found
+            values[name] = (spelt, _parsed(spelt, name, text))
+    return values
 
 
 def _from_flags(flags: Mapping[str, Any], spell: Callable[[str], str]) -> Given:
-    found: Given = {}
+    values: Given = {}
     for name, value in flags.items():
         if name not in FIELDS:
             raise unknown(spell(name), name, value)
         if value is not None:
             parse = _parsed if isinstance(value, str) else typed
-            found[name] = (spell(name), parse(spell(name), name, value))
-    return found
+            values[name] = (spell(name), parse(spell(name), name, value))
+    return values
 
 
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
 def _parsed(spelt: str, name: str, text: str) -> Any:
-    """Parse the text of a flag or an environment variable as the type of field `name`."""
-    wanted = kind(name)
-    if wanted is str:
+    """Parse the text of a flag or an environment variable as the type of setting `name`."""
+    expected = kind(name)
+    if expected is str:
         return text
-    if wanted is bool:
+    if expected is bool:
         if text.lower() not in _TRUTH:
             raise SettingError(spelt, text, "is not a truth value", "Use true or false.")
         return _TRUTH[text.lower()]
     try:
-        return wanted(text)
+        return expected(text)
     except ValueError:
-        what = "a whole number" if wanted is int else "a number"
+        what = "a whole number" if expected is int else "a number"
         unit = FIELDS[name].unit
         hint = f"Write digits only; the unit is {unit}." if unit else "Write digits only."
         raise SettingError(spelt, text, f"is not {what}", hint) from None

@@ -1,11 +1,11 @@
-"""The text that names what is served, parsed into a frozen spec. Nothing of the user's is imported here.
+"""The text that names what is served, parsed into a frozen spec. No user code is imported here.
 
     module:attr              ModuleTarget, importable from the working directory or the Python path
     path/to/file.py:attr     FileTarget
     http(s)://host/path      RemoteTarget, a remote API that takes a batch
-    grpc(s)://host:port/NAME RemoteTarget, a model of one that is reached over gRPC
+    grpc(s)://host:port/NAME RemoteTarget, a model that is called over gRPC
 
-`attr` may be dotted (`app:models.small`). A class may be given arguments, which are literals:
+`attr` may be dotted (`app:models.small`). A class may get literal arguments:
 `path/to/file.py:Model(size='small', layers=3)`.
 """
 
@@ -31,8 +31,8 @@ class ModuleTarget:
     Attributes:
         module: dotted name of the module.
         attribute: name in it, may be dotted.
-        arguments: arguments that its class is built with, as `core.arguments` reads them.
-        folder: folder that the module is imported from; empty: the working directory.
+        arguments: arguments for its class, as `core.arguments` reads them.
+        folder: folder to import from; empty for the working directory.
     """
 
     module: str
@@ -46,7 +46,7 @@ class ModuleTarget:
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """An attribute of a Python file; `arguments` of its class are as `core.arguments` reads them."""
+    """An attribute of a Python file; `arguments` as in ModuleTarget."""
 
     path: Path
     attribute: str
@@ -57,18 +57,18 @@ class FileTarget:
 
 
 class RemoteTarget(msgspec.Struct, frozen=True):
-    """A remote API. Shown without its query, which may hold a secret."""
+    """A remote API. Its query is never shown, as it may hold a secret."""
 
     url: str
 
     @property
     def secure(self) -> bool:
-        """Whether it is asked over TLS."""
+        """True if it is called over TLS."""
         return self.url.partition("://")[0].lower() in _SECURE
 
     @property
     def over_grpc(self) -> bool:
-        """Whether it is reached over gRPC."""
+        """True if it is called over gRPC."""
         return self.url.partition("://")[0].lower() in ("grpc", "grpcs")
 
     def __str__(self) -> str:
@@ -79,11 +79,11 @@ class RemoteTarget(msgspec.Struct, frozen=True):
 
 
 class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
-    """Target of a test, whose batches are noted.
+    """Target of a test that records batches.
 
     Attributes:
-        subject: target that a worker process runs; or function, class or other object that a thread of this process runs.
-        batches: inputs of each batch so far, as they came; they are added by its backends.
+        subject: target for a worker process, or a function, class or other object for a thread of this process.
+        batches: inputs of each batch so far.
     """
 
     subject: ModuleTarget | FileTarget | Callable[..., Any]
@@ -98,7 +98,7 @@ class ObservedTarget(msgspec.Struct, frozen=True, eq=False):
 Target = ModuleTarget | FileTarget | RemoteTarget | ObservedTarget
 
 _SECURE = frozenset(["https", "grpcs"])
-"""Schemes of services that are asked over TLS."""
+"""Schemes that use TLS."""
 
 SCHEMES: Mapping[str, Callable[[str], Target]] = {
     "http": RemoteTarget,
@@ -106,21 +106,20 @@ SCHEMES: Mapping[str, Callable[[str], Target]] = {
     "grpcs": RemoteTarget,
     "https": RemoteTarget,
 }
-"""Kind of target that the URL of a service names, by its scheme."""
+"""Kind of target for each scheme of a URL."""
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}(/[!-~]*)?")
-"""Host, port and path of a URL that lacks its scheme."""
+"""URL without its scheme."""
 
 _CALL = re.compile(r"(?s)(?P<named>.*?:[^\W\d][\w.]*)\((?P<arguments>.*)")
-"""Text of a target with arguments, the closing parenthesis included in these."""
+"""Target with arguments, which include the closing parenthesis."""
 
 
 def parse_target(text: str) -> Target:
-    """The spec that `text` names.
+    """Return the spec that `text` names.
 
     Raises:
-        TargetError: `text` has none of the three forms, or names a file that is not there, or its arguments are no
-            literals.
+        TargetError: `text` is malformed, names a file that doesn't exist, or its arguments aren't literals.
     """
     if (called := _called(text)) is not None:
         return _with_own_arguments(text, *called)
@@ -141,7 +140,7 @@ def parse_target(text: str) -> Target:
 
 
 def shown_target(text: str) -> str:
-    """`text` fit to be printed: of a URL neither user, password, query nor fragment; of arguments nothing."""
+    """Return `text` fit to be printed: a URL without user, password, query and fragment, and no arguments."""
     if (called := _called(text)) is not None:
         return f"{shown_target(called[0])}(…)"
     scheme, colon, rest = text.partition("://")
@@ -149,7 +148,7 @@ def shown_target(text: str) -> str:
         return "…" if re.search("[@?]", text) else text
     address, *options = re.split("[?#]", rest, maxsplit=1)
     if "@" in scheme or any("@" in option for option in options):
-        return "…"  # Where a password would end cannot be told.
+        return "…"  # Nobody can tell where the password would end.
     _, at, place = address.rpartition("@")
     return f"{scheme}://{'…@' if at else ''}{place}"
 
@@ -159,9 +158,9 @@ def _call(text: str) -> str:
 
 
 def _called(text: str) -> tuple[str, str] | None:
-    """Name and rest, from behind the opening parenthesis, of a text with arguments; None for one without."""
-    found = _CALL.fullmatch(text)
-    return None if found is None or "://" in found["named"] else (found["named"], found["arguments"])
+    """Split a text with arguments into the name and what follows the opening parenthesis; None for one without."""
+    match = _CALL.fullmatch(text)
+    return None if match is None or "://" in match["named"] else (match["named"], match["arguments"])
 
 
 def _with_own_arguments(text: str, named: str, rest: str) -> Target:
@@ -178,15 +177,14 @@ def _with_own_arguments(text: str, named: str, rest: str) -> Target:
 
 def _error(text: str, reason: str, hint: str) -> TargetError:
     shown = shown_target(text)
-    if (
-        "://" not in text and shown != text and _called(text) is None
-    ):  # What it says of parts of such a text may tell a password.
+    # The reason may quote a part of the text, which might be a password.
+    if "://" not in text and shown != text and _called(text) is None:
         reason, hint = "names no function, and no URL without its scheme", "Begin a URL with http:// or https://."
     return TargetError(f"TARGET {shown!r}: {reason}. {hint}")
 
 
 def _nameless(text: str) -> TargetError:
-    """The error for a text without a colon."""
+    """Return the error for a text without a colon."""
     if text.endswith(".py"):
         return _error(text, "does not say which function of the file", f"Write {text}:NAME.")
     module, dot, attribute = text.rpartition(".")
@@ -209,18 +207,15 @@ def _remote(text: str) -> Target:
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
-    except ValueError:  # Its text may quote what stands where the port should.
+    except ValueError:  # Its text may quote a password where the port should be.
         raise _error(text, "is not a valid URL", "Write http://host:port/path.") from None
     if parts.scheme not in SCHEMES:
         *others, last = (f"{scheme}://" for scheme in SCHEMES)
         hint = f"Use {', '.join(others)} or {last}."
         raise _error(text, f"the scheme {parts.scheme!r} is not supported", hint)
     if parts.username is not None or parts.password is not None:
-        raise _error(
-            text,
-            "holds a user name or password",
-            "Leave it out; credentials are set by remote_headers_file or remote_token.",
-        )
+        hint = "Leave it out; credentials are set by remote_headers_file or remote_token."
+        raise _error(text, "holds a user name or password", hint)
     if not host:
         raise _error(text, "names no host", "Write http://host:port/path.")
     if not text.isprintable() or " " in text:

@@ -1,4 +1,4 @@
-"""Options of tools, such as `headway simulate`, at the fields of what the tools run."""
+"""Options of tools, such as `headway simulate`, declared at the fields that they set."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from headway.errors import SettingError
 
 
 class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
-    """Option of a tool, such as `headway simulate`, that sets a field of what the tool runs.
+    """Option that sets a field of what a tool runs.
 
     Attributes:
-        flag: how it is spelt.
-        metavar: what its help shows in the place of a value.
-        group: heading under which it is shown.
-        help: sentences that say what it does.
-        type: type of its value; a text that is read by the tool has str.
-        default: its value where none is given, in its own unit.
-        unit: its unit, for errors.
-        per: how many of its units the field's unit has: 1000 for ms of a field in seconds.
-        within: bounds of its value, both allowed; None: none, or the tool knows.
-        multiple: whether it may be given several times.
+        flag: how it is written.
+        metavar: stands for its value in the help.
+        group: heading that it is listed under.
+        help: what it does.
+        type: type of its value; str if the tool parses the text.
+        default: value if none is given, in the option's unit.
+        unit: the option's unit, for errors.
+        per: how many of the option's units make one of the field's, such as 1000 for ms of a field in seconds.
+        within: bounds of its value, both allowed; None if it has none or the tool checks them.
+        multiple: True if it may be given several times.
     """
 
     flag: str
@@ -40,7 +40,7 @@ class ToolOption(msgspec.Struct, frozen=True, kw_only=True):
     multiple: bool = False
 
     def read(self, value: Any) -> Any:
-        """Value of the field, from that of the option."""
+        """Convert the option's value to the field's."""
         return value if value is None or self.per == 1.0 else value / self.per
 
 
@@ -53,36 +53,34 @@ def tool_option(
     *,
     repr: bool = True,
     default_factory: Any = MISSING,
-    **known: Any,
+    **attributes: Any,
 ) -> Any:
-    """Field with a ToolOption, of which `known` are further attributes. `dataclasses.MISSING` as its default: it has none, or a factory."""
-    usual = default if isinstance(default, int | float | str) else None
-    per = known.get("per", 1.0)
-    given = usual * per if per != 1.0 and usual is not None else usual
-    metadata = {"option": ToolOption(flag=flag, metavar=metavar, group=group, help=help, default=given, **known)}
-    made: Any = field(default=default, default_factory=default_factory, repr=repr, metadata=metadata)
-    return made
+    """Return a field with a ToolOption, which has these further attributes. Pass `dataclasses.MISSING` for no default."""
+    per = attributes.get("per", 1.0)
+    shown = default if isinstance(default, int | float | str) else None
+    if per != 1.0 and shown is not None:
+        shown *= per
+    metadata = {"option": ToolOption(flag=flag, metavar=metavar, group=group, help=help, default=shown, **attributes)}
+    result: Any = field(default=default, default_factory=default_factory, repr=repr, metadata=metadata)
+    return result
 
 
 def tool_options_of(kind: Any) -> dict[str, ToolOption]:
-    """Options of the fields of a dataclass, by the names of the fields."""
-    return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
+    """Return the options of a dataclass by field name."""
+    return {field.name: field.metadata["option"] for field in fields(kind) if "option" in field.metadata}
 
 
 def check_options(owner: object, names: Iterable[str]) -> None:
-    """Check that fields of a dataclass lie within the bounds of their options.
-
-    Raises:
-        SettingError: one does not.
-    """
-    known = tool_options_of(owner)
+    """Check that fields of a dataclass are within the bounds of their options. Raises SettingError."""
+    options = tool_options_of(owner)
     for name in names:
-        value, one = getattr(owner, name), known[name]
-        if one.within is not None and value is not None:
-            check_within(one.flag, value * one.per, *one.within, one.unit)
+        value, option = getattr(owner, name), options[name]
+        if option.within is not None and value is not None:
+            low, high = option.within
+            check_within(option.flag, value * option.per, low, high, option.unit)
 
 
 def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """Raise SettingError for a value outside of its bounds, both of which are allowed."""
+    """Raise SettingError for a value out of bounds, both of which are allowed."""
     if wrong := outside(value, low, high, unit):
         raise SettingError(flag, value, *wrong)

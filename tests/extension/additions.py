@@ -101,7 +101,7 @@ class KettleBroker(MemoryBroker):
     },
     [
         after(
-            "headway/config/broker.py",
+            "headway/config/urls.py",
             "    **dict.fromkeys(SCHEMES, _redis_fault),\n",
             '    "kettle": lambda url: None,\n',
         ),

@@ -1,12 +1,13 @@
-"""URL of a broker: its forms, and its text without the password."""
+"""URLs of brokers and databases: what is wrong with one, and how to print one without its password."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from urllib.parse import parse_qsl, unquote
 
 SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
-"""Schemes of a broker's URL; with two s: through TLS."""
+"""Schemes of a broker's URL. Those with a double s use TLS."""
 OPTIONS = {
     "ssl_ca_certs": "file of authorities that are trusted besides the system's",
     "ssl_certfile": "file of this process's own certificate, for a server that asks for one",
@@ -15,26 +16,27 @@ OPTIONS = {
     "sentinel_username": "user for the Sentinels, if they ask; the one before the host is for the server",
     "sentinel_password": "its password",
 }
-"""Options that may follow a `?`, as NAME=VALUE, joined by `&`, and their meanings."""
+"""Options that may follow a `?`, as NAME=VALUE, joined by `&`, and what they mean."""
 LAST_DATABASE = 2**31 - 1
-"""Highest number of a database that a server understands, however many it has."""
+"""Highest database number that a server understands."""
 
-_EXAMPLE = "For example redis://127.0.0.1:6379/0."
+_BROKER_EXAMPLE = "For example redis://127.0.0.1:6379/0."
+_DATABASE_EXAMPLE = "For example sqlite:///headway.db or postgresql://headway@127.0.0.1/headway."
+_ESCAPES = "In a password / is written %2F, ? %3F, # %23, @ %40."
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]{1,253})(?::([0-9]{1,5}))?")
 _PLACE = re.compile(r"[A-Za-z0-9_.:,\[\]%-]+(/[A-Za-z0-9_.:-]*)*")
 
-
 Fault = tuple[str, str]
-"""Fault of a URL, and a correct form. The text never quotes the URL."""
+"""What is wrong with a URL, and what to write instead. Neither quotes the URL."""
 
 
-def fault(url: str) -> Fault | None:
-    """Fault of a URL; None when it can be a broker's."""
+def broker_fault(url: str) -> Fault | None:
+    """Return what is wrong with a broker's URL; None if nothing is."""
     scheme, colon, _ = url.partition("://")
-    if not colon or scheme not in FAULTS:
-        *others, last = FAULTS
+    if not colon or scheme not in BROKER_FAULTS:
+        *others, last = BROKER_FAULTS
         return "is not the URL of a Redis or Valkey", f"Begin it with {'://, '.join(others)}:// or {last}://."
-    return FAULTS[scheme](url)
+    return BROKER_FAULTS[scheme](url)
 
 
 def _redis_fault(url: str) -> Fault | None:
@@ -44,9 +46,9 @@ def _redis_fault(url: str) -> Fault | None:
     authority, _, path = re.split("[?#]", rest)[0].partition("/")
     hosts = authority.rpartition("@")[2]
     for host in hosts.split(","):
-        found = _HOST.fullmatch(host)
-        if found is None or not 1 <= int(found[2] or 1) <= 65_535:
-            return "names no host and port", f"{_EXAMPLE} In a password / is written %2F, ? %3F, # %23."
+        match = _HOST.fullmatch(host)
+        if match is None or not 1 <= int(match[2] or 1) <= 65_535:
+            return "names no host and port", f"{_BROKER_EXAMPLE} In a password / is written %2F, ? %3F, # %23."
     if scheme.endswith("sentinel") and not re.fullmatch(r"[A-Za-z0-9_.-]+(/[0-9]*)?", path):
         return (
             "names no service of the Sentinels",
@@ -55,12 +57,12 @@ def _redis_fault(url: str) -> Fault | None:
     if scheme in SCHEMES[:2] and "," in hosts:
         return "names several hosts", f"Begin it with {scheme}+sentinel:// or {scheme}+cluster://, or name one host."
     if scheme in SCHEMES[:2] and not re.fullmatch("[0-9]*", path):
-        return "names a database that is no number", _EXAMPLE
+        return "names a database that is no number", _BROKER_EXAMPLE
     if scheme.endswith("cluster") and path.strip("/0"):
-        return "names a database, of which a cluster has but one", "Leave it out."
+        return "names a database, but a cluster has only one", "Leave it out."
     database = path.partition("/")[2] if scheme.endswith("sentinel") else path.strip("/")
     if float(database or 0) > LAST_DATABASE:
-        return "names a database that no server has", _EXAMPLE
+        return "names a database that no server has", _BROKER_EXAMPLE
     return _option_fault(scheme, rest)
 
 
@@ -70,7 +72,7 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
     for option in filter(None, rest.partition("?")[2].split("&")):
         name = option.partition("=")[0]
         if name not in OPTIONS:
-            return "has an option that is not known", f"Known are {', '.join(OPTIONS)}."
+            return "has an unknown option", f"Known are {', '.join(OPTIONS)}."
         if name.startswith("ssl_") and not scheme.startswith("rediss"):
             return (
                 f"has the option {name} but does not speak TLS",
@@ -81,17 +83,50 @@ def _option_fault(scheme: str, rest: str) -> Fault | None:
     return None
 
 
-FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
+BROKER_FAULTS: Mapping[str, Callable[[str], Fault | None]] = {
     **dict.fromkeys(SCHEMES, _redis_fault),
 }
-"""Function that finds the fault of a URL, by the scheme of the broker."""
+"""What checks a broker's URL, by its scheme."""
+
+
+def database_fault(url: str) -> Fault | None:
+    """Return what is wrong with the URL of a ledger's database; None if nothing is."""
+    if re.fullmatch(r"sqlite:///.+|postgres(ql)?://.+", url) is None:
+        return "is no URL of a database", _DATABASE_EXAMPLE
+    scheme, _, rest = url.partition("://")
+    if scheme == "sqlite":
+        hint = "Write the path alone, as in sqlite:///headway.db; its name can hold neither."
+        return ("holds a ? or #, and SQLite has no options here", hint) if re.search("[?#]", rest) else None
+    if "#" in rest:
+        return "holds a #", _ESCAPES
+    if re.split("[/?]", rest)[0].count("@") > 1:
+        return "holds more than one @ before its database", _ESCAPES
+    if not all(re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= 65_535 for port in _ports(rest)):
+        hint = f"Write postgresql://USER:PASSWORD@HOST:PORT/DATABASE. {_ESCAPES}"
+        return "names a port that is no number from 1 to 65535", hint
+    return None
+
+
+def _ports(rest: str) -> Iterator[str]:
+    """Yield the texts where ports may stand in what follows the scheme."""
+    place, _, query = rest.partition("?")
+    hosts = place.partition("/")[0].rpartition("@")[2].split(",")
+    for name, value in parse_qsl(query):
+        if name == "port":
+            yield from value.split(",")
+        elif name == "host":
+            hosts += value.split(",")
+    for host in hosts:
+        port = re.sub(r"^\[[^\]]*\]", "", host).partition(":")[2]
+        if port and not host.startswith("/"):
+            yield unquote(port)
 
 
 def shown_url(url: str) -> str:
-    """`url` fit to be printed: without user, password and options, and hardly anything when it is not well formed."""
+    """Return `url` without user, password and options, to be printed; only … if it is malformed."""
     scheme, colon, rest = url.partition("://")
     if scheme == "sqlite" and rest.isprintable():
-        return url.partition("?")[0]  # a path, and no place for a password
+        return url.partition("?")[0]  # A path, where no password can be.
     if not colon:
         return "…" if re.search("[@?#]", url) else url
     address, *options = re.split("[?#]", rest, maxsplit=1)

@@ -66,8 +66,7 @@ def make_tracing(
         log.info("no traces are recorded", variable=environment.off)
         return None
     with needing("otel", "trace", True, "needs packages of OpenTelemetry, which are not here"):
-        from headway.telemetry.tracing.exporter import SpanExporter
-        from headway.telemetry.tracing.sdk import exporter_for, resource_of
+        from headway.telemetry.tracing.exporter import SpanExporter, exporter_for, resource_of
 
         make = exporter_for(environment.collector)
     exporter = SpanExporter(environment, resource_of(_attributes(settings, role)), make, dropped)

@@ -1,16 +1,12 @@
 """The open-loop load generator behind `headway bench`.
 
-    spec        order for a load test: target, rate, arrivals, mix; checked when built
-    schedule    due instants of the requests (from `core.arrivals`, and trace files)
-    answer      reads an HTTP answer of any form
-    connection  keep-alive connection: one request, one answer at a time
-    pool        connections, opened when wanted
-    alarm       wakes the loop at an instant, to well under a millisecond
-    generator   sends requests when they are due, never waiting for answers; each request gets one outcome
-    progress    one line now and then while it runs
+    spec        what to send: target, rate, arrivals, mix; checked when built
+    schedule    due times of the requests, and an alarm accurate to well under a millisecond
+    connection  keep-alive connections and a pool of them
+    generator   sends requests when they are due, without waiting for answers; each gets exactly one outcome
     record      outcomes as they come, cheap to write
-    report      percentiles and rates, made from the record when all is over
+    report      percentiles and rates, made from the record; and progress while it runs
 
-Latency is counted from the instant a request was *due*, so a server that stalls cannot hide the requests it kept from
-being sent (coordinated omission; Gil Tene, "How NOT to Measure Latency").
+Latency counts from when a request was *due*. So a server that stalls cannot hide the requests that it kept from being sent
+(coordinated omission; Gil Tene, "How NOT to Measure Latency").
 """

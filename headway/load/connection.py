@@ -1,7 +1,6 @@
-"""Keep-alive connections of the load generator: one request out, one answer back; the one used last is used next.
+"""Keep-alive connections of the load generator, with one request in flight each. The last one used is used next.
 
-An answer that arrives whole, with a length and nothing unusual about it, is cut apart by a few searches. Every
-other one goes through an AnswerReader, which costs more.
+A plain answer that arrives whole is cut apart by a few searches. Any other goes through an AnswerReader, which costs more.
 """
 
 from __future__ import annotations
@@ -19,30 +18,29 @@ from headway.client.reaching import tls_fault
 from headway.errors import HeadwayError
 
 IDLE = -1
-"""Number in place of a request's while none is in flight."""
+"""Number of a connection without a request in flight."""
 
 _MOST = 10_000
 _MOST_OPENING = 64
-"""Attempts under way at once: fewer than the 100 or more that servers let wait to be accepted.
+"""Attempts to connect at once: fewer than the 100 or more that servers queue.
 
-Past that number an attempt is dropped, and repeated a second later.
+Beyond a server's queue an attempt is dropped, and repeated only a second later.
 """
 _SPARE_FILES = 64
 _CONNECT_WITHIN = 5.0
-"""Seconds an attempt to connect may take."""
+"""Seconds that an attempt to connect may take."""
 _STALE = 4.0
 """Seconds after which an idle connection is not used again.
 
-Servers close theirs after 5 or more, and a request sent at that instant would be lost through no fault of the server.
+Servers close theirs after 5 or more. A request sent at that moment would be lost through no fault of the server.
 """
 
 
 class Owner(Protocol):
-    """Owner of a connection, to which it reports."""
+    """Whoever uses a connection, and hears from it."""
 
     def ready(self, connection: Connection) -> None:
         """Note that a connection is open and free."""
-        ...
 
     def answered(self, connection: Connection, status: int, body: bytes, retry_after: bool, reusable: bool) -> None:
         """Note the answer to the request in flight.
@@ -51,23 +49,20 @@ class Owner(Protocol):
             connection: the connection.
             status: HTTP status.
             body: body of the answer.
-            retry_after: whether the answer had that header; looked for in 429 and 503 only.
-            reusable: whether the connection can carry the next request.
+            retry_after: whether a 429 or 503 had that header; False for others.
+            reusable: whether the connection can carry another request.
         """
-        ...
 
     def lost(self, connection: Connection, cause: str) -> None:
-        """Note that a connection is closed. `cause` says why, for the request in flight if there is one."""
-        ...
+        """Note that a connection is closed, and why, for the request in flight if there is one."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection that carries one request after the other for an Owner.
+    """Connection that carries one request after the other.
 
     Attributes:
-        number, due, tier: number, due instant and tier of the request in flight, set by `send`; `number` is IDLE when
-        there is none, which the owner sets when the request has its outcome.
-        idle_since: instant at which the owner put it aside; the owner's.
+        number, due, tier: the request in flight, set by `send`. The owner sets `number` to IDLE once it has an outcome.
+        idle_since: when the owner put it aside.
         open: whether it can carry a request.
     """
 
@@ -85,24 +80,24 @@ class Connection(asyncio.Protocol):
         self.open = False
 
     def send(self, request: bytes, number: int, due: float, tier: int) -> None:
-        """Put a request in flight. Only when open, and when none is."""
+        """Send a request. Only call this on an open connection with none in flight."""
         self.number, self.due, self.tier = number, due, tier
         self.transport.write(request)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's: the connection is open."""
+        """See asyncio.Protocol."""
         self.transport = cast(asyncio.Transport, transport)
         self.open = True
         self._owner.ready(self)
 
     def eof_received(self) -> None:
-        """Asyncio's: the server will send no more."""
+        """See asyncio.Protocol. The server will send no more."""
         self.open = False
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio's: some bytes of an answer."""
+        """See asyncio.Protocol."""
         if self.number == IDLE:
-            self.close("unasked")
+            self.close("unasked")  # An unsolicited answer: the next would be taken for another request's.
             return
         reader = self._reader
         if reader is None:
@@ -113,10 +108,10 @@ class Connection(asyncio.Protocol):
         if reader.malformed:
             self.close("malformed")
         elif reader.complete:
-            self._hand_over(reader)
+            self._report(reader)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's: the connection is closed."""
+        """See asyncio.Protocol."""
         self.open = False
         cause = self._cause or ("closed" if exc is None else _cause_of(exc))
         reader = self._reader
@@ -125,22 +120,22 @@ class Connection(asyncio.Protocol):
             if exc is None:
                 reader.end()
             if reader.complete:
-                self._hand_over(reader)
+                self._report(reader)
         self._owner.lost(self, cause)
 
     def retire(self) -> None:
-        """Close; no request is in flight."""
+        """Close in good order; no request is in flight."""
         self.open = False
         self.transport.close()
 
     def close(self, cause: str) -> None:
-        """Close at once. `cause` says why, for the request in flight if there is one."""
+        """Close at once. `cause` says why, for the request in flight."""
         self.open = False
         self._cause = self._cause or cause
         self.transport.abort()
 
     def _take_whole(self, data: bytes) -> bool:
-        """Report an answer that `data` holds entirely; False when it takes a parser to tell."""
+        """Report an answer that is whole in `data`; return False if that takes a parser to tell."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or not data.startswith(b"HTTP/1.1 "):
             return False
@@ -162,7 +157,7 @@ class Connection(asyncio.Protocol):
         self._owner.answered(self, status, data[end + 4 :], retry_after, True)
         return True
 
-    def _hand_over(self, reader: AnswerReader) -> None:
+    def _report(self, reader: AnswerReader) -> None:
         self._reader = None
         self._owner.answered(self, reader.status, reader.body, reader.retry_after, reader.reusable)
 
@@ -174,12 +169,12 @@ def _cause_of(exc: Exception) -> str:
 
 
 class AnswerReader:
-    """Reader of the bytes of one answer.
+    """Reader of one answer's bytes.
 
     Attributes:
-        complete: whether the answer is all there.
-        malformed: whether the bytes are no HTTP, so that it will never be complete.
-        reusable: whether the connection may carry the next request; set when complete.
+        complete: True once the answer is whole.
+        malformed: True if the bytes aren't HTTP, so that it will never be complete.
+        reusable: whether the connection may carry another request; set when complete.
         status: HTTP status; set when complete.
         retry_after: whether it has a Retry-After header.
     """
@@ -193,32 +188,32 @@ class AnswerReader:
 
     @property
     def body(self) -> bytes:
-        """The body, as far as it has come."""
+        """The body so far."""
         return b"".join(self._pieces)
 
     def feed(self, data: bytes) -> None:
-        """Take the bytes that came next."""
+        """Parse the next bytes."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            # What follows a complete answer spoils the connection, not the answer.
+            # Trailing garbage spoils the connection, not the complete answer.
             self.malformed = not self.complete
             self.reusable = False
 
     def end(self) -> None:
-        """The server closed the connection: an answer without a length ends there."""
+        """Note that the server closed the connection: an answer without a length ends there."""
         if self._headed and not self._framed and not self.malformed:
             self.complete, self.status = True, self._parser.get_status_code()
 
     def on_message_begin(self) -> None:
-        """Httptools': an answer begins."""
+        """See httptools."""
         self.reusable = False
         if not self.complete:
             self._pieces.clear()
             self._framed = self.retry_after = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Httptools': one header."""
+        """See httptools."""
         lowered = name.lower()
         if lowered in (b"content-length", b"transfer-encoding"):
             self._framed = True
@@ -226,16 +221,16 @@ class AnswerReader:
             self.retry_after = True
 
     def on_headers_complete(self) -> None:
-        """Httptools': all headers are there."""
+        """See httptools."""
         self._headed = self._parser.get_status_code() >= 200
 
     def on_body(self, data: bytes) -> None:
-        """Httptools': a piece of the body."""
+        """See httptools."""
         if not self.complete:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        """Httptools': an answer is complete. An interim one does not count, nor does one nobody asked for."""
+        """See httptools. Ignore interim answers, and any after the first."""
         status = self._parser.get_status_code()
         if self.complete or status < 200:
             return
@@ -248,14 +243,14 @@ class Unreachable(HeadwayError):
 
 
 class ConnectionPool:
-    """Pool of connections to one address, up to a number.
+    """Pool of connections to one address.
 
     Arguments:
         host, port: address.
-        most: most connections at once; None for as many as the process may open files, up to 10,000.
+        most: most connections; None for as many as the process may open files, up to 10,000.
         build: makes the protocol of a new connection.
-        tried: called when an attempt that `grow` began is over: with the error's text, "" for none.
-        tls: certificates to trust and to show; None: no TLS.
+        tried: called after each attempt that `grow` began, with the error's text or "".
+        tls: certificates to trust and to show; None for no TLS.
     """
 
     def __init__(
@@ -273,12 +268,12 @@ class ConnectionPool:
         self._build, self._tried = build, tried
         self._opening: set[asyncio.Task[None]] = set()
         self.open: set[Connection] = set()
-        """Open connections. Their owners add and remove them."""
+        """Open connections. Their owner adds and removes them."""
         self.idle: list[Connection] = []
-        """Connections free for a request, the one used last at the end; some may have been closed since."""
+        """Free connections, the last one used at the end. Some may have been closed since."""
 
     async def warm(self, count: int) -> None:
-        """Open `count` connections or as many as may be; all of them go to the address that answered first.
+        """Open `count` connections, or as many as possible. All go to the address that answered first.
 
         Raises:
             Unreachable: not even one could be opened.
@@ -288,9 +283,9 @@ class ConnectionPool:
         except OSError as exc:
             if fault := tls_fault(exc, "--ca, or by SSL_CERT_FILE", "--cert"):
                 raise Unreachable(f"no connection to {self._host}:{self._port}: {fault}") from None
-            why = exc.strerror or str(exc) or "no answer in time"
+            reason = exc.strerror or str(exc) or "no answer in time"
             raise Unreachable(
-                f"no connection to {self._host}:{self._port}: {why}. Is the server running, and is this its address?"
+                f"no connection to {self._host}:{self._port}: {reason}. Is the server running, and is this its address?"
             ) from None
         for transport in (connection.transport for connection in self.open):
             self._host, self._port = transport.get_extra_info("peername")[:2]
@@ -303,7 +298,7 @@ class ConnectionPool:
                 return
 
     def take(self, now: float) -> Connection | None:
-        """The idle connection used last, None when there is none; `now` is compared with their `idle_since`."""
+        """Return the idle connection used last, or None. `now` is compared with their `idle_since`."""
         idle = self.idle
         while idle:
             connection = idle.pop()
@@ -315,19 +310,19 @@ class ConnectionPool:
         return None
 
     def grow(self, wanted: int) -> None:
-        """Have at least `wanted` connections on their way, as far as they may be."""
+        """Have at least `wanted` attempts to connect under way, as far as the limits allow."""
         room = self._most - len(self.open)
         for _ in range(min(wanted, room, _MOST_OPENING) - len(self._opening)):
             task = asyncio.get_running_loop().create_task(self._try())
             self._opening.add(task)
 
     def close(self) -> None:
-        """Close all connections and give up all attempts."""
+        """Close all connections, and give up all attempts."""
         for task in self._opening:
             task.cancel()
         for connection in list(self.open):
             if self._tls:
-                connection.close("closed")  # To end TLS in order takes the server's answer, and the loop ends now.
+                connection.close("closed")  # An orderly end of TLS needs the server's answer, and the loop ends now.
             else:
                 connection.retire()
 
@@ -348,7 +343,7 @@ class ConnectionPool:
 
 
 def _file_limit() -> int:
-    """Number of files this process may open, after asking for as many as it can get."""
+    """Return how many files this process may open, after asking for as many as it can get."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -2,14 +2,14 @@
 
 The rules:
 
-1. A request is sent at its due instant whether or not earlier ones were answered (open loop).
-2. With no free connection it opens another, up to the most allowed; else the request waits its turn in the
-   backlog, and its lateness counts.
-3. Latency runs from the due instant; so does the timeout, sent or not.
-4. A request is never sent twice. Its outcome is the answer, or what befell its connection, or the timeout.
+1. A request is sent when it is due, whether or not earlier ones were answered (open loop).
+2. If no connection is free, another is opened, up to the limit. Beyond that the request waits in the backlog, and its lateness
+   counts.
+3. Latency runs from the due time; so does the timeout, sent or not.
+4. A request is never sent twice. Its outcome is its answer, the loss of its connection, or the timeout.
 
-Sends are driven by one alarm, set for the next due instant but at most once a millisecond, and by the answers
-that come in; not by one timer per request.
+There is no timer per request. One alarm, set for the next due time but at most once a millisecond, and arriving answers drive
+the sending.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from headway.load.spec import LoadSpec
 from headway.runtime.race import end
 
 _HOLE = "0f8fad5bd9cb469fa165"
-"""Placeholder of the request's number in the encoded body; long enough not to be there otherwise."""
+"""Placeholder of the request's number in the encoded body; long enough not to occur by chance."""
 
 
 class _Answer(msgspec.Struct, gc=False):
@@ -43,13 +43,13 @@ class _Answer(msgspec.Struct, gc=False):
 
 
 class Payload:
-    """Maker of requests, all different, and checker of their answers.
+    """Makes requests, all different, and checks their answers.
 
-    All that requests have in common is put together once; a request then costs one formatting step.
+    What all requests have in common is encoded once, so that each costs one formatting step.
 
     Arguments:
-        spec: the order.
-        nonce: letters and digits put into every input, so that two runs never send the same one.
+        spec: the load test.
+        nonce: letters and digits in every input, so that two runs never send the same.
     """
 
     def __init__(self, spec: LoadSpec, nonce: str) -> None:
@@ -69,12 +69,12 @@ class Payload:
         self._decode = msgspec.json.Decoder(_Answer).decode
 
     def request(self, number: int, tier: int) -> bytes:
-        """The bytes of request `number`, below 10^9, in stream `tier`."""
+        """Return the bytes of request `number`, below 10^9, of a tier by index."""
         template = self._templates[tier]
         return template % number if self._counts else template % ()
 
     def is_right(self, number: int, body: bytes) -> bool:
-        """Whether `body` is the answer to request `number`."""
+        """Return True if `body` is the right answer to request `number`."""
         try:
             output = self._decode(body).output
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -109,11 +109,9 @@ def _escaped(piece: bytes) -> bytes:
 
 _TICK = 0.001
 _MOST_AT_ONCE = 256
-"""Sends in one go before answers are looked at again, when the generator is behind."""
+"""Most requests to send before looking at answers again, when the generator is behind."""
 _WARM_SECONDS = 0.25
-"""Seconds of an answer for which connections are opened beforehand, so that the load begins without a burst of
-connecting.
-"""
+"""Seconds of answering time for which connections are opened beforehand, so that the load doesn't begin with a burst of them."""
 _MOST_WARM = 2_500
 _SHOWN_MISMATCHES = 3
 _SHOWN_ERROR = 300
@@ -126,15 +124,15 @@ class _Problem(msgspec.Struct, gc=False):
 
 
 class Generator:
-    """Load test. Build it in a running loop and call `run` once.
+    """Load test. Build it in a running loop, and call `run` once.
 
     Arguments:
-        spec: the order.
+        spec: the load test.
         nonce: letters and digits that make this run's inputs differ from every other run's.
 
     Attributes:
-        record: outcomes of the requests so far.
-        started_at: instant of `time.perf_counter` from which due instants count; infinite before the start.
+        record: outcomes so far.
+        started_at: when due times count from, by `time.perf_counter`; infinite before the start.
 
     Raises:
         SettingError: the arrivals are a trace that cannot be read.
@@ -165,10 +163,10 @@ class Generator:
         self.started_at = self._due = inf
 
     async def run(self) -> Record:
-        """Send the whole load; returns when every request has its outcome.
+        """Send the whole load, and return once every request has its outcome.
 
         Raises:
-            Unreachable: no connection could be opened to begin with.
+            Unreachable: no first connection could be opened.
         """
         spec, record = self._spec, self.record
         sweep = self._loop.create_task(self._sweep())
@@ -190,7 +188,7 @@ class Generator:
         return record
 
     def stop(self) -> None:
-        """Stop sending, and do not wait for what is in flight: it counts as `interrupted`."""
+        """Stop sending. What is in flight counts as `interrupted`."""
         self.record.interrupted = True
         self._due = inf
         self._give_up(inf, "interrupted", "interrupted")
@@ -223,7 +221,7 @@ class Generator:
         if due < inf:
             self._alarm.arm(max(due - now, _TICK) if due > now else 0.0)
 
-    # What connections report.
+    # Called by connections.
 
     def ready(self, connection: Connection) -> None:
         """Use a connection that is open."""
@@ -247,7 +245,7 @@ class Generator:
         else:
             stream.failed[self._label(status, body)] += 1
             if 400 <= status < 500 and status != 429 and not record.first_refused:
-                record.first_refused = self._told(body)
+                record.first_refused = self._error_text(body)
             if status in (429, 503):
                 stream.refused.append(now - connection.due)
                 stream.refused_without_retry_after += not retry_after
@@ -279,10 +277,10 @@ class Generator:
             connection.idle_since = now
             self._pool.idle.append(connection)
 
-    # Requests that get no answer.
+    # Requests without an answer.
 
     def _tried(self, failure: str) -> None:
-        """Note that an attempt to connect is over. If it failed, so has the oldest request that waits for a connection."""
+        """Note the end of an attempt to connect. A failure is the outcome of the oldest request in the backlog."""
         if failure and self._backlog:
             _, _, tier = self._backlog.popleft()
             self._fail(tier, failure)
@@ -297,7 +295,7 @@ class Generator:
             self._give_up(perf_counter() - timeout, "timeout", "timeout before it was sent")
 
     def _give_up(self, before: float, sent: str, unsent: str) -> None:
-        """End all requests due at `before` or earlier, with one label for those sent and one for those not."""
+        """End all requests due at `before` or earlier, with a label for those sent and another for the others."""
         for connection in self._pool.open:
             if connection.number != IDLE and connection.due <= before:
                 connection.number = IDLE
@@ -322,8 +320,8 @@ class Generator:
         if record.mismatches <= _SHOWN_MISMATCHES:
             record.mismatched.append(f"request {number}: {_printable(body[:200].decode(errors='replace'))}")
 
-    def _told(self, body: bytes) -> str:
-        """Text of an error, in the words of the API that sent it, or its whole body."""
+    def _error_text(self, body: bytes) -> str:
+        """Return an error's text in the words of the API that sent it, or else its whole body."""
         try:
             problem = self._problem(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -333,7 +331,7 @@ class Generator:
         return _printable((texts or [body.decode(errors="replace")])[0][:_SHOWN_ERROR])
 
     def _label(self, status: int, body: bytes) -> str:
-        """Status and error code of an answer that is no success."""
+        """Return status and error code of an unsuccessful answer."""
         try:
             error = self._problem(body).error
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -344,44 +342,44 @@ class Generator:
 
 
 def run_load(spec: LoadSpec, progress: float | None = None) -> Record:
-    """Run a load test in an event loop of its own; Ctrl-C ends it early, with what was found until then.
+    """Run a load test in an event loop of its own. Ctrl-C ends it early, with the outcomes so far.
 
     Arguments:
-        spec: the order.
-        progress: seconds between two lines of progress on standard error; None: by the kind of stream, 0: none at all.
+        spec: the load test.
+        progress: seconds between two lines of progress on standard error; None to go by the kind of stream, 0 for none.
 
     Raises:
         SettingError: the arrivals are a trace that cannot be read.
-        Unreachable: no connection could be opened to begin with.
+        Unreachable: no first connection could be opened.
     """
 
     async def drive() -> Record:
         generator = Generator(spec, secrets.token_hex(4))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, generator.stop)
-        telling = loop.create_task(_tell(generator, spec.duration, progress))
+        progress_task = loop.create_task(_report_progress(generator, spec.duration, progress))
         try:
             return await generator.run()
         finally:
-            await end(telling)
+            await end(progress_task)
             loop.remove_signal_handler(signal.SIGINT)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(drive())
 
 
-async def _tell(generator: Generator, duration: float, every: float | None) -> None:
+async def _report_progress(generator: Generator, duration: float, every: float | None) -> None:
     if every != 0.0:
         await report_on(generator.record, lambda: perf_counter() - generator.started_at, duration, every)
 
 
 def _printable(text: str) -> str:
-    """Text that a server sent, made safe to show in a terminal."""
+    """Make a text from a server safe for a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def _tier_draws(spec: LoadSpec) -> Iterator[int]:
-    """Tier of each request: an endless stream of indices into `spec.tiers`."""
+    """Yield the tier of each request as an index into `spec.tiers`, without end."""
     weights = list(spec.mix.values())
     if len(weights) < 2:
         return repeat(0)

@@ -1,7 +1,6 @@
-"""Record of a load test: the outcome of each request, written as it comes.
+"""Record of a load test: the outcome of each request, written as it comes. Simulations are recorded in part by the same words.
 
-Raw latencies go into flat arrays (8 bytes each); percentiles are made of them when the load is over, so that
-recording one costs a tenth of a microsecond.
+Raw latencies go into flat arrays of 8 bytes each, which takes a tenth of a microsecond. Percentiles come when the load is over.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from math import fsum, sqrt
 
 
 class Stream:
-    """Outcomes of one tier's requests. Latencies are seconds from the due instant to the answer's last byte."""
+    """Outcomes of one tier's requests. Latencies are seconds from the due time to the answer's last byte."""
 
     __slots__ = ("answered", "failed", "name", "refused", "refused_without_retry_after")
 
@@ -27,32 +26,28 @@ class Stream:
         self.refused_without_retry_after = 0
         """Refusals that did not say when to come back."""
         self.failed: Counter[str] = Counter()
-        """Every outcome but 2xx by label: status and error code of an answer, else what befell the connection."""
+        """Every outcome but 2xx, by label: status and error code of an answer, or what happened to the connection."""
 
 
 class Record:
-    """Outcomes and measurements of a load test while it runs.
-
-    Arguments:
-        tiers: names of the tiers.
-    """
+    """Outcomes and measurements of a load test while it runs, for tiers of these names."""
 
     def __init__(self, tiers: Sequence[str]) -> None:
         self.streams = [Stream(name) for name in tiers]
         self.sent = [0] * len(tiers)
-        """Requests that fell due, by tier."""
+        """Requests that have been due, by tier."""
         self.dues = array("d")
-        """Due instants of the requests, in seconds from the start."""
+        """Due times of the requests, in seconds from the start."""
         self.lags = array("d")
-        """Seconds after its due instant at which the generator got to each request."""
+        """Seconds by which the generator was late for each request."""
         self.mismatches = 0
-        """Answers with a 2xx status that are not the right answer to their request."""
+        """2xx answers that are not the right answer to their request."""
         self.mismatched: list[str] = []
-        """First few of the wrong answers, to be read."""
+        """The first few wrong answers."""
         self.first_refused = ""
-        """Text of the first answer with a 4xx status but 429, to be read; empty when there was none."""
+        """Text of the first 4xx answer, but for 429; empty if there was none."""
         self.waited = 0
-        """Requests that found no free connection when they were due."""
+        """Requests for which no connection was free when they were due."""
         self.opened = 0
         """Connections opened."""
         self.peak = 0
@@ -64,16 +59,16 @@ class Record:
         self.cpu = 0.0
         """CPU seconds of the generator, user and system."""
         self.interrupted = False
-        """Whether the load was stopped before its time."""
+        """True if the load was stopped early."""
 
     @property
     def variation(self) -> float:
-        """Coefficient of variation of the gaps between due instants: 0 for equal gaps, about 1 for Poisson."""
+        """Coefficient of variation of the gaps between due times: 0 for equal gaps, about 1 for Poisson."""
         return spacing(self.dues)[1]
 
 
 def spacing(instants: Sequence[float]) -> tuple[float, float]:
-    """Mean and coefficient of variation of the gaps between ascending instants; 0 and 0 where there are none, or no time."""
+    """Return mean and coefficient of variation of the gaps between ascending times; 0 and 0 without gaps, or without time."""
     gaps = [later - before for before, later in pairwise(instants)]
     mean = fsum(gaps) / len(gaps) if gaps else 0.0
     return mean, sqrt(fsum((gap - mean) ** 2 for gap in gaps) / len(gaps)) / mean if mean > 0.0 else 0.0

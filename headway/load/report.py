@@ -1,7 +1,7 @@
-"""Report of a load test: percentiles, rates and outcomes, made from its record, and the tables that show it to people.
+"""Report of a load test: percentiles, rates and outcomes, and the tables that show them to people.
 
-Times are in milliseconds here, as people read them; percentiles are exact (nearest rank). Simulations are reported in the same
-terms (`headway.simulator.report`). While a test runs, its progress is one line on standard error, again and again.
+Times are in milliseconds, and percentiles exact (nearest rank). Simulations are reported in the same terms
+(`headway.simulator.report`). While a test runs, it writes a line of progress to standard error now and then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDTH = 160
 _COLUMNS = ("requests", "answered", "p50", "p90", "p95", "p99", "p99.9", "max", "in time/s")
 
 EVERY_ON_TERMINAL = 0.5
-"""Seconds between two lines on a terminal, where each replaces the one before."""
+"""Seconds between two lines on a terminal, where each replaces the last."""
 EVERY = 5.0
 """Seconds between two lines in a file or a pipe."""
 
@@ -52,18 +52,18 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     """Outcomes of the requests of one tier, or of all.
 
     Attributes:
-        requests: requests that fell due.
-        answered: requests that got a 2xx answer.
-        refused: requests that got 429 or 503.
-        failed: requests that got any other status, or no answer.
+        requests: requests that were due.
+        answered: requests with a 2xx answer.
+        refused: requests with a 429 or 503.
+        failed: requests with any other status, or without an answer.
         answered_rate: 2xx answers per second, until the last answer came.
         in_time: 2xx answers within the promise; null without a promise.
         goodput: answers within the promise per second of the load's duration; null without a promise.
-        latency_ms: milliseconds from the due instant to a 2xx answer.
-        refusal_ms: milliseconds from the due instant to a refusal.
+        latency_ms: from the due time to a 2xx answer.
+        refusal_ms: from the due time to a refusal.
         refused_without_retry_after: refusals that did not say when to come back.
-        outcomes: count of every outcome; `ok` for 2xx, else status and error code, or what befell the connection. Their
-            sum is `requests`.
+        outcomes: count of every outcome, which add up to `requests`: `ok` for 2xx, or status and error code, or what happened
+            to the connection.
     """
 
     requests: int
@@ -83,11 +83,11 @@ class Self(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of the generator itself.
 
     Attributes:
-        lag_ms: milliseconds after its due instant at which the generator got to each request; part of every latency.
+        lag_ms: how late the generator was for each request, which is part of every latency.
         cpu_us_per_request: CPU time, user and system, in microseconds.
-        cpu_share: share of one core it used.
-        connections_opened, connections_peak: connections in all, and at once.
-        waited_for_connection: requests that found no free connection when they were due.
+        cpu_share: share of a core that it used.
+        connections_opened, connections_peak: connections in total, and at once.
+        waited_for_connection: requests for which no connection was free when they were due.
     """
 
     lag_ms: Latency
@@ -102,18 +102,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a load test.
 
     Attributes:
-        command: command line, API keys left out.
+        command: command line without API keys.
         started_at: ISO 8601, UTC.
-        url, rate, duration_s, arrivals, seed, promise_ms, expect: as ordered.
-        interrupted: whether it was stopped before its time.
-        arrivals_cv: coefficient of variation of the gaps between due instants: 0 even, about 1 Poisson.
-        offered_rate: requests that fell due, per second.
-        rows: rows of each request; null where its body has no tensors.
+        url, rate, duration_s, arrivals, seed, promise_ms, expect: as given.
+        interrupted: whether it was stopped early.
+        arrivals_cv: coefficient of variation of the gaps between due times: 0 even, about 1 Poisson.
+        offered_rate: requests due per second.
+        rows: rows of each request; null if its body has no tensors.
         answered_rows_rate: rows of 2xx answers per second, until the last answer came; null without tensors.
-        elapsed_s: seconds from the start until every request had its outcome.
+        elapsed_s: seconds until every request had its outcome.
         total: figures of all requests.
-        tiers: figures of each tier, when there is a mix.
-        mismatches: 2xx answers that are not the right answer to their request; null when not checked.
+        tiers: figures of each tier, if there is a mix.
+        mismatches: 2xx answers that are not the right answer to their request; null if not checked.
         mismatched: the first few of them.
         generator: measurements of the generator itself.
     """
@@ -141,14 +141,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unreached(self) -> bool:
-        """Whether not one request got an answer of any status."""
+        """True if not a single request got an answer, of any status."""
         return self.total.requests > 0 and not any(
             label == "ok" or label[:3].isdigit() for label in self.total.outcomes
         )
 
 
 def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_at: str) -> Report:
-    """Make the report of a finished load test. `command` and `started_at` are passed on as they are."""
+    """Make the report of a finished load test. `command` and `started_at` are copied into it."""
     seconds = min(spec.duration, record.elapsed) if record.interrupted else spec.duration
     until = max(seconds, record.last_answer)
     target, requests, rows = spec.target, len(record.dues), spec.rows
@@ -189,7 +189,7 @@ def make_report(spec: LoadSpec, record: Record, command: Sequence[str], started_
 
 
 def to_json(report: Report) -> bytes:
-    """Report as indented JSON, with a line feed at its end."""
+    """Return the report as indented JSON, with a final line feed."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
@@ -221,14 +221,14 @@ def _flow(streams: Sequence[Stream], requests: int, promise: float | None, secon
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
-    """Value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN of none."""
+    """Return the value that `share` (0 to 1) of the values do not exceed, by nearest rank; NaN without values."""
     if not ascending:
         return math.nan
     return ascending[min(len(ascending) - 1, max(0, math.ceil(len(ascending) * share) - 1))]
 
 
 def latency_ms(seconds: Iterable[float]) -> Latency:
-    """Distribution in milliseconds of latencies given in seconds."""
+    """Return the distribution, in milliseconds, of latencies in seconds."""
     ascending = sorted(seconds)
     if not ascending:
         return Latency(count=0)
@@ -262,7 +262,7 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def standard_console() -> Console:
-    """Standard output; a file or a pipe has no width to wrap at."""
+    """Return a console for standard output, which doesn't wrap in a file or a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH
@@ -270,17 +270,17 @@ def standard_console() -> Console:
 
 
 def figure(value: float) -> str:
-    """Milliseconds with as many places as are worth reading."""
+    """Format milliseconds with as many digits as are worth reading."""
     return f"{value:,.2f}" if value < 100 else f"{value:,.1f}"
 
 
 def figures(latency: Latency, *values: float) -> list[str]:
-    """Cells of some of a distribution's values; dashes where it is empty."""
+    """Format some values of a distribution; dashes if it is empty."""
     return [figure(value) if latency.count else "–" for value in values]
 
 
 def table_of(title: str, words: Sequence[str], numbers: Iterable[str]) -> Table:
-    """Table without rows: columns of words, and to the right of them columns of numbers."""
+    """Return a table without rows: columns of words, then columns of numbers."""
     table = Table(box=box.SIMPLE, title=title, title_justify="left")
     for name in words:
         table.add_column(name, no_wrap=True)
@@ -335,7 +335,7 @@ def _remarks(report: Report) -> list[str]:
         lines.append(
             f"{checked}: [red]{report.mismatches:,} wrong[/]" if report.mismatches else f"{checked}: all right."
         )
-        lines += [f"  {escape(one)}" for one in report.mismatched]
+        lines += [f"  {escape(wrong)}" for wrong in report.mismatched]
     lag = own.lag_ms
     lines.append(
         f"Generator: {own.cpu_us_per_request:.1f} µs CPU per request, {own.cpu_share:.0%} of a core; sends late by "
@@ -353,7 +353,7 @@ def _remarks(report: Report) -> list[str]:
 
 
 def line(record: Record, seconds: float, duration: float) -> str:
-    """Describe what a record holds `seconds` after the start of a load of `duration` seconds."""
+    """Describe a load test of `duration` seconds, `seconds` after its start."""
     sent = sum(record.sent)
     answered = sum(len(stream.answered) for stream in record.streams)
     refused = sum(len(stream.refused) for stream in record.streams)
@@ -365,13 +365,13 @@ def line(record: Record, seconds: float, duration: float) -> str:
 
 
 async def report_on(record: Record, elapsed: Callable[[], float], duration: float, every: float | None = None) -> None:
-    """Write the line again and again, until cancelled. A terminal is left without it, a stream that fails as it is.
+    """Write a line of progress now and then, until cancelled. Clear it from a terminal at the end.
 
     Arguments:
         record: record of the load.
         elapsed: returns the seconds since its start; below 0 before.
-        duration: seconds of load in all.
-        every: seconds between two lines; None: by the kind of stream.
+        duration: seconds of load.
+        every: seconds between two lines; None to go by the kind of stream.
     """
     live = sys.stderr.isatty()
     before, after = (_CLEAR, "") if live else ("", "\n")
@@ -386,7 +386,7 @@ async def report_on(record: Record, elapsed: Callable[[], float], duration: floa
 
 
 def _write(text: str) -> None:
-    """Write to standard error, if it takes anything: a load goes on without its progress."""
+    """Write to standard error if possible. A load goes on without its progress."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()

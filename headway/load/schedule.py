@@ -1,8 +1,8 @@
-"""Due instants of the requests of a load test, and an alarm that wakes an event loop at each, to about 50 µs where the system can.
+"""Due times of a load test's requests, and an alarm that wakes the event loop at each, to about 50 µs on Linux.
 
-Timers of asyncio and uvloop are kept in whole milliseconds, which would put up to a millisecond of the
-generator's own lateness into every latency it reports. Linux has a better clock in timerfd(2): a file
-descriptor that becomes readable when the time has come. Elsewhere the loop's own timer serves.
+Timers of asyncio and uvloop have whole milliseconds. They would add up to a millisecond of the generator's own lateness to
+every latency that it reports. Linux has timerfd(2): a file descriptor that becomes readable when the time has come. Elsewhere,
+the loop's own timer has to do.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
 class TraceFile:
-    """Instants of a trace file in seconds; read anew, line by line, each time it is iterated.
+    """Times of a trace file in seconds, read anew whenever it is iterated.
 
     Arguments:
         path: a CSV file as `headway.core.arrivals` describes it.
-        setting: name in errors of the setting that the path came from.
+        setting: setting that the path came from, for errors.
     """
 
     def __init__(self, path: Path, setting: str = "--arrivals") -> None:
         self._path, self._setting = path, setting
 
     def __iter__(self) -> Iterator[float]:
-        """Yield the instants.
+        """Yield the times.
 
         Raises:
             SettingError: the file cannot be read, or is no trace.
@@ -55,7 +55,7 @@ class TraceFile:
 
 
 def due_times(spec: LoadSpec) -> Iterator[float]:
-    """The due instants of a load test, in seconds from its start, until its duration is over.
+    """Yield the due times of a load test, in seconds from its start, until its duration is over.
 
     Raises:
         SettingError: the arrivals are a trace that cannot be read.
@@ -75,7 +75,7 @@ class Alarm:
     Arguments:
         loop: the running loop.
         ring: function to call.
-        precise: False to use the loop's own timer even where there is a better one.
+        precise: False to use the loop's own timer in any case.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None], *, precise: bool = True) -> None:
@@ -86,7 +86,7 @@ class Alarm:
             loop.add_reader(self._timer.fileno, self._on_timer)
 
     def arm(self, seconds: float) -> None:
-        """Ring in `seconds` from now, instead of when it was to ring before."""
+        """Ring in `seconds` from now, and not when it was to ring before."""
         if self._timer is not None:
             self._timer.set(seconds)
             return
@@ -129,7 +129,7 @@ class _Timer:
 
     @classmethod
     def open(cls) -> _Timer | None:
-        """A timer, or None where the system has none."""
+        """Return a timer, or None if the system has none."""
         if sys.platform != "linux":
             return None
         library = ctypes.CDLL(None)
@@ -137,13 +137,13 @@ class _Timer:
         return cls(library, fileno) if fileno >= 0 else None
 
     def set(self, seconds: float) -> None:
-        # A setting of zero would disarm it.
+        # Zero would disarm it.
         nanoseconds = max(1, int(seconds * 1e9))
         self._value.seconds, self._value.nanoseconds = divmod(nanoseconds, 1_000_000_000)
         self._settime(self.fileno, 0, self._address, None)
 
     def expired(self) -> bool:
-        """Whether it has gone off since it was last set. A second call says no."""
+        """Return True once after it has gone off."""
         try:
             os.read(self.fileno, 8)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Order for a load test: one frozen object, checked when it is built."""
+"""What a load test sends: one frozen object, checked when it is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_PATH = "/v1/inference"
 DEFAULT_INPUT = "the quick brown fox jumps over the lazy dog"
 EXPECTATIONS = ("none", "upper", "echo")
 ALL = "all"
-"""Name of the one stream of requests when no mix of tiers is asked for."""
+"""Name of the only stream of requests when there is no mix of tiers."""
 
 _INPUT_MEMBERS = ("input", "input_data", "prompt")
 _LOAD, _RESULT = "Load", "Results"
@@ -31,13 +31,13 @@ _MAX_DATA = 1 << 30
 
 @dataclass(frozen=True)
 class Target:
-    """Target of the requests.
+    """Where requests go.
 
     Attributes:
         host, port: address to connect to.
         authority: value of the Host header.
         path: path and query.
-        tls: whether it speaks TLS.
+        tls: whether to use TLS.
     """
 
     host: str
@@ -48,30 +48,30 @@ class Target:
 
     @property
     def url(self) -> str:
-        """URL that is asked."""
+        """The URL."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSpec:
-    """Order for a load test. Raises SettingError when a part of it cannot be.
+    """A load test. Raises SettingError if a part of it is impossible.
 
     Attributes:
-        target: target of the requests.
+        target: where requests go.
         rate: mean requests per second.
-        duration: seconds during which requests fall due.
+        duration: seconds in which requests are due.
         arrivals: `poisson`, `uniform`, or the path of a trace file.
-        seed: seed of the draws of arrivals and tiers; the same seed gives the same load.
-        mix: tier name to weight; the tier is sent as X-Request-Tier. Empty: no tier is sent.
-        keys: tier name to API key; the key under "" serves all tiers.
-        body: members of the JSON body; the member `member` is made different in each request.
-        member: name of the body's member that holds the input; "" when it has none to vary.
-        data: octets behind the JSON body, which are those of its tensors.
-        timeout: seconds from the due instant until a request counts as timed out.
+        seed: seed of arrivals and tiers; the same seed gives the same load.
+        mix: weights of tiers, which are sent as X-Request-Tier; empty to send none.
+        keys: API keys by tier; the key under "" serves all tiers.
+        body: members of the JSON body. `member` is made different in each request.
+        member: the body's member with the input; "" if there is none to vary.
+        data: bytes after the JSON body, which are its tensors.
+        timeout: seconds from the due time until a request has timed out.
         promise: latency promise in seconds, for goodput; None for none.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
-        connections: most connections open at once; None for as many as the process may open, up to 10,000.
-        tls: certificates to trust and to show, where the target speaks TLS.
+        connections: most connections at once; None for as many as the process may open, up to 10,000.
+        tls: certificates to trust and to show.
     """
 
     target: Target
@@ -154,7 +154,7 @@ class LoadSpec:
 
     @property
     def rows(self) -> int | None:
-        """Rows of a request: the first axis of its first tensor; None where the body has no tensors."""
+        """Rows of a request: the first axis of its first tensor; None without tensors."""
         try:
             return int(self.body["inputs"][0]["shape"][0])
         except (KeyError, IndexError, TypeError, ValueError):
@@ -162,10 +162,10 @@ class LoadSpec:
 
 
 def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
-    """The target of `http://host[:port][/path]`, or of https; without a scheme http, without a path `default`.
+    """Parse `http://host[:port][/path]`, or https. Without a scheme it is http, without a path `default`.
 
     Raises:
-        SettingError: not such a URL.
+        SettingError: it is no such URL.
     """
     example = "For example http://127.0.0.1:8000/v1/inference."
     if not url.isascii() or not url.isprintable() or " " in url:
@@ -186,10 +186,10 @@ def parse_target(url: str, default: str = DEFAULT_PATH) -> Target:
 
 
 def parse_mix(text: str) -> dict[str, float]:
-    """Tier weights from `enterprise=5,paid=25,free=70`; empty text for no mix.
+    """Parse tier weights such as `enterprise=5,paid=25,free=70`; empty text for no mix.
 
     Raises:
-        SettingError: not of that form, a tier twice, or no weight above 0.
+        SettingError: the text is malformed, has a tier twice, or no weight above 0.
     """
     mix: dict[str, float] = {}
     for part in filter(None, text.split(",")):
@@ -209,11 +209,10 @@ def parse_mix(text: str) -> dict[str, float]:
 
 
 def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
-    """API keys from `TIER=KEY` or, for all tiers, `KEY`.
+    """Parse API keys: `TIER=KEY` or, for all tiers, `KEY`.
 
     Raises:
-        SettingError: a tier that is not one of `tiers`, a key twice for one tier, or a key that no header can
-            carry. Keys are not shown.
+        SettingError: a tier is not in `tiers`, a tier has two keys, or no header can carry a key. Keys are not shown.
     """
     keys: dict[str, str] = {}
     known = list(tiers)
@@ -234,16 +233,16 @@ def parse_keys(texts: Iterable[str], tiers: Iterable[str]) -> dict[str, str]:
 
 
 def make_body(path: str, text: str | None, model: str | None, content: bytes | None) -> tuple[dict[str, Any], str]:
-    """The body of the requests, and the name of its member that holds the input, "" when none does.
+    """Return the body of the requests, and its member that holds the input ("" if none does).
 
     Arguments:
-        path: route; `/v1/predict` and `/v1/completions` name their members differently from the others.
+        path: route; `/v1/predict` and `/v1/completions` have their own names for members.
         text: the input; None for that of `content`, or a short sentence.
-        model: name of the model; None to leave it out, or for that of `content`.
-        content: a JSON object to start from; None for the least that the route asks for.
+        model: name of the model; None for that of `content`, or none.
+        content: a JSON object to start from; None for the least that the route takes.
 
     Raises:
-        SettingError: the content is not a JSON object, or the route asks for a model and none is named.
+        SettingError: the content is not a JSON object, or the route needs a model and none is named.
     """
     route = path.partition("?")[0]
     model_member = "model_id" if route.endswith("/v1/predict") else "model"
@@ -266,13 +265,13 @@ def make_body(path: str, text: str | None, model: str | None, content: bytes | N
 
 
 def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
-    """The body of requests with tensors of zeros, and the data behind it, by the Open Inference Protocol.
+    """Return the body of requests with tensors of zeros, and the data after it, by the Open Inference Protocol.
 
     Arguments:
-        texts: for each tensor `[NAME=]DATATYPE:SHAPE`, the first axis of which are the rows.
+        texts: `[NAME=]DATATYPE:SHAPE` for each tensor; the first axis are the rows.
 
     Raises:
-        SettingError: not of that form, or with another number of rows than the first.
+        SettingError: a text is malformed, or has another number of rows than the first.
     """
     heads: list[dict[str, Any]] = []
     data = []
@@ -280,20 +279,21 @@ def make_tensors(texts: Iterable[str]) -> tuple[dict[str, Any], bytes]:
         name, _, kind = text.rpartition("=")
         datatype, _, sizes = kind.partition(":")
         axes = sizes.split(",")
-        if datatype not in SIZES or datatype == JSON or not all(one.isdecimal() and int(one) for one in axes):
-            known = ", ".join(one for one in SIZES if one != JSON)
+        if datatype not in SIZES or datatype == JSON or not all(axis.isdecimal() and int(axis) for axis in axes):
+            known = ", ".join(name for name in SIZES if name != JSON)
             reason = "is not [NAME=]DATATYPE:SHAPE"
             raise SettingError("--tensor", text, reason, f"For example FP32:8,4, of 8 rows. Datatypes are {known}.")
-        shape = [int(one) for one in axes]
+        shape = [int(axis) for axis in axes]
         if heads and shape[0] != heads[0]["shape"][0]:
             reason = f"has {shape[0]} rows, and the first tensor {heads[0]['shape'][0]}"
-            raise SettingError("--tensor", text, reason, "Give all as many.")
+            raise SettingError("--tensor", text, reason, "Give all tensors the same number of rows.")
         if count_of(shape) * (SIZES[datatype] or 1) > _MAX_DATA:
             raise SettingError("--tensor", text, f"is of more than {_MAX_DATA >> 20} MiB", "Give fewer rows.")
-        one = bytes(SIZES[datatype] * count_of(shape))
-        data.append(one if datatype != BYTES else join_elements([DEFAULT_INPUT.encode()] * count_of(shape)))
-        told = {"binary_data_size": len(data[-1])}
-        heads.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": told})
+        zeros = bytes(SIZES[datatype] * count_of(shape))
+        data.append(zeros if datatype != BYTES else join_elements([DEFAULT_INPUT.encode()] * count_of(shape)))
+        parameters = {"binary_data_size": len(data[-1])}
+        heads.append({"name": name or "INPUT", "datatype": datatype, "shape": shape, "parameters": parameters})
+
     return {"inputs": heads, "parameters": {"binary_data_output": True}}, b"".join(data)
 
 

@@ -1,1 +1,1 @@
-"""Metrics of a process, for operators."""
+"""Metrics and traces of a process, for operators."""

@@ -1,4 +1,4 @@
-"""Figures behind the metrics: those of one process, and those of the whole fleet, which one process exports for all."""
+"""Figures behind the metrics: those of one process, and those of the fleet, which one process exports for all."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from headway.version import __version__
 
 
 class ProcessFigures(msgspec.Struct, frozen=True):
-    """Figures of one process at an instant, beside its counters, and the label values that it is known to count under.
+    """Figures of one process besides its counters, and the label values that it may count under.
 
     Attributes:
         tiers: names of the tiers, highest first.
-        models: names of the models that it serves or runs; what it has counted of others is not exported.
+        models: models that it serves or runs; counts of other models are not exported.
         version: version of Headway.
-        draining: whether it is going down.
+        draining: True while it shuts down.
         connections: open connections by port.
-        pending: requests that it holds; None: it has no gateway.
-        promise: seconds that are promised for P95; None: it has no gateway.
-        fallbacks: models that its gateway has fallbacks for.
-        rules: names of the rules of its input policy.
-        ledger_backlog: records that wait for the ledger; None: it has none.
-        bulk_jobs: bulk jobs that it holds, by status; None: it has none ever.
-        bulk_paused: number of those that pause by no fault of their lines.
-        slots: busy share of each of its slots, by model and worker; None: it has no batchers.
-        gpus: figures of the GPU of each of its slots that has one, by model and worker.
+        pending: requests that it holds; None without a gateway.
+        promise: latency in seconds that is promised for 95 % of the requests; None without a gateway.
+        fallbacks: models with a fallback.
+        rules: rules of its input policy.
+        ledger_backlog: records that wait for the ledger; None without one.
+        bulk_jobs: bulk jobs that it holds, by status; None if it never holds any.
+        bulk_paused: how many of those are paused through no fault of their lines.
+        slots: busy share of each of its slots, by model and worker; None without batchers.
+        gpus: figures of the slots' GPUs, by model and worker.
         versions: models that it runs, each with its version.
-        leader: whether its controller leads; None: it has none.
-        exports_fleet: whether it is the one that exports the figures of the fleet.
-        secure: names of its ports that speak TLS.
-        worker_label: makes the label of a worker from its id.
+        leader: whether its controller leads; None without one.
+        exports_fleet: whether it exports the figures of the fleet.
+        secure: its ports that use TLS.
+        worker_label: returns the label of a worker's id.
     """
 
     tiers: Sequence[str]
@@ -60,17 +60,17 @@ class ProcessFigures(msgspec.Struct, frozen=True):
 
 
 class FleetState(msgspec.Struct, frozen=True):
-    """Figures of the whole fleet at an instant.
+    """Figures of the whole fleet.
 
     Attributes:
         depths: depths of the queues.
-        workers: worker registry.
-        letters: number of dead letters kept, by model.
-        letters_ever: number of dead letters ever kept, by model.
-        capacities: capacities of the workers by model.
+        workers: all workers.
+        letters: dead letters kept, by model.
+        letters_ever: dead letters ever kept, by model.
+        capacities: capacities by model.
         members: processes of the fleet.
-        expected: healthy workers that there should be; 0: nobody has said.
-        memory: bytes that the broker's servers use, and most that they may (0: no limit); None: it is in this process.
+        expected: healthy workers that the fleet should have; 0 if nobody has said.
+        memory: bytes that the broker's servers use, and may use (0 for no limit); None for a broker in this process.
         bulk: bulk entries of the queues that have had any.
     """
 
@@ -86,12 +86,10 @@ class FleetState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """State of one process at one instant, as it is exported.
+    """What one process exports.
 
     Attributes:
-        counters: counters of what has happened so far.
-        own: figures of the process.
-        fleet: figures of the fleet; None: another process exports them, or the broker did not answer.
+        fleet: figures of the fleet; None if another process exports them, or the broker did not answer.
         broker_up: whether the broker answered.
     """
 
@@ -108,11 +106,7 @@ async def collect(
     expected: int = 0,
     memory: tuple[int, int] | None = None,
 ) -> FleetState:
-    """Ask broker, dead letters and fleet for their part of the fleet's figures.
-
-    Raises:
-        BrokerUnavailable: one of them does not answer.
-    """
+    """Read the fleet's figures from broker, dead letters and fleet. Raises BrokerUnavailable."""
     (depths, bulk), (workers, kept, ever, capacities, members) = await asyncio.gather(
         asyncio.gather(broker.depths(), broker.bulk_queues()),
         asyncio.gather(broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()),
@@ -121,9 +115,5 @@ async def collect(
 
 
 async def reach(fleet: Fleet) -> None:
-    """Find out whether the broker answers, by a call that costs it little.
-
-    Raises:
-        BrokerUnavailable: it does not.
-    """
+    """Find out whether the broker answers, by a cheap call. Raises BrokerUnavailable if it does not."""
     await fleet.members()

@@ -1,12 +1,12 @@
-"""Names of all metrics, in one place: a row for each. Reads counters and figures, and writes Prometheus text.
+"""All metrics in one table: how to read each from counters and figures, to be written as Prometheus text.
 
-Nothing here is on the path of a request: counters are plain numbers in `runtime.counters` until a scrape.
+None of this is on a request's path: counters are plain numbers in `runtime.counters` until a scrape.
 
-Figures of the whole fleet are exported by one process, so that a sum over all processes is the truth: by the leading
-controller or, where one process is the fleet, by that. Everything else is of the process that exports it.
+Figures of the fleet are exported by one process, so that sums over all processes are right: by the leading controller or, if
+one process is the fleet, by that. Everything else is about the process that exports it.
 
-A series that begins with its first event hides that event from `rate` and `increase`, so every series that a process can
-be expected to have is there from the start, with 0.
+A series that begins with its first event hides that event from `rate` and `increase`. So every series that a process can be
+expected to have is there from the start, with 0.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 OPENMETRICS_TYPE = openmetrics.CONTENT_TYPE_LATEST
 """Media type of the text with exemplars."""
 
-CHANGES = ("step", *(one.value for one in RolloutState if one is not RolloutState.RUNNING))
+CHANGES = ("step", *(state.value for state in RolloutState if state is not RolloutState.RUNNING))
 """Changes of rollouts."""
 NO_TIER = "none"
-"""Tier of what is refused before anybody knows who asks."""
+"""Tier of requests refused before the caller is known."""
 NO_MODEL = ""
-"""Model of what is refused before a model that is served is known."""
+"""Model of requests refused before their model is known."""
 
 _BEFORE_A_MODEL = frozenset((
     errors.HEADERS_TOO_LARGE, errors.METHOD_NOT_ALLOWED, errors.NOT_IMPLEMENTED, errors.REQUEST_TIMEOUT, errors.UNAUTHENTICATED,
 ))  # fmt: skip
-"""Codes of what is refused before it is a request for a model."""
+"""Codes of refusals that come before the model is known."""
 OUTCOMES = (
     "ok",
     "cancelled",
     *(code.lower() for code in errors.CODES if code not in _BEFORE_A_MODEL and code not in errors.SHOWN),
 )
-"""Outcomes of requests for a model that is served."""
+"""Outcomes of requests for a served model."""
 REFUSED = (
     "answer", "bodies", "broker", "burst", "capacity", "conflict", "culprit", "draining", "list", "memory", "no_workers",
     "overloaded", "policy", "rate", "shed",
 )  # fmt: skip
-"""Reasons for which a request for a model that is served is refused."""
+"""Reasons for refusing a request for a served model."""
 REFUSED_UNREAD = (
     "bad_request", "bodies", "calls", "forbidden", "headers_too_large", "internal", "method_not_allowed", "not_found",
     "payload_too_large", "polls", "rate", "request_timeout",
 )  # fmt: skip
-"""Reasons for which a request is refused before its model is known."""
+"""Reasons for refusing a request before its model is known."""
 REFUSED_STRANGERS = ("connections", "unauthenticated")
-"""Reasons for which a request is refused before anybody knows who asks, and never afterwards."""
+"""Reasons for refusing a request before the caller is known, and never afterwards."""
 DEPARTURES = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART)
 CAUSES = tuple(cause.value for cause in Cause)
 WASTES = ("departed", BULK, *CAUSES)
@@ -97,81 +97,82 @@ _PROCESS = ProcessCollector(registry=None)
 _NOTHING = FleetState()
 
 Labels = str | tuple[str, ...]
-"""Values of the labels of a series, in the order of the metric's labels; of one label its value."""
+"""Values of a series' labels, in the metric's order; plain text for a single label."""
 Values = Mapping[Any, Any] | float | None
-"""Numbers or histograms by `Labels`; the only one, where a metric has no labels; None: it has no series."""
+"""Numbers or histograms by `Labels`; a single number for a metric without labels; None for no series."""
 
 
 class Scrape:
-    """State of a process as it is exported, with what several metrics need of it."""
+    """What one process exports, with what several metrics need of it."""
 
     def __init__(self, state: State) -> None:
         self.counters, self.own, self.broker_up = state.counters, state.own, state.broker_up
         self.fleet = state.fleet or _NOTHING
         self.exports_fleet = state.fleet is not None
-        """Whether there are figures of the fleet; where another process exports them, metrics of the fleet have no series."""
+        """False while another process exports the fleet's figures, so that metrics of the fleet have no series here."""
         self.served = {NO_MODEL, *self.own.models}
-        """Models whose requests are counted here; what was counted of one that is served no longer is not exported."""
+        """Models whose counts are exported."""
         workers = (worker.model for worker in self.fleet.workers)
         self.models = {*self.own.models, *workers} if self.exports_fleet else set[str]()
         """Models of the fleet."""
 
     def of_models(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Values by model, with a zero for each of the fleet that has none."""
+        """Add a zero for each model of the fleet without a value."""
         return dict.fromkeys(self.models, 0.0) | dict(values)
 
     def of_capacities(self, read: Callable[[Capacity], float]) -> dict[str, float]:
-        """Figure of each model's capacity, as `read` finds it."""
-        return self.of_models({one.model: read(one) for one in self.fleet.capacities if one.model in self.models})
+        """Return a figure of each model's capacity."""
+        capacities = (capacity for capacity in self.fleet.capacities if capacity.model in self.models)
+        return self.of_models({capacity.model: read(capacity) for capacity in capacities})
 
     def of_rollouts(self, read: Callable[[Rollout], float]) -> Values:
-        """Figure of the last rollout of each model that had one, by model and version, as `read` finds it."""
-        found = (one.rollout for one in self.fleet.capacities if one.rollout is not None and one.model in self.models)
-        return {(one.model, one.version): read(one) for one in found}
+        """Return a figure of each model's last rollout, by model and version."""
+        rollouts = (capacity.rollout for capacity in self.fleet.capacities if capacity.model in self.models)
+        return {(rollout.model, rollout.version): read(rollout) for rollout in rollouts if rollout is not None}
 
     def of_queues(self, values: Iterable[tuple[str, int, float]], join: Callable[[float, float], float]) -> Values:
-        """Values by model and tier; those of a model's versions are joined."""
-        found = dict.fromkeys(product(self.models, self.own.tiers), 0.0)
+        """Return values by model and tier, with those of a model's versions joined."""
+        joined = dict.fromkeys(product(self.models, self.own.tiers), 0.0)
         names = dict(enumerate(self.own.tiers))
         for model, tier, value in values:
             if model in self.models:
                 key = model, names.get(tier, str(tier))
-                found[key] = join(found.get(key, 0.0), value)
-        return found
+                joined[key] = join(joined.get(key, 0.0), value)
+        return joined
 
     def of_bulk(self, read: Callable[[BulkDepth], int]) -> dict[str, float]:
-        """Figure of the bulk entries of each model, as `read` finds it of each queue."""
-        found = Counter[str]()
-        for one in self.fleet.bulk:
-            if one.model in self.models:
-                found[one.model] += read(one)
-        return self.of_models(found)
+        """Return the sum of a figure over each model's bulk queues."""
+        sums = Counter[str]()
+        for queue in self.fleet.bulk:
+            if queue.model in self.models:
+                sums[queue.model] += read(queue)
+        return self.of_models(sums)
 
     def of_gpus(self, read: Callable[[GpuFigures], float | None]) -> Values:
-        """Figure of each GPU, as `read` finds it; none where its driver does not tell."""
+        """Return a figure of each GPU whose driver reports it."""
         return {key: value for key, gpu in self.own.gpus.items() if (value := read(gpu)) is not None}
 
     @property
     def letters(self) -> dict[str, float]:
-        """Dead letters by model: of the fleet's models, and of others that have some."""
+        """Dead letters of the fleet's models, and of others that have some."""
         return self.of_models({model: n for model, n in self.fleet.letters.items() if n or model in self.models})
 
     @property
     def desired(self) -> dict[str, float]:
-        """Workers that each model should have; where nothing is decided yet, as many as there are, and one at least."""
+        """Workers that each model should have. Until that is decided: as many as there are, but at least one."""
         gone = (WorkerStatus.OFFLINE, WorkerStatus.DRAINED)
-        there = Counter(one.model for one in self.fleet.workers if one.status not in gone)
-        decided = {one.model: one.scaling.desired for one in self.fleet.capacities if one.scaling is not None}
-        return {model: decided.get(model, max(there[model], 1)) for model in self.models}
+        present = Counter(worker.model for worker in self.fleet.workers if worker.status not in gone)
+        capacities = self.fleet.capacities
+        decided = {capacity.model: capacity.scaling.desired for capacity in capacities if capacity.scaling is not None}
+        return {model: decided.get(model, max(present[model], 1)) for model in self.models}
 
     @property
     def census(self) -> dict[tuple[str, str], int]:
-        """Workers by model and status, with a zero for each status a model has none of.
-
-        A worker that was told to stop has left, as its missing reason says; it is no loss.
-        """
-        there = (one for one in self.fleet.workers if one.status is not WorkerStatus.OFFLINE or one.reason)
-        counted = Counter((worker.model, worker.status) for worker in there)
+        """Workers by model and status, with zeros. A worker that was told to stop is no loss, and not counted."""
+        workers = (
+            worker for worker in self.fleet.workers if worker.status is not WorkerStatus.OFFLINE or worker.reason
+        )
+        counted = Counter((worker.model, worker.status) for worker in workers)
         return {(model, status.value): counted[model, status] for model in self.models for status in WorkerStatus}
 
     @property
@@ -182,41 +183,41 @@ class Scrape:
 
 
 def _xids(scrape: Scrape) -> Values:
-    """Xid errors of each GPU by cause."""
-    found = {}
+    """Xid errors of each GPU, by whether the model can cause them."""
+    errors_by_cause = {}
     for key, gpu in scrape.own.gpus.items():
         of_model = sum(count for xid, count in gpu.xids.items() if xid in MODEL_XIDS)
-        found[*key, "model"], found[*key, "gpu"] = of_model, sum(gpu.xids.values()) - of_model
-    return found
+        errors_by_cause[*key, "model"], errors_by_cause[*key, "gpu"] = of_model, sum(gpu.xids.values()) - of_model
+    return errors_by_cause
 
 
 def _asked(own: ProcessFigures) -> Iterable[str]:
-    """Models that requests come for."""
+    """Models that this process gets requests for."""
     return own.models if own.pending is not None else ()
 
 
 def _run(own: ProcessFigures) -> Iterable[str]:
-    """Models that are run here."""
+    """Models that this process runs."""
     return sorted({model for model, _ in own.slots or ()})
 
 
 def _inputs(own: ProcessFigures) -> Iterator[Labels]:
-    """Model and version that run here, and how a run of an input goes."""
+    """Models and versions that run here, with each outcome of an input's run."""
     return ((*run, outcome) for run, outcome in product(own.versions, (OK, ITEM, BULK, *CAUSES)))
 
 
 def _workers(own: ProcessFigures) -> Iterable[str]:
-    """Workers of the slots."""
+    """Workers of this process."""
     return (worker for _, worker in own.slots or ())
 
 
 def _scaled(own: ProcessFigures) -> Iterable[str]:
-    """Models whose number of workers this process may set, which only a controller does."""
+    """Models whose scaling this process decides: a controller's."""
     return own.models if own.leader is not None else ()
 
 
 def _refused(own: ProcessFigures) -> Iterator[Labels]:
-    """Reason, tier and model of refusals."""
+    """Reasons, tiers and models of refusals."""
     if own.pending is not None:
         yield from product(REFUSED, own.tiers, own.models)
         yield from product(REFUSED_UNREAD, (NO_TIER, *own.tiers), (NO_MODEL,))
@@ -231,12 +232,12 @@ class Row(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: class of its family.
-        name: its name, without `headway_` and without the `_total` of a counter.
-        labels: names of its labels, with spaces between them.
-        text: meaning of its values.
+        name: its name without `headway_` and a counter's `_total`.
+        labels: names of its labels, separated by spaces.
+        text: its help.
         values: reads its values.
         known: label values that it has from the start, with 0.
-        served: whether only models that are served have series.
+        served: True to export only served models.
         bounds: bounds of a histogram.
     """
 
@@ -251,187 +252,186 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = (
-    # Of the process.
+    # The process.
     Row(GAUGE, "build_info", "version", "Version of Headway; always 1.", lambda of: {of.own.version: 1}),
-    Row(GAUGE, "draining", "", "Whether the process is going down.", lambda of: of.own.draining),
-    Row(GAUGE, "leader", "", "Whether the process has the controller that leads; only where there is one.",
+    Row(GAUGE, "draining", "", "1 while the process shuts down.", lambda of: of.own.draining),
+    Row(GAUGE, "leader", "", "1 if the process's controller leads; only where there is a controller.",
         lambda of: of.own.leader),
-    Row(GAUGE, "broker_up", "", "Whether the broker answered this scrape.", lambda of: of.broker_up),
-    Row(HISTOGRAM, "broker_call_seconds", "", "Answered calls to a broker in another process, reads that wait left out.",
+    Row(GAUGE, "broker_up", "", "1 if the broker answered this scrape.", lambda of: of.broker_up),
+    Row(HISTOGRAM, "broker_call_seconds", "", "Answered calls to a broker in another process, without blocking reads.",
         lambda of: {(): of.counters.broker.call_seconds}),
-    Row(COUNTER, "broker_call_failures", "", "Such calls without an answer.", lambda of: of.counters.broker.call_failures),
+    Row(COUNTER, "broker_call_failures", "", "Calls to such a broker without an answer.", lambda of: of.counters.broker.call_failures),
     Row(COUNTER, "trace_spans_dropped", "reason",
-        "Spans of traces that were dropped, by reason: queue, export or refused.",
+        "Dropped spans of traces, by reason: queue, export or refused.",
         lambda of: of.counters.spans_dropped),
     Row(GAUGE, "open_connections", "port", "Open connections by port.", lambda of: of.own.connections),
-    Row(COUNTER, "retries", "cause", "Entries queued again after a failed run.",
+    Row(COUNTER, "retries", "cause", "Entries queued again after a failed run, by cause.",
         lambda of: of.counters.broker.retries, lambda own: CAUSES),
-    # Of the requests that a gateway and its port answer.
+    # Requests that a gateway and its ports answer.
     Row(COUNTER, "requests", "model tier outcome", "Requests answered, by outcome: ok, an error code, or cancelled.",
         lambda of: of.counters.gateway.requests, lambda own: product(_asked(own), own.tiers, OUTCOMES), served=True),
     Row(COUNTER, "tokens", "model tenant how",
-        "Tokens that targets have told, by tenant, of the run of a request or of another's that it shares.",
+        "Tokens reported by targets, by tenant; for the run of a request, or another's run that it shares.",
         lambda of: of.counters.gateway.tokens, served=True),
-    Row(HISTOGRAM, "request_seconds", "model tier", "From the decoded request to its answer, of those not refused at the door.",
+    Row(HISTOGRAM, "request_seconds", "model tier", "From the decoded request to its answer, without refusals at the door.",
         lambda of: of.counters.gateway.request_seconds, lambda own: product(_asked(own), own.tiers), served=True),
     Row(HISTOGRAM, "queue_seconds", "model tier", "From the enqueue to the claim.",
         lambda of: of.counters.gateway.queue_seconds, lambda own: product(_asked(own), own.tiers), served=True),
     Row(HISTOGRAM, "batching_overhead_seconds", "",
-        "Headway's own share of a request: end to end less queueing and the run; one sample a batch.",
+        "Headway's own share of a request: end to end without queueing and run; one sample per batch.",
         lambda of: {(): of.counters.gateway.overhead_seconds}),
     Row(COUNTER, "refusals", "reason tier model", "Requests refused at the door.",
         lambda of: of.counters.gateway.refusals, _refused, served=True),
-    # Of what a gateway holds and holds back, shares, and answers by itself.
+    # What a gateway holds, holds back, shares, and answers by itself.
     Row(GAUGE, "pending_requests", "", "Requests that the gateway holds; only where there is one.", lambda of: of.own.pending),
-    Row(GAUGE, "promise_seconds", "", "Latency that is promised for 95 % of the requests; only where there is a gateway.",
+    Row(GAUGE, "promise_seconds", "", "Latency promised for 95 % of the requests; only where there is a gateway.",
         lambda of: of.own.promise),
     Row(GAUGE, "throttle_per_second", "model",
-        "Requests of the lowest tier that this gateway lets in a second; none: all of them.",
+        "Requests of the lowest tier per second that this gateway lets in; absent while it lets in all.",
         lambda of: of.counters.gateway.throttle, served=True),
     Row(COUNTER, "input_policy", "rule effect",
-        "Requests by rule of the input policy, and what it did: changed, refused, shadow or failed.",
+        "Requests that a rule of the input policy changed, refused, would have changed or refused (shadow), or failed on.",
         lambda of: of.counters.input_policy, lambda own: product(own.rules, EFFECTS)),
-    Row(COUNTER, "client_retries", "", "Requests that their client said it had sent before.",
+    Row(COUNTER, "client_retries", "", "Requests that their clients marked as sent again.",
         lambda of: of.counters.gateway.client_retries),
     Row(COUNTER, "shared", "model kind how",
-        "Requests answered with the outcome of another: joined while it ran, or kept of it.",
+        "Requests answered with another's outcome: joined while it ran, or kept from it.",
         lambda of: of.counters.gateway.shared, lambda own: product(_asked(own), KINDS, ("joined", "kept")), served=True),
-    Row(COUNTER, "direct", "model", "Requests answered by the fallback, for want of a broker.",
+    Row(COUNTER, "direct", "model", "Requests answered by the fallback while the broker was away.",
         lambda of: of.counters.gateway.direct, lambda own: own.fallbacks, served=True),
     Row(COUNTER, "ledger_dropped", "", "Records that the ledger never got.", lambda of: of.counters.store.ledger_dropped),
     Row(GAUGE, "ledger_backlog", "", "Records that wait for the ledger; only where there is one.",
         lambda of: of.own.ledger_backlog),
-    Row(COUNTER, "bulk_lines", "outcome", "Lines of bulk jobs that this process had answered: answered, or failed.",
+    Row(COUNTER, "bulk_lines", "outcome", "Lines of bulk jobs that this process finished: answered, or failed.",
         lambda of: of.counters.bulk_lines, lambda own: () if own.bulk_jobs is None else ("answered", "failed")),
     Row(GAUGE, "bulk_jobs", "status", "Bulk jobs that this process holds, by status; only where there are any.",
         lambda of: of.own.bulk_jobs),
-    Row(GAUGE, "bulk_paused", "", "Those of which nothing runs at present, by no fault of their lines; the log and the job say why.",
+    Row(GAUGE, "bulk_paused", "", "Bulk jobs paused through no fault of their lines; the log and the job say why.",
         lambda of: of.own.bulk_paused),
-    Row(GAUGE, "keys_age_seconds", "", "How old the API keys are that requests are checked by.",
+    Row(GAUGE, "keys_age_seconds", "", "Age of the API keys that requests are checked by.",
         lambda of: of.counters.store.keys_age),
-    # Of batchers and their workers.
-    Row(HISTOGRAM, "batch_size", "model", "Entries in a batch, or rows where they are tensors.", lambda of: of.counters.worker.batch_size, _run, bounds=SIZES),
+    # Batchers and their workers.
+    Row(HISTOGRAM, "batch_size", "model", "Entries of a batch, or rows if they are tensors.", lambda of: of.counters.worker.batch_size, _run, bounds=SIZES),
     Row(COUNTER, "batches", "model reason", "Batches that left, by reason.",
         lambda of: of.counters.worker.batches, lambda own: product(_run(own), DEPARTURES)),
-    Row(COUNTER, "inputs", "model version outcome", "Inputs that ran, by the version of the model and how that went.",
+    Row(COUNTER, "inputs", "model version outcome", "Inputs that ran, by version and outcome of the run.",
         lambda of: of.counters.worker.inputs, _inputs),
-    Row(HISTOGRAM, "batch_fill_ratio", "model", "Batch size over the largest batch.",
+    Row(HISTOGRAM, "batch_fill_ratio", "model", "Batch size divided by the largest batch.",
         lambda of: of.counters.worker.batch_fill, _run, bounds=RATIOS),
     Row(HISTOGRAM, "gpu_batch_seconds", "model worker", "Run time of a batch.",
         lambda of: of.counters.worker.gpu_seconds, lambda own: own.slots or ()),
     Row(GAUGE, "gpu_utilization", "model worker", "Busy share of a worker's last seconds, 0 to 1.", lambda of: of.own.slots),
-    Row(COUNTER, "worker_restarts", "worker", "How often a worker's process was replaced.",
+    Row(COUNTER, "worker_restarts", "worker", "Replacements of a worker's process.",
         lambda of: of.counters.worker.restarts, _workers),
-    Row(COUNTER, "bulk_kills", "worker", "How often a batch with lines of bulk jobs ended a worker's process.",
+    Row(COUNTER, "bulk_kills", "worker", "Batches with lines of bulk jobs that ended a worker's process.",
         lambda of: of.counters.worker.bulk_kills, _workers),
-    Row(COUNTER, "model_loads", "model worker", "How often a worker has loaded its model.",
+    Row(COUNTER, "model_loads", "model worker", "Loads of a model by a worker.",
         lambda of: of.counters.worker.loads, lambda own: own.slots or ()),
     Row(HISTOGRAM, "model_load_seconds", "model", "Seconds of a load, from the first step to ready.",
         lambda of: of.counters.worker.load_seconds, _run),
-    Row(COUNTER, "model_evictions", "reason", "Models that made room on their GPU for another, by why that was loaded.",
+    Row(COUNTER, "model_evictions", "reason", "Models unloaded to make room on their GPU, by why the other was loaded.",
         lambda of: of.counters.worker.evictions, lambda own: () if own.slots is None else EVICTIONS),
     Row(COUNTER, "large_payloads", "direction way",
-        "Large inputs and outputs of worker processes, and whether there was room for them in the arena.",
+        "Large inputs and outputs of worker processes, by whether the arena had room for them.",
         lambda of: of.counters.worker.large_payloads, lambda own: () if own.slots is None else WAYS),
     Row(COUNTER, "wasted_gpu_seconds", "cause", "GPU time spent on clients that had left, or on batches that failed.",
         lambda of: of.counters.worker.wasted_seconds, lambda own: () if own.slots is None else WASTES),
     Row(GAUGE, "breaker_state", "backend", "Circuit breaker: 0 closed, 1 half open, 2 open.",
         lambda of: of.counters.worker.breaker_state, _workers),
-    # Of GPUs, as their driver tells them; they have no samples without one, or for what it does not tell.
-    Row(GAUGE, "gpu_memory_used_bytes", "model worker", "Memory of a worker's GPU that is in use, by whomever.",
+    # GPUs, as their driver reports them; without a driver, or for what it doesn't report, there are no samples.
+    Row(GAUGE, "gpu_memory_used_bytes", "model worker", "Used memory of a worker's GPU, whoever uses it.",
         lambda of: of.of_gpus(lambda gpu: gpu.memory_used)),
     Row(GAUGE, "gpu_memory_total_bytes", "model worker", "Memory of a worker's GPU.",
         lambda of: of.of_gpus(lambda gpu: gpu.memory_total)),
-    Row(GAUGE, "gpu_device_utilization", "model worker", "Share of the last moment in which a worker's GPU computed.",
+    Row(GAUGE, "gpu_device_utilization", "model worker", "Share of the last moment in which a worker's GPU was computing.",
         lambda of: of.of_gpus(lambda gpu: gpu.utilisation)),
-    Row(GAUGE, "gpu_power_watts", "model worker", "Power that a worker's GPU takes.",
+    Row(GAUGE, "gpu_power_watts", "model worker", "Power draw of a worker's GPU.",
         lambda of: of.of_gpus(lambda gpu: gpu.power)),
     Row(GAUGE, "gpu_temperature_celsius", "model worker", "Temperature of a worker's GPU.",
         lambda of: of.of_gpus(lambda gpu: gpu.temperature)),
-    Row(GAUGE, "gpu_lost", "model worker", "Whether a worker's GPU is lost.",
+    Row(GAUGE, "gpu_lost", "model worker", "1 if a worker's GPU is lost.",
         lambda of: of.of_gpus(lambda gpu: bool(gpu.lost))),
     Row(COUNTER, "gpu_ecc_errors", "model worker",
-        "Memory errors of a worker's GPU that were not corrected, since its driver was loaded.",
+        "Uncorrected memory errors of a worker's GPU since its driver was loaded.",
         lambda of: of.of_gpus(lambda gpu: gpu.ecc_errors)),
     Row(COUNTER, "gpu_xid_errors", "model worker cause",
-        "Xid errors of a worker's GPU, by whether the model can cause them by itself: model or gpu.", _xids),
-    # Of the autoscaler.
+        "Xid errors of a worker's GPU, by whether the model can have caused them: model or gpu.", _xids),
+    # The autoscaler.
     Row(COUNTER, "scaling_decisions", "model direction", "Decisions of the autoscaler, by direction: up, down or again.",
         lambda of: of.counters.controller.scaling_decisions, lambda own: product(_scaled(own), DIRECTIONS), served=True),
-    # Of rollouts.
+    # Rollouts.
     Row(COUNTER, "rollout_changes", "model change", "Changes of rollouts: a step, or the state that ended one.",
         lambda of: of.counters.controller.rollout_changes, lambda own: product(_scaled(own), CHANGES), served=True),
-    # Of certificates.
-    Row(GAUGE, "tls_certificate_expiry_timestamp_seconds", "", "When the certificate of the ports ends, in Unix seconds.",
+    # Certificates.
+    Row(GAUGE, "tls_certificate_expiry_timestamp_seconds", "", "When the ports' certificate expires, in Unix seconds.",
         lambda of: of.counters.tls.ends),
     Row(GAUGE, "remote_certificate_expiry_timestamp_seconds", "",
-        "When the certificate that a remote API is shown ends, in Unix seconds.",
+        "When the certificate shown to a remote API expires, in Unix seconds.",
         lambda of: of.counters.tls.remote_ends),
-    Row(COUNTER, "tls_handshakes_failed", "port reason", "TLS handshakes that failed, by port and reason.",
+    Row(COUNTER, "tls_handshakes_failed", "port reason", "Failed TLS handshakes, by port and reason.",
         lambda of: of.counters.tls.failures, lambda own: product(own.secure, REASONS)),
-    # Of the fleet.
-    Row(GAUGE, "queue_depth", "model tier", "Entries of the fleet that wait.",
-        lambda of: of.of_queues(((one.model, one.tier, one.depth) for one in of.fleet.depths), add)),
+    # The fleet.
+    Row(GAUGE, "queue_depth", "model tier", "Waiting entries of the fleet.",
+        lambda of: of.of_queues(((depth.model, depth.tier, depth.depth) for depth in of.fleet.depths), add)),
     Row(GAUGE, "queue_oldest_seconds", "model tier", "How long the oldest entry has waited.",
-        lambda of: of.of_queues(((one.model, one.tier, one.oldest_seconds) for one in of.fleet.depths), max)),
+        lambda of: of.of_queues(((depth.model, depth.tier, depth.oldest_seconds) for depth in of.fleet.depths), max)),
     Row(GAUGE, "bulk_waiting", "model", "Lines of bulk jobs that wait in the queue for empty seats.",
-        lambda of: of.of_bulk(lambda one: one.waiting)),
-    Row(COUNTER, "bulk_delayed_requests", "model", "Requests that have waited for a GPU that ran lines of bulk jobs alone.",
-        lambda of: of.of_bulk(lambda one: one.delayed)),
+        lambda of: of.of_bulk(lambda queue: queue.waiting)),
+    Row(COUNTER, "bulk_delayed_requests", "model", "Requests that waited for a GPU which was running nothing but lines of bulk jobs.",
+        lambda of: of.of_bulk(lambda queue: queue.delayed)),
     Row(GAUGE, "workers", "model status", "Workers of the fleet by status.", lambda of: of.census),
-    Row(GAUGE, "padded_models", "model", "1 while the model is known to fill the inputs of a call up to the longest, else 0.",
+    Row(GAUGE, "padded_models", "model", "1 if the model is known to pad the inputs of a call to the longest.",
         lambda of: of.of_models(dict.fromkeys(batch_cost.padded(of.fleet.workers), 1.0))),
-    Row(GAUGE, "expected_workers", "", "Healthy workers that the fleet should have; 0: nobody has said.",
+    Row(GAUGE, "expected_workers", "", "Healthy workers that the fleet should have; 0 if nobody has said.",
         lambda of: of.fleet.expected if of.exports_fleet else None),
-    # Scrape configurations have a label `role` of their own.
+    # The label isn't `role`, as scrape configurations have one of that name.
     Row(GAUGE, "processes", "process_role", "Processes of the fleet by role, heard of within 3 s.", lambda of: of.roles),
-    Row(GAUGE, "capacity_items_per_second", "model", "What the healthy workers of a model do at most together.",
-        lambda of: of.of_capacities(lambda one: one.items_per_second)),
+    Row(GAUGE, "capacity_items_per_second", "model", "Most that a model's healthy workers can do together.",
+        lambda of: of.of_capacities(lambda capacity: capacity.items_per_second)),
     Row(GAUGE, "capacity_usable_items_per_second", "model",
-        "That times the target utilisation; 0 while the broker's memory is scarce.",
-        lambda of: of.of_capacities(lambda one: one.usable_per_second)),
-    Row(GAUGE, "capacity_estimated", "model", "Whether that is an estimate yet, as few full batches were seen.",
-        lambda of: of.of_capacities(lambda one: one.estimated)),
+        "That times the target utilisation; 0 while the broker is short of memory.",
+        lambda of: of.of_capacities(lambda capacity: capacity.usable_per_second)),
+    Row(GAUGE, "capacity_estimated", "model", "1 while the capacity is an estimate, as few full batches were seen.",
+        lambda of: of.of_capacities(lambda capacity: capacity.estimated)),
     Row(GAUGE, "desired_workers", "model", "Workers that a model should have, as the autoscaler has decided.",
         lambda of: of.desired),
     Row(GAUGE, "min_workers", "model", "Fewest workers that the autoscaler may want.",
-        lambda of: of.of_capacities(lambda one: one.scaling.least if one.scaling else 0)),
-    Row(GAUGE, "max_workers", "model", "Most workers that it may want; 0: there is no bound.",
-        lambda of: of.of_capacities(lambda one: one.scaling.most if one.scaling else 0)),
+        lambda of: of.of_capacities(lambda capacity: capacity.scaling.least if capacity.scaling else 0)),
+    Row(GAUGE, "max_workers", "model", "Most workers that the autoscaler may want; 0 for no bound.",
+        lambda of: of.of_capacities(lambda capacity: capacity.scaling.most if capacity.scaling else 0)),
     Row(GAUGE, "rollout_share", "model version", "Share of a model's requests that the version of its last rollout gets.",
-        lambda of: of.of_rollouts(lambda one: one.percent / 100.0)),
-    Row(GAUGE, "rollout_rolled_back", "model version", "Whether that version was rolled back.",
-        lambda of: of.of_rollouts(lambda one: one.state is RolloutState.ROLLED_BACK)),
+        lambda of: of.of_rollouts(lambda rollout: rollout.percent / 100.0)),
+    Row(GAUGE, "rollout_rolled_back", "model version", "1 if that version was rolled back.",
+        lambda of: of.of_rollouts(lambda rollout: rollout.state is RolloutState.ROLLED_BACK)),
     Row(GAUGE, "dlq_depth", "model", "Dead letters kept.", lambda of: of.letters),
     Row(COUNTER, "dead_letters", "model", "Dead letters ever kept.",
         lambda of: {model: of.fleet.letters_ever.get(model, 0) for model in of.letters}),
     Row(GAUGE, "broker_memory_bytes", "", "Memory that the broker's servers use.",
         lambda of: of.fleet.memory and of.fleet.memory[0]),
-    Row(GAUGE, "broker_memory_limit_bytes", "", "Memory that they may use at most; none: there is no limit.",
+    Row(GAUGE, "broker_memory_limit_bytes", "", "Memory that the broker's servers may use; absent without a limit.",
         lambda of: of.fleet.memory and (of.fleet.memory[1] or None)),
 )  # fmt: skip
-"""Every metric, in the order of the text."""
+"""All metrics, in the order of the text."""
 
 
 def asks_for_exemplars(accept: str) -> bool:
-    """Whether the `Accept` of a scrape asks for OpenMetrics, in which histograms have exemplars."""
+    """Return True if the `Accept` of a scrape asks for OpenMetrics, where histograms have exemplars."""
     return "application/openmetrics-text" in accept
 
 
 async def exposition(state: State, *, exemplars: bool = False) -> bytes:
-    """Write the state as Prometheus text, or as OpenMetrics text with exemplars.
+    """Return the state as Prometheus text, or with exemplars as OpenMetrics text.
 
-    Other tasks get their turn after each family, and after each few histograms of one, so that a scrape of many workers
-    does not hold up a batch.
+    Let other tasks run after each family and after every few histograms: a scrape of many workers must not hold up a batch.
     """
     parts: list[bytes] = []
-    named = ""
+    previous = ""
     write = openmetrics.generate_latest if exemplars else generate_latest
     for family in families(state):
-        text = write(_One(family)).removesuffix(_EOF)
-        if family.name == named:
-            text = text.split(b"\n", 2)[2]  # its HELP and TYPE stand above already
-        named = family.name
+        text = write(_SingleFamily(family)).removesuffix(_EOF)
+        if family.name == previous:
+            text = text.split(b"\n", 2)[2]  # Its HELP and TYPE are written already.
+        previous = family.name
         parts.append(text)
         await asyncio.sleep(0)
     parts.append(write(_PROCESS))
@@ -439,7 +439,7 @@ async def exposition(state: State, *, exemplars: bool = False) -> bytes:
 
 
 def families(state: State) -> Iterator[Metric]:
-    """Make every metric, each when it is asked for; a histogram of many labels comes in several parts."""
+    """Yield every metric. A histogram of many labels comes in several parts."""
     scrape = Scrape(state)
     for row in ROWS:
         items = [*_series(row, scrape).items()]
@@ -452,24 +452,24 @@ def families(state: State) -> Iterator[Metric]:
 
 
 def _series(row: Row, scrape: Scrape) -> dict[tuple[str, ...], Any]:
-    """Values of a metric by the values of its labels."""
+    """Return a metric's values by the values of its labels."""
     names, values = row.labels.split(), row.values(scrape)
     if not isinstance(values, Mapping):
         return {} if values is None else {(): values}
-    found = {_key(labels): value for labels, value in values.items()}
+    series = {_key(labels): value for labels, value in values.items()}
     if row.served:
         model = names.index("model")
-        found = {key: value for key, value in found.items() if key[model] in scrape.served}
+        series = {key: value for key, value in series.items() if key[model] in scrape.served}
     if row.known:
         zero = Histogram(row.bounds) if row.kind is HISTOGRAM else 0
-        found = {**dict.fromkeys(map(_key, row.known(scrape.own)), zero), **found}
+        series = {**dict.fromkeys(map(_key, row.known(scrape.own)), zero), **series}
     places = [place for place, name in enumerate(names) if name in ("worker", "backend")]
     for place in places:
-        found = {
+        series = {
             (*key[:place], scrape.own.worker_label(key[place]), *key[place + 1 :]): value
-            for key, value in found.items()
+            for key, value in series.items()
         }
-    return found
+    return series
 
 
 def _key(labels: Labels) -> tuple[str, ...]:
@@ -477,7 +477,7 @@ def _key(labels: Labels) -> tuple[str, ...]:
 
 
 def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
-    """Buckets of a histogram, and the sum of its values."""
+    """Return the buckets of a histogram, and the sum of its values."""
     bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
     buckets: list[Any] = list(zip(bounds, accumulate(histogram.counts), strict=True))
     for place, (value, trace_id, at) in histogram.exemplars.items():
@@ -485,8 +485,8 @@ def _buckets(histogram: Histogram) -> tuple[list[Any], float]:
     return buckets, histogram.sum
 
 
-class _One(Collector):
-    """Metric family alone, as `generate_latest` takes it."""
+class _SingleFamily(Collector):
+    """A single metric family, in the shape that `generate_latest` takes."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family

@@ -21,7 +21,7 @@ from headway.model import Role, TraceContext
 from headway.runtime.counters import Counters
 from headway.runtime.spans import Span, SpanForm, SpanKind
 from headway.telemetry.tracing import exporter
-from headway.telemetry.tracing.sdk import Complaints
+from headway.telemetry.tracing.exporter import Complaints
 from tests.servers.collector import Collector, grpc_collector, http_collector
 
 PROTOBUF = "application/x-protobuf"

@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 
 from headway.model import TraceContext
 from headway.runtime.spans import Attributes, Span, SpanForm, SpanKind, SpanLink
-from headway.telemetry.tracing.sdk import MOST_TEXT, ReadableSpans
+from headway.telemetry.tracing.exporter import MOST_TEXT, ReadableSpans
 from tests.servers.collector import Link, Received, read_spans
 
 PROCESS: dict[str, str | int] = {"service.name": "s" * 300, "process.pid": 7}

@@ -1,6 +1,5 @@
-"""Traces of a process on their way to a collector, by OpenTelemetry's protocol (OTLP).
+"""Traces of a process on their way to a collector, through OpenTelemetry's SDK.
 
-environment   the standard variables OTEL_…, as far as the SDK does not read them itself
-sdk           our spans as OpenTelemetry's SDK has them, and its exporters
-exporter      the thread that hands spans to such an exporter
+environment   the standard variables OTEL_… that the SDK doesn't read itself
+exporter      the thread that sends spans through the SDK
 """

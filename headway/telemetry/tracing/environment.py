@@ -1,8 +1,10 @@
-"""The standard variables `OTEL_…` that concern traces, but those which are left to OpenTelemetry's SDK: of the process, and of
-header fields and files for TLS. Its exporters take milliseconds for seconds, and one of them no `none` for a compression.
+"""The standard variables `OTEL_…` for traces, apart from those that OpenTelemetry's SDK reads by itself.
 
-A value that cannot be used is told of and passed over: what stands there by default counts in its place. None of them keeps a
-process from starting, since they are often set for many programs at once. An empty one counts as not set.
+The SDK reads what describes the process, header fields, and files for TLS. It does not read the rest correctly: its exporters
+take milliseconds for seconds, and one of them doesn't know the compression `none`.
+
+An unusable value is logged, and the default counts instead. None of them keeps a process from starting, as they are often set
+for many programs at once. An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _SAMPLERS: Mapping[str, tuple[float | None, bool]] = {
     "parentbased_always_off": (0.0, True),
     "parentbased_traceidratio": (None, True),
 }
-"""Samplers: the ratio, None for the one that OTEL_TRACES_SAMPLER_ARG says; and whether they follow the parent."""
+"""Samplers: their ratio (None for that of OTEL_TRACES_SAMPLER_ARG), and whether they follow the parent."""
 _DEFAULT_SAMPLER = "parentbased_always_on"
 _OTLP = "OTEL_EXPORTER_OTLP_"
 
@@ -33,7 +35,7 @@ T = TypeVar("T")
 
 
 class Wrong(NamedTuple):
-    """Variable that cannot be used: its name, its value as it may be shown, why, and what counts in its place."""
+    """An unusable variable: its name, its value as it may be shown, the reason, and what is used instead."""
 
     name: str
     value: str
@@ -42,13 +44,13 @@ class Wrong(NamedTuple):
 
 
 class Collector(msgspec.Struct, frozen=True):
-    """Collector that spans are sent to.
+    """Where spans are sent.
 
     Attributes:
         protocol: HTTP or GRPC.
-        url: its URL, with the path where that is asked over HTTP.
-        gzip: whether what is sent is compressed.
-        timeout: seconds for one message, its tries included.
+        url: its URL, with the path for HTTP.
+        gzip: whether messages are compressed.
+        timeout: seconds for one message, all tries included.
     """
 
     protocol: str
@@ -58,24 +60,24 @@ class Collector(msgspec.Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        """URL as the log may show it."""
+        """The URL, fit for the log."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class TraceEnvironment(msgspec.Struct, frozen=True):
-    """Settings of traces, as the variables say them.
+    """Settings of traces.
 
     Attributes:
-        off: whether nothing is recorded, and the variable that says so; empty where none does.
-        ratio: share of the traces that are sampled, where that is decided here.
-        follows: whether the decision of a client's trace is taken over.
-        collector: collector that spans are sent to.
-        delay: seconds for which spans gather.
+        off: the variable that turns traces off; empty if none does.
+        ratio: share of traces to sample, where that is decided here.
+        follows: True to follow the decision in a client's trace.
+        collector: where spans are sent.
+        delay: seconds between two sendings.
         most_waiting: most spans that wait to be sent.
-        most_sent: most spans in one message.
+        most_sent: most spans in a message.
         most_links: most links of a span.
-        wrong: variables that cannot be used.
+        wrong: unusable variables.
     """
 
     off: str
@@ -90,7 +92,7 @@ class TraceEnvironment(msgspec.Struct, frozen=True):
 
 
 def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
-    """Read the variables."""
+    """Read the settings of traces from the environment."""
     read = _Reader(environment)
     ratio, follows = _sampler(read)
     most_waiting = read.number("OTEL_BSP_MAX_QUEUE_SIZE", 2048, 1, 1 << 20)
@@ -113,7 +115,7 @@ def read_environment(environment: Mapping[str, str]) -> TraceEnvironment:
 
 
 class _Reader:
-    """Reader of variables, which notes those that cannot be used."""
+    """Reader that collects unusable variables."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -123,7 +125,7 @@ class _Reader:
         return self._environment.get(name, "").strip()
 
     def otlp(self, name: str) -> tuple[str, str]:
-        """Name and value of a variable of the exporter: the one for traces, else the one for all."""
+        """Return name and value of an exporter's variable: the one for traces, or else the general one."""
         for full in (f"{_OTLP}TRACES_{name}", f"{_OTLP}{name}"):
             if value := self.text(full):
                 return full, value
@@ -133,7 +135,7 @@ class _Reader:
         self.wrong.append(Wrong(name, value, reason, used))
 
     def of(self, name: str, value: str, default: T, read: Callable[[str], T], reason: str) -> T:
-        """Result of `read` for a value; the default where it raises ValueError."""
+        """Return what `read` makes of a value; the default if it raises ValueError."""
         if not value:
             return default
         try:
@@ -152,7 +154,7 @@ class _Reader:
         return self.of(name, self.text(name), default, read, f"is no whole number from {least} to {most}")
 
     def milliseconds(self, name: str, default: float, value: str | None = None) -> float:
-        """Seconds for a number of milliseconds."""
+        """Return the seconds in a number of milliseconds."""
 
         def read(value: str) -> float:
             number = float(value)
@@ -165,7 +167,7 @@ class _Reader:
 
 
 def _off(read: _Reader) -> str:
-    """Variable by which nothing is recorded; empty where none says so."""
+    """Return the variable that turns traces off; empty if none does."""
     disabled = read.text("OTEL_SDK_DISABLED").lower()
     if disabled == "true":
         return "OTEL_SDK_DISABLED"
@@ -241,5 +243,5 @@ def _is_url(url: str) -> bool:
 
 
 def _hidden(value: str) -> str:
-    """Value of an endpoint without what may be a password."""
+    """Return an endpoint without what may be a password."""
     return value.rpartition("@")[2].partition("?")[0][:100]

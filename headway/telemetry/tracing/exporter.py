@@ -1,42 +1,64 @@
-"""Exporter of spans: a thread that hands what the buffer holds to an exporter of OpenTelemetry's SDK.
+"""Exporter of spans: a thread that sends what the buffer holds through an exporter of OpenTelemetry's SDK.
 
     services ──▶ SpanBuffer ──▶ this thread ──SDK: encode, send, try again──▶ collector
                     │ full          │ no answer, after its tries
                     ▼               ▼
                  dropped         dropped
 
-No request waits for any of it. What cannot be sent in time is dropped and counted. When the process ends, the last spans have
-CLOSE_WITHIN seconds.
+No request waits for any of this. Whatever cannot be sent in time is dropped and counted. When the process ends, its last spans
+have CLOSE_WITHIN seconds. This is imported only while traces are on, as it needs the packages of the extra `otel`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import overload
+from urllib.parse import urlsplit
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import export
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, export
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
+from headway.model import TraceContext
+from headway.runtime import spans as own_spans
 from headway.runtime.logger import get_logger
-from headway.runtime.spans import Span, SpanBuffer
+from headway.runtime.quiet_grpc import import_quietly
+from headway.runtime.spans import Attribute, Attributes, Span, SpanBuffer, SpanLink
 from headway.runtime.supervisor import Supervisor
-from headway.telemetry.tracing.environment import TraceEnvironment
-from headway.telemetry.tracing.sdk import Complaints, ReadableSpans, hide_headers
+from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment
+from headway.version import __version__
 
 log = get_logger(__name__)
 
 CLOSE_WITHIN = 1.5
-"""Most seconds for which a process that ends waits for its last spans to be sent."""
+"""Most seconds that a process waits at its end for its last spans to be sent."""
+MOST_TEXT = 2048
+"""Most characters of an attribute or an error message."""
+AT_ONCE = 4
+"""Spans to encode before other threads get a turn; about 0.3 ms."""
+PAUSE = 0.0002
+"""Least seconds of that turn."""
+
+_KINDS = {kind: SpanKind[kind.name] for kind in own_spans.SpanKind}
+_UNSET = Status(StatusCode.UNSET)
+_SCOPE = InstrumentationScope("headway", __version__)
+_MOST_STATES = 32
+"""Most members of a `tracestate`. With more, the SDK would drop all of them and log that."""
 
 
 class SpanExporter:
-    """Exporter of the spans of a process, as one of its resources; see `headway.app.lifecycle.Resource`.
+    """Exporter of a process's spans; a resource, see `headway.app.lifecycle.Resource`.
 
     Arguments:
-        environment: what the variables OTEL_… say.
-        resource: what all messages say of the process.
+        environment: settings of traces.
+        resource: description of the process that goes with every message.
         make: makes the SDK's exporter.
         dropped: counts of dropped spans by reason.
 
@@ -61,14 +83,14 @@ class SpanExporter:
         self._sdk: export.SpanExporter | None = None
         self._away = False
         self._sending = 0
-        """Spans of the message that is being sent."""
+        """Spans in the message that is being sent."""
 
     async def open(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Do nothing: no loop is needed."""
+        """Do nothing: the thread is all it needs."""
 
     async def close(self) -> None:
         """Send what is left, in bounded time, and end the thread."""
@@ -78,7 +100,7 @@ class SpanExporter:
         self._ending.set()
         self._due.set()
         trouble = self._away or self._complaints.said
-        if self._sdk is not None and trouble:  # It waits before it tries again.
+        if self._sdk is not None and trouble:  # Shutting down ends its wait for the next try.
             self._sdk.shutdown()
         await asyncio.to_thread(self._thread.join, CLOSE_WITHIN)
         if self._sdk is not None and not trouble:
@@ -89,11 +111,11 @@ class SpanExporter:
             log.warning("spans were not sent in time, as the process ends", spans=left)
 
     def _run(self) -> None:
-        """Send until the process ends."""
+        """Send spans until the process ends."""
         hide_headers()
         try:
             self._sdk = sdk = self._make()
-        except Exception as exc:  # Spans are dropped and counted as soon as too many wait.
+        except Exception as exc:  # Spans are then dropped and counted once too many wait.
             log.error("no traces are sent", collector=self._environment.collector.shown, error=str(exc))
             return
         self._complaints.listen()
@@ -109,7 +131,7 @@ class SpanExporter:
             self._due.wait(max(due - time.monotonic(), 0.0))
             self._due.clear()
             late = time.monotonic() >= due
-            # Between two instants at which all of them are due only whole messages are sent: one costs as much as 50 spans.
+            # Before they are due, only send full messages: a message costs as much as 50 spans.
             while (late or self._ending.is_set() or len(self.buffer) >= most) and (spans := self.buffer.take(most)):
                 self._send(sdk, spans)
                 if self._ending.is_set() and time.monotonic() >= self._until:
@@ -121,7 +143,7 @@ class SpanExporter:
                 due = time.monotonic() + delay
 
     def _send(self, sdk: export.SpanExporter, spans: Sequence[Span]) -> None:
-        """Send one message. The SDK tries it again for as long as its time allows."""
+        """Send one message, which the SDK retries while its time allows."""
         readable = ReadableSpans(spans, self._resource, self._environment.most_links, self._ending.is_set)
         said = self._complaints.said
         said.clear()
@@ -137,9 +159,171 @@ class SpanExporter:
             if self._away:
                 log.info("the trace collector takes spans again", collector=shown)
         else:
-            self._dropped["export"] += self._sending  # 0 once `close` has counted them.
+            self._dropped["export"] += self._sending  # 0 if `close` has counted them already.
             if not self._away:
                 hint = "requests go on without their traces; dropped spans are counted in headway_trace_spans_dropped_total"
                 error = " ".join(dict.fromkeys((*said[:1], *said[-1:])))[:500]
                 log.warning("the trace collector takes no spans", collector=shown, error=error, hint=hint)
         self._away, self._sending = not sent, 0
+
+
+def resource_of(attributes: Mapping[str, str | int]) -> Resource:
+    """Make the description of the process. The variables OTEL_… override `attributes`."""
+    return Resource(attributes).merge(OTELResourceDetector().detect())
+
+
+def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
+    """Import the SDK's exporter for a collector. Return a function that makes one, and may fail, for example on a certificate."""
+    url = collector.url
+    if collector.protocol != GRPC:
+        from opentelemetry.exporter.otlp.proto.http import Compression
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        compression = Compression.Gzip if collector.gzip else Compression.NoCompression
+        return functools.partial(OTLPSpanExporter, endpoint=url, timeout=collector.timeout, compression=compression)
+    import_quietly()
+    import grpc
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
+
+    parts = urlsplit(url)
+    return functools.partial(
+        GrpcSpanExporter,
+        endpoint=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        insecure=parts.scheme == "http",
+        timeout=collector.timeout,
+        compression=grpc.Compression.Gzip if collector.gzip else grpc.Compression.NoCompression,
+    )
+
+
+class ReadableSpans(Sequence[ReadableSpan]):
+    """Spans as the SDK reads them, each made when it is read.
+
+    Iterating pauses after every few spans, to give other threads a turn: the SDK encodes a whole message at once, and the event
+    loop must not wait that long for the interpreter's lock.
+
+    Arguments:
+        spans: the spans.
+        resource: description of the process.
+        most_links: most links of a span.
+        hurried: returns True to skip the pauses, as the process is ending.
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], resource: Resource, most_links: int, hurried: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._spans, self._resource, self._most_links, self._hurried = spans, resource, most_links, hurried
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @overload
+    def __getitem__(self, index: int) -> ReadableSpan: ...
+    @overload
+    def __getitem__(self, index: slice) -> ReadableSpans: ...
+    def __getitem__(self, index: int | slice) -> ReadableSpan | ReadableSpans:
+        if isinstance(index, slice):
+            return ReadableSpans(self._spans[index], self._resource, self._most_links, self._hurried)
+        return self._readable(self._spans[index])
+
+    def __iter__(self) -> Iterator[ReadableSpan]:
+        for number, span in enumerate(self._spans, 1):
+            yield self._readable(span)
+            if not number % AT_ONCE and not self._hurried():
+                time.sleep(PAUSE)
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        form, context = span.form, span.context
+        parent = SpanContext(_id(context.trace_id), _id(span.parent), span.remote) if span.parent else None
+        links: Sequence[Link] = [_link(link) for link in span.links]
+        if len(links) > self._most_links:
+            links = BoundedList.from_seq(self._most_links, links)  # It counts what it drops, for the collector.
+        return ReadableSpan(
+            name=_text(form.name),
+            context=_context(context, remote=False),
+            parent=parent,
+            resource=self._resource,
+            attributes=_attributes((*form.attributes, *span.attributes)),
+            links=links,
+            kind=_KINDS[form.kind],
+            status=_UNSET if span.error is None else Status(StatusCode.ERROR, _text(span.error)),
+            start_time=span.begun,
+            end_time=span.ended,
+            instrumentation_scope=_SCOPE,
+        )
+
+
+def _link(link: SpanLink) -> Link:
+    return Link(
+        _context(link.context, remote=True), {"messaging.message.id": _text(link.message)} if link.message else {}
+    )
+
+
+def _context(context: TraceContext, remote: bool) -> SpanContext:
+    trace_state = _state(context.state) if context.state else None
+    return SpanContext(_id(context.trace_id), _id(context.span_id), remote, TraceFlags(context.flags), trace_state)
+
+
+def _state(text: str) -> TraceState:
+    members = dict(member.strip().partition("=")[::2] for member in text.split(","))
+    return TraceState([*members.items()][:_MOST_STATES])
+
+
+def _id(content: bytes) -> int:
+    return int.from_bytes(content, "big")
+
+
+def _attributes(pairs: Attributes) -> dict[str, Attribute]:
+    return {name: _text(value) if isinstance(value, str) else value for name, value in pairs}
+
+
+def _text(text: str) -> str:
+    """Shorten a text, and replace what UTF-8 cannot encode: one such character would cost the whole message."""
+    cut = text[:MOST_TEXT]
+    return cut if cut.isascii() else cut.encode("utf-8", "replace").decode()
+
+
+def hide_headers() -> None:
+    """Keep the values of OTEL_EXPORTER_OTLP_HEADERS, which may be secret, out of the SDK's log lines."""
+    logging.getLogger("opentelemetry.util.re").addFilter(_without_values)
+
+
+def _without_values(record: logging.LogRecord) -> bool:
+    record.args = ("a value that is not shown",)
+    return True
+
+
+class Complaints(logging.Filter):
+    """Filter that keeps what the SDK's exporters log in a thread: they would repeat it for each try of each message.
+
+    Attributes:
+        said: messages kept, oldest first. After a failure, the first says why and the last that there are no more tries.
+    """
+
+    _LOGGERS = (
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry.exporter.otlp.proto.grpc.exporter",
+    )
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__()
+        self._thread = thread
+        self.said: list[str] = []
+
+    def listen(self) -> None:
+        """Start to keep messages, warnings included, whatever the log's level."""
+        for logger in map(logging.getLogger, self._LOGGERS):
+            logger.setLevel(logging.WARNING)
+            logger.addFilter(self)
+
+    def stop(self) -> None:
+        """Stop keeping messages."""
+        for logger in map(logging.getLogger, self._LOGGERS):
+            logger.setLevel(logging.NOTSET)
+            logger.removeFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep messages of the thread, and let those of others pass."""
+        if record.thread != self._thread.ident:
+            return record.levelno >= logging.getLogger().level
+        self.said.append(record.getMessage())
+        return False

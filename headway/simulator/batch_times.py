@@ -1,20 +1,19 @@
-"""Run times of batches as `headway check --record` has measured them, for a model whose time no straight line tells.
+"""Run times of batches as `headway check --record` measures them, for models whose time is no straight line.
 
-A file of such times has one JSON object a line, each a batch that ran:
+A file of such times has one JSON object per line and batch:
 
     {"weights": [212, 57, 340], "seconds": 0.0831}
 
-`weights` has one whole number for each input of the batch, such as its characters; `seconds` is the run time of all.
+`weights` has one whole number per input, such as its number of characters; `seconds` is the run time of the batch.
 
-A simulated batch is hardly ever one that was recorded. So its time is that of a recorded one that is much like it, carried
-over by a formula: with n inputs, W their weight together and L the weight of the heaviest,
+A simulated batch is hardly ever one that was recorded. So it gets the time of a similar recorded one, carried over by a formula.
+With n inputs, W their total weight and L the heaviest weight,
 
     f = a + b·n + c·W + d·L + e·n·L    (a to e at least 0, fitted to all batches by relative least squares)
 
-has a term for each of the usual costs: of the call, of an input, of a token, of a step of decoding, of a padded token. One of
-the NEAR recorded batches that are nearest in ln n, ln W and ln L, of those of about its size, is drawn at random, and its time
-is multiplied by the f of the simulated batch over its own. What the formula does not say, such as steps and chance, is then in
-the batches near by.
+has a term for each usual cost: of the call, an input, a token, a decoding step, and a padded token. Among recorded batches of
+about the same size, the NEAR nearest in ln n, ln W and ln L are found. One is drawn at random, and its time is multiplied by the
+f of the simulated batch over its own f. So what the formula misses, such as steps and chance, comes from batches near by.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ from headway.errors import SettingError
 from headway.model import CostShape
 
 NEAR = 5
-"""Recorded batches of which one is drawn."""
+"""Recorded batches to draw from."""
 OF_ABOUT_ITS_SIZE = 64
-"""Recorded batches nearest in size among which those are looked for."""
+"""Recorded batches nearest in size, among which to look for those."""
 LEAST_BATCHES = 20
-"""Least batches of a file."""
+"""Fewest batches of a file."""
 MOST_BATCHES = 20_000
-"""Most batches of a file: to draw from more takes long, and tells no more."""
+"""Most batches of a file: drawing from more takes longer, and gains nothing."""
 SWEEPS = 2_000
-"""Rounds of the fit over its terms."""
+"""Rounds of the fit."""
 DRAWS = 200
-"""Batches drawn for a mean."""
+"""Batches to draw for a mean."""
 BATCH_MS_HINT = "Give --batch-ms or --batch-times FILE; headway check measures both."
 HINT = "Make one with headway check TARGET --record FILE."
 
@@ -63,23 +62,20 @@ class RecordedBatch(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """Recorded batch: where it lies, and its time over what the formula says."""
+    """A recorded batch: its place, and its time divided by the formula's."""
 
     point: _Point
     ratio: float
 
 
 class BatchTimes:
-    """Run times of batches, drawn from recorded ones.
-
-    Arguments:
-        batches: recorded batches, at least one.
+    """Run times drawn from recorded batches, of which there is at least one.
 
     Attributes:
-        weights: weights of all inputs in them.
+        weights: weights of all recorded inputs.
         largest: size of the largest batch.
         heaviest: weight of the heaviest input.
-        padded: whether the model fills all inputs of a call up to the longest, as a worker would find.
+        padded: whether a worker would find out that the model pads the inputs of a call to the longest.
     """
 
     def __init__(self, batches: Sequence[RecordedBatch]) -> None:
@@ -100,30 +96,30 @@ class BatchTimes:
         return len(self._known)
 
     def draw(self, weights: Sequence[int], rng: Callable[[], float]) -> float:
-        """Draw the run time in seconds of a batch of these weights; `rng` is uniform in [0, 1)."""
+        """Draw the run time, in seconds, of a batch of inputs of these weights. `rng` is uniform in [0, 1)."""
         near = self._near(_point(weights), NEAR)
         return self._formula(weights) * near[int(rng() * len(near))].ratio
 
     def mean(self, count: int, weights: tuple[int, ...], max_weight: int, near: int = 1) -> float:
-        """Mean run time in seconds of batches of inputs drawn from these weights.
+        """Return the mean run time, in seconds, of batches of inputs drawn from these weights.
 
         Arguments:
             count: most inputs in a batch.
-            weights: weights of inputs, each as likely as the others.
+            weights: weights of inputs, all equally likely.
             max_weight: most weight of a batch; 0 for no bound.
-            near: batches of inputs that are drawn together and sorted, so that each is of inputs of like weight.
+            near: batches whose inputs are drawn together and sorted, so that each gets inputs of similar weight.
         """
         key = (count, weights, max_weight, near)
         if key not in self._means:
             rng = random.Random(0)  # noqa: S311 - the same batches each time
-            drawn = [rng.choices(weights, k=near * count) for _ in range(DRAWS // near)]
-            sorted_ = [sorted(batch) if near > 1 else batch for batch in drawn]
-            batches = [batch[begin : begin + count] for batch in sorted_ for begin in range(0, near * count, count)]
+            pools = [rng.choices(weights, k=near * count) for _ in range(DRAWS // near)]
+            pools = [sorted(pool) if near > 1 else pool for pool in pools]
+            batches = [pool[begin : begin + count] for pool in pools for begin in range(0, near * count, count)]
             self._means[key] = statistics.fmean(self._expected(_packed(batch, max_weight)) for batch in batches)
         return self._means[key]
 
     def error(self) -> float:
-        """Median relative error with which the time of each batch follows from the others."""
+        """Return the median relative error when each batch's time is predicted from the others."""
         errors = []
         for known in self._known:
             others = [near.ratio for near in self._near(known.point, NEAR + 1) if near is not known][:NEAR]
@@ -138,22 +134,18 @@ class BatchTimes:
         size, total, longest = point
         first = bisect_left(self._known, (point, 0.0)) - OF_ABOUT_ITS_SIZE // 2
         first = max(0, min(first, len(self._known) - OF_ABOUT_ITS_SIZE))
-        away = [
-            (abs(size - there[0]) + abs(total - there[1]) + abs(longest - there[2]), number)
-            for number, (there, _) in enumerate(self._known[first : first + OF_ABOUT_ITS_SIZE], first)
+        distances = [
+            (abs(size - other[0]) + abs(total - other[1]) + abs(longest - other[2]), number)
+            for number, (other, _) in enumerate(self._known[first : first + OF_ABOUT_ITS_SIZE], first)
         ]
-        return [self._known[number] for _, number in nsmallest(count, away)]
+        return [self._known[number] for _, number in nsmallest(count, distances)]
 
     def _formula(self, weights: Sequence[int]) -> float:
         return math.fsum(factor * term for factor, term in zip(self._line, _terms(weights), strict=True))
 
 
 def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
-    """Read a file of recorded batches.
-
-    Arguments:
-        path: where it lies.
-        setting: option that names it, for errors.
+    """Read a file of recorded batches. `setting` is the option that names it, for errors.
 
     Raises:
         SettingError: it cannot be read, a line is no batch, or there are too few or too many.
@@ -178,7 +170,7 @@ def read_batch_times(path: Path, setting: str = "--batch-times") -> BatchTimes:
 
 
 def _packed(weights: list[int], max_weight: int) -> list[int]:
-    """First of these weights, as many as a batch may hold."""
+    """Return the first of these weights, as many as fit into a batch."""
     if not max_weight:
         return weights
     packed, left = weights[:1], max_weight - weights[0]
@@ -200,18 +192,18 @@ def _terms(weights: Sequence[int]) -> tuple[float, ...]:
 
 
 def _fitted(batches: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """Factors of the terms, none below 0, with the least sum of squared relative errors: one after the other, in rounds.
+    """Return factors of the terms, at least 0, with the least sum of squared relative errors, by coordinate descent.
 
-    Each term is scaled to its root mean square, so that rounds are few.
+    Each term is scaled to its root mean square, which keeps the rounds few.
     """
     rows = [[term / seconds for term in terms] for terms, seconds in batches]
     scales = [math.sqrt(math.fsum(row[term] ** 2 for row in rows)) for term in range(len(rows[0]))]
     columns = [[row[term] / scale for row in rows] for term, scale in enumerate(scales)]
     products = [[math.fsum(map(float.__mul__, left, right)) for right in columns] for left in columns]
-    wanted = [math.fsum(column) for column in columns]
+    targets = [math.fsum(column) for column in columns]
     factors = [0.0] * len(columns)
     for _ in range(SWEEPS):
         for term, row in enumerate(products):
             others = math.fsum(map(float.__mul__, row, factors)) - row[term] * factors[term]
-            factors[term] = max(0.0, wanted[term] - others)
+            factors[term] = max(0.0, targets[term] - others)
     return [factor / scale for factor, scale in zip(factors, scales, strict=True)]

@@ -1,15 +1,15 @@
-"""Day of traffic under the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
+"""A day of traffic under the autoscaler: GPU-hours, share within the promise, and changes of the number of workers.
 
-A day has some hundred million requests, too many to follow each. So arrivals are counted by the second, and what waits is a
-level: it rises with what comes and falls with what the workers that serve can do in full batches. The decisions are those of
-production: `core.scaling.scaler` is asked once a second with what the controller would measure.
+A day has hundreds of millions of requests, too many to follow each. So arrivals are counted per second, and the backlog is a
+level: it rises with arrivals and falls with what the workers do in full batches. The decisions are production's:
+`core.scaling.scaler` is asked once a second, with what the controller would measure.
 
-Traffic is a recorded trace, its time scaled to the rate and repeated through the day, times a daily wave, times two for an hour
-in which it doubles within a minute. What is uneven within a second comes in as its dispersion: behind the level there waits
-what the formula of `core.scaling.sizing` says for it.
+Traffic is a recorded trace, scaled to the rate and repeated through the day, times a daily wave, times two for an hour in which
+it doubles within a minute. What is uneven within a second comes in as its dispersion, from which the formula of
+`core.scaling.sizing` makes a further wait.
 
-Where `limits.idle_after` is set, the model goes to zero and back. Who comes meanwhile is held or gets 503 by the rule of gateways.
-Nobody who was sent away comes back.
+With `limits.idle_after`, the model goes to zero workers and back. Requests that come meanwhile are held or get 503, by the rule
+of gateways. Whoever gets 503 doesn't come back.
 """
 
 from __future__ import annotations
@@ -28,38 +28,37 @@ from headway.core.scaling.sizing import BatchCost, fewest_slots
 from headway.errors import SettingError
 
 DAY = 86_400
-"""Seconds of a day."""
 TENTHS = 10
-"""Parts of a second in which the arrivals of a record are counted."""
+"""Parts of a second in which a record's arrivals are counted."""
 FIRST_SECONDS = 600
-"""Seconds whose counts tell how uneven arrivals are, for who does not measure."""
+"""Seconds from whose counts FIXED and PLAN learn how uneven arrivals are."""
 LEAST_RECORD = 600.0
-"""Seconds of a record, repeated, before it is taken to begin again."""
+"""Seconds to which a shorter record is repeated before it is counted."""
 WAVE = 0.6
-"""Part by which the daily wave rises above its mean and falls below it."""
+"""Amplitude of the daily wave, as a share of its mean."""
 DOUBLES_AT, DOUBLES_WITHIN, DOUBLED_FOR = 39_600.0, 60.0, 3600.0
-"""Seconds from the start of the day to the doubling, of its climb, and until it ends."""
+"""When the rate doubles, how long it climbs, and how long it stays, in seconds."""
 FIXED = "fixed"
 """Policy that never changes the number: the fewest workers that keep the promise in the busiest minute."""
 POLICIES = (RULES, PLAN, FIXED)
-"""Policies that are compared."""
+"""Policies to compare."""
 QUEUE_SECONDS = 2.0
-"""Seconds of work that may wait; what comes beyond is refused."""
+"""Seconds of work that may wait. What comes beyond is refused."""
 FEW = 20.0
-"""Arrivals in a second below which their number is drawn from Poisson's distribution itself, as there are seconds without any."""
+"""Arrivals per second below which they are drawn from the Poisson distribution itself, where seconds without any occur."""
 
 
 class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """Order for a simulated day.
+    """What a day to simulate is like.
 
     Attributes:
         rate: mean arrivals per second before the doubling.
         cost: cost of a batch.
         promise: promised latency in seconds.
-        start: seconds from asking for a worker until it serves.
-        trace: recorded instants in seconds; empty for a steady rate.
-        limits: bounds and rules of the autoscaler; policy and promise are replaced.
-        timeout: seconds that a request may take in all.
+        start: seconds until a new worker serves.
+        trace: recorded times in seconds; empty for a steady rate.
+        limits: bounds and rules of the autoscaler; its policy and promise are replaced.
+        timeout: seconds that a request may take overall.
         seed: seed of the arrivals.
     """
 
@@ -80,10 +79,9 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
         if not 0.0 <= self.limits.idle_after <= DAY:
             option, hint = "--scale-to-zero-after-s", "For example 600."
             raise SettingError(option, self.limits.idle_after, f"must lie between 0 and {DAY} s", hint)
-        if self.cost.alpha + self.cost.beta >= self.promise:
-            reason = (
-                f"no request is answered sooner than one batch takes, {1000 * (self.cost.alpha + self.cost.beta):g} ms"
-            )
+        least = self.cost.alpha + self.cost.beta
+        if least >= self.promise:
+            reason = f"no request is answered sooner than one batch takes, {1000 * least:g} ms"
             raise SettingError("--promise", f"{self.promise * 1000:g} ms", reason, "Ask for more.")
 
 
@@ -92,16 +90,16 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         policy: RULES, PLAN or FIXED.
-        gpu_hours: hours of all workers that were asked for, their starts included.
-        within: share of the requests that were answered within the promise; refused ones are not.
+        gpu_hours: hours of all workers, their starts included.
+        within: share of the requests answered within the promise.
         refused: share of the requests that were refused.
-        ups, downs: changes of the number.
-        most, fewest: workers at most and at least.
-        utilisation: mean load over the capacity of the workers that serve.
+        ups, downs: changes of the number of workers.
+        most, fewest: most and fewest workers.
+        utilisation: mean load divided by the capacity of the workers that serve.
         zero_hours: hours without a worker, starts from zero included.
         starts: starts from zero.
         held: requests that were held for such a start.
-        sent_away: requests that got 503 for one; they are among the refused.
+        sent_away: requests that got 503 for such a start; they count as refused.
     """
 
     policy: str
@@ -128,31 +126,32 @@ def simulate_day(
     """Run one policy through the day.
 
     Arguments:
-        day: the order.
+        day: the day.
         policy: RULES, PLAN or FIXED.
-        progress: is told how far it is.
-        traffic: what `day_arrivals` returns, where that is known already.
+        progress: called with a text on how far it is.
+        traffic: result of `day_arrivals`, if it is known already.
     """
-    return _Run(day, policy, *(traffic or day_arrivals(day))).report(progress)
+    arrivals, dispersion = traffic or day_arrivals(day)
+    return _Run(day, policy, arrivals, dispersion).report(progress)
 
 
 def day_arrivals(day: Day) -> tuple[list[float], float]:
-    """Arrivals of each second, and their dispersion within a second."""
+    """Return the arrivals of each second, and their dispersion within a second."""
     rng = random.Random(day.seed)  # noqa: S311
     counts, dispersion = record_counts(day.trace, day.rate) if day.trace else ([], 1.0)
-    found = []
+    seconds = []
     for second in range(DAY):
         level = (1.0 - WAVE * math.cos(2.0 * math.pi * second / DAY)) * _doubling(second)
         if counts:
-            found.append(counts[second % len(counts)] * level)
+            seconds.append(counts[second % len(counts)] * level)
         else:
             mean = day.rate * level
-            found.append(_few(rng, mean) if mean < FEW else max(0.0, rng.gauss(mean, math.sqrt(mean))))
-    return found, dispersion
+            seconds.append(_few(rng, mean) if mean < FEW else max(0.0, rng.gauss(mean, math.sqrt(mean))))
+    return seconds, dispersion
 
 
 def _few(rng: random.Random, mean: float) -> float:
-    """Number from Poisson's distribution: of events that fit into one second, their gaps being exponential."""
+    """Draw from the Poisson distribution: count events with exponential gaps within a second."""
     count, passed = 0, rng.expovariate(mean)
     while passed < 1.0:
         count, passed = count + 1, passed + rng.expovariate(mean)
@@ -160,9 +159,9 @@ def _few(rng: random.Random, mean: float) -> float:
 
 
 def record_counts(trace: Sequence[float], rate: float) -> tuple[list[int], float]:
-    """Arrivals by second of a record that is sped up to a mean rate, for many laps; and the dispersion of parts of a second.
+    """Return the arrivals by second of a record that is sped up to `rate` and repeated, and their dispersion.
 
-    That is the variance over the mean of the counts in tenths of a second.
+    The dispersion is the variance over the mean of the counts in tenths of a second.
     """
     laps = max(2, math.ceil(LEAST_RECORD * rate / len(trace)))
     length = len(trace) / rate
@@ -188,31 +187,23 @@ def _doubling(second: float) -> float:
 
 
 class Backlog:
-    """Level of what waits for a number of workers.
-
-    Arguments:
-        day: gives the cost of a batch and the promise.
-        dispersion: dispersion of arrivals within a second.
-
-    Attributes:
-        waiting: requests that wait.
-    """
+    """Level of what waits for a number of workers; `dispersion` is that of arrivals within a second."""
 
     def __init__(self, day: Day, dispersion: float) -> None:
         self.waiting = 0.0
         self._day, self._dispersion = day, dispersion
 
     def serve(self, arrivals: float, workers: int) -> tuple[float, float]:
-        """Serve one second. Returns how many requests of it are answered within the promise, and how many are refused."""
+        """Serve one second. Return how many of its requests are answered within the promise, and how many are refused."""
         capacity = workers * self._day.cost.pace
         room = max(capacity * (1.0 + QUEUE_SECONDS) - self.waiting, 0.0)
-        taken = min(arrivals, room)
-        before, self.waiting = self.waiting, max(0.0, self.waiting + taken - capacity)
-        share = self._share((before + self.waiting) / 2.0, taken, workers, capacity)
-        return taken * share, arrivals - taken
+        accepted = min(arrivals, room)
+        before, self.waiting = self.waiting, max(0.0, self.waiting + accepted - capacity)
+        share = self._share((before + self.waiting) / 2.0, accepted, workers, capacity)
+        return accepted * share, arrivals - accepted
 
     def _share(self, waiting: float, rate: float, slots: int, capacity: float) -> float:
-        """Share of what comes that is answered within the promise: it waits for what waits, and up to a gap besides."""
+        """Return the share of arrivals answered within the promise: they wait for the backlog, and up to a gap besides."""
         cost = self._day.cost
         spare = slots - cost.beta * rate
         gap = min(cost.alpha / spare, cost.full_seconds / slots) if spare > 0.0 else cost.full_seconds / slots
@@ -225,7 +216,7 @@ class Backlog:
 
 
 class _Run:
-    """One policy's run."""
+    """One policy's day."""
 
     def __init__(self, day: Day, policy: str, arrivals: Sequence[float], dispersion: float) -> None:
         self._day, self._policy, self._arrivals = day, policy, arrivals
@@ -242,12 +233,12 @@ class _Run:
         self._counts = {UP: 0, DOWN: 0}
 
     def _first(self) -> int:
-        """Workers at the start of the day: for FIXED those of the busiest minute, else those of the first."""
+        """Return the workers at the start of the day: for FIXED those for the busiest minute, else those for the first hour."""
         rates, day = self._arrivals, self._day
         minutes = [sum(rates[at : at + 60]) / 60 for at in range(0, DAY, 60)]
         rate = max(minutes) if self._policy == FIXED else sum(minutes[:60]) / 60 / 0.6
-        found = fewest_slots(day.cost, rate, day.promise, self._uneven) or math.ceil(rate / day.cost.pace)
-        return self._limits.clamp(found)
+        workers = fewest_slots(day.cost, rate, day.promise, self._uneven) or math.ceil(rate / day.cost.pace)
+        return self._limits.clamp(workers)
 
     def report(self, progress: Callable[[str], None]) -> DayReport:
         scaler = self._scaler
@@ -257,7 +248,7 @@ class _Run:
             if second % 3600 == 0:
                 progress(f"{self._policy} {second // 3600} h")
             self._step(arrivals, second)
-            measured += (arrivals - measured) * 0.632  # The gateways tell an average over a second.
+            measured += (arrivals - measured) * 0.632  # Gateways report an average over about a second.
             if self._policy == FIXED:
                 self._gpu_seconds += self._ready
                 continue
@@ -304,7 +295,7 @@ class _Run:
         self._busy += min(arrivals / (self._ready * self._day.cost.pace), 1.0)
 
     def _wait_for_start(self, arrivals: float, second: float) -> None:
-        """Hold what comes in a second at zero, or send it away."""
+        """Hold the requests of a second without workers, or send them away."""
         self._at_zero += 1
         if (self._scaler.starts_in(second) or 0.0) <= HELD_SHARE * self._day.timeout:
             self._backlog.waiting += arrivals
@@ -315,7 +306,7 @@ class _Run:
 
 
 def _within(left: float, gap: float, mean: float) -> float:
-    """Probability that an even share of `gap` and an exponential part with this mean are together at most `left`."""
+    """Return the probability that a uniform part up to `gap` and an exponential part with `mean` add up to at most `left`."""
     if mean <= gap * 1e-3:
         return min(left / gap, 1.0)
     upto = min(left, gap)

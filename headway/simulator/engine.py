@@ -1,15 +1,14 @@
-"""Engine that drives the production queue and policies from a heap of virtual instants: no event loop, no clock.
+"""Drive the production queue and policies from a heap of virtual events: no event loop, no clock.
 
-The queue is the one that brokers use, asked in the same order: an arrival is offered and wakes a worker; a free
-worker claims, and when it is told to hold it goes idle and a timer is set. What is simulated is only the outside:
-who comes, how long a batch runs, who dies.
+The queue is the one that brokers use, called in the same order. An arrival is offered and wakes a worker. A free worker claims;
+if it is told to hold, it goes idle and a timer is set. Only the outside is simulated: who comes, how long a batch runs, who dies.
 
     idle ──claim──▶ running ──answer──▶ idle
       │                │
       └──────die───────┴──▶ dead ──restart──▶ idle
 
-A queue that is cut into shards is a queue, a policy and a timer for each. A worker claims from the shard where it is at
-home, and while it is idle looks at another now and then.
+Each shard of a queue has a queue, a policy and a timer of its own. A worker claims from its home shard, and while it is idle
+looks at another now and then.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ from headway.simulator.traffic import POISON, arrivals, bulk_lines, callers
 REAP_EVERY = 1.0
 """Most seconds between two reaps, as in brokers."""
 LEASE_SECONDS = 3.0
-"""Seconds after which what a host ran that has died is given to others."""
+"""Seconds after which the batch of a dead host goes to others."""
 NOTICED_AFTER = DEGRADED_AFTER + 1.0
-"""Seconds after which everybody has noticed that a host has died: its heartbeats are missed, and the workers are counted."""
+"""Seconds until everybody has noticed a host's death: heartbeats are missed, and workers counted again."""
 APART = 0.0001
-"""Seconds between the requests of two clients that had their answers together: about what a gateway takes for one."""
+"""Seconds between requests of two clients that got their answers together: about what a gateway takes for one."""
 Choose = Callable[[Sequence[int], float], int]
-"""Function from the entries waiting in each shard in use, and the instant, to the number of a shard."""
+"""Picks a shard's number by the entries waiting in each shard in use, and the time."""
 _LOOKS_AT = attrgetter("looks_at")
 
 
 def simulate(scenario: Scenario, choose: Choose | None = None) -> Record:
-    """Run a scenario until each request that came has had its outcome.
+    """Run a scenario until every request has its outcome.
 
     Arguments:
         scenario: the scenario.
-        choose: picks the shard that entries go to, for contrast; None for the production rule.
+        choose: picks shards for entries, for contrast; None for the production rule.
 
     Raises:
         SettingError: the trace has no rate.
@@ -86,19 +85,19 @@ class _Simulation:
             shard.queue.service.warm_up(warm)
         self._throttle = LowestTierThrottle(scenario) if len(scenario.mix) > 1 else None
         self._line: CostLine | None = None
-        """Line by which the queues fill inputs up."""
+        """Line by which the queues fill up batches."""
         self._slots = 0
         self._came: dict[QueuedEntry, float] = {}
-        """Instants at which entries came that then gathered."""
+        """When entries came that then gathered in their gateway."""
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._looks_at = math.inf
         self._reap_at = 0.0
         self._closed = False
         self._sending = 0
-        """Gateways that are about to send."""
+        """Gateways about to send."""
         self._leases = 0
-        """Leases of workers that died unheard."""
+        """Leases of workers whose death nobody has noticed."""
         self._failures = self._rng("failures")
         self._retries = self._rng("retries").random
         self._noise = self._rng("noise")
@@ -106,7 +105,7 @@ class _Simulation:
         self._choose_gateway = choose_gateway(scenario, self._rng("doors").random)
         self._lines = bulk_lines(scenario, self._rng("bulk"))
         self._straight = scenario.gather == 0.0 and scenario.shards == 1
-        """Whether nothing tells gateways apart, so that requests are offered at once, which saves time."""
+        """True if nothing tells gateways apart, so that requests can be offered at once, which saves time."""
         spread = math.log1p(scenario.jitter**2)
         self._log_mean, self._log_deviation = -spread / 2, math.sqrt(spread)
 
@@ -116,7 +115,7 @@ class _Simulation:
         return Worker(name, self._shards[0], slow, pace)
 
     def _warm_up(self, slow: bool) -> tuple[WarmUpRun, ...]:
-        """Batches that the start of a worker has run."""
+        """Return the batches that a worker runs when it starts."""
         scenario = self._scenario
         factor = scenario.slow if slow else 1.0
         sizes = {1, scenario.max_batch} if not scenario.weights else ()
@@ -159,7 +158,7 @@ class _Simulation:
                 self._reap(soonest)
 
     def _request(self, now: float) -> None:
-        """Take in a request."""
+        """Draw a request, and offer it or pass it to a gateway."""
         entry = self._draw()
         self._record.came(entry.tier, now, entry.input == POISON)
         if self._throttle is not None and self._throttle.refuses(entry, now):
@@ -175,45 +174,45 @@ class _Simulation:
             self._request(now)
 
     def _let_send(self, count: int, now: float) -> None:
-        """Let clients of a closed loop, whose requests have ended, send their next ones, one after the other."""
+        """Let `count` clients of a closed loop send their next requests, one after the other."""
         if self._scenario.clients:
             for number in range(count):
                 self._at(now + number * APART, self._send_next)
 
     def _lose_at_once(self, reason: str, entry: Entry, came: float, again: float) -> None:
-        """Note a request that is refused. A client sends its next one at the instant `again`."""
+        """Note a refusal. The client sends its next request at `again`."""
         self._record.lose(REFUSED, reason, entry.tier, came, entry.input == POISON)
         self._let_send(1, again)
 
-    def _rng(self, what: str) -> random.Random:
-        """Source of randomness for one purpose, so that a change of policy leaves the arrivals alone."""
-        return random.Random(f"{self._scenario.seed}/{what}")  # noqa: S311 - the same seed, the same run
+    def _rng(self, purpose: str) -> random.Random:
+        """Return randomness for one purpose, so that another policy gets the same arrivals."""
+        return random.Random(f"{self._scenario.seed}/{purpose}")  # noqa: S311 - the same seed, the same run
 
     def _at(self, instant: float, act: Callable[[float], None]) -> None:
         heapq.heappush(self._heap, (instant, next(self._order), act))
 
     def _end_of_arrivals(self, now: float) -> None:
-        """Note that no further request comes. Bulk entries do, until the end."""
+        """Note that no further request comes. Bulk entries still do, until the end."""
         if self._scenario.bulk:
             self._at(float(self._scenario.duration), self._close)
         else:
             self._close(now)
 
     def _close(self, now: float) -> None:
-        """Note that the last request has come."""
+        """Note that the last request has come, and what the queue has estimated by then."""
         loads = [shard.queue.load(now) for shard in self._shards[: self._active]]
         rate = math.fsum(load.rate for load in loads)
         self._record.estimates = (rate, loads[0].alpha, loads[0].beta, loads[0].deviation)
         self._closed = True
 
     def _set_throttle(self, throttle: LowestTierThrottle, now: float) -> None:
-        """Set the throttle's rate, now and then again as long as requests come."""
+        """Set the throttle's rate, again and again while requests come."""
         throttle.set_rate(self._workers.values(), self._shards[0].queue.load(now), now)
         if not self._closed:
             self._at(now + SET_EVERY, partial(self._set_throttle, throttle))
 
     def _deal(self, now: float) -> None:
-        """Deal workers that have come or gone out to their home shards."""
+        """Assign the workers that are known to live to their home shards."""
         alive = [worker.name for worker in self._workers.values() if worker.known]
         self._slots, self._active = len(alive), shards.active(len(self._shards), len(alive))
         at_home = dict[Shard, list[str]]((shard, []) for shard in self._shards)
@@ -243,39 +242,39 @@ class _Simulation:
         choose = self._choose
         used = self._shards[: self._active]
         for number, entries in gateway.send(self._slots, self._active, now):
-            shard = used[number if choose is None else choose([each.queue.depth for each in used], now)]
+            shard = used[number if choose is None else choose([other.queue.depth for other in used], now)]
             self._offer(shard, entries, now)
 
     def _offer(self, shard: Shard, entries: Iterable[Came], now: float) -> None:
         for entry, came in entries:
-            offered = shard.queue.offer(entry, now)
-            if isinstance(offered, Refused):
-                reason = "shed" if offered.tier_only else "overloaded"
+            result = shard.queue.offer(entry, now)
+            if isinstance(result, Refused):
+                reason = "shed" if result.tier_only else "overloaded"
                 if self._throttle is not None:
                     self._throttle.refund(entry)
-                self._lose_at_once(reason, entry, came, now + offered.wait)
+                self._lose_at_once(reason, entry, came, now + result.wait)
             elif came < now:
-                self._came[offered] = came
+                self._came[result] = came
         if shard.idle:
             self._wake_idle(shard, now)
 
     def _wake_idle(self, shard: Shard, now: float) -> None:
-        """Let idle workers claim while there is something for them; then set the timer for when there may be."""
+        """Let idle workers claim while there is something for them. Then set the timer for when there may be more."""
         idle, queue = shard.idle, shard.queue
         shard.looks_at = math.inf
         while idle:
-            found = queue.wake(idle, now)
-            if not isinstance(found, str):
-                shard.looks_at = found
+            woken = queue.wake(idle, now)
+            if not isinstance(woken, str):
+                shard.looks_at = woken
                 break
-            del idle[found]
-            worker = self._workers[found]
+            del idle[woken]
+            worker = self._workers[woken]
             if not self._claim(worker, shard, now):
                 self._go_idle(worker, now)
         self._looks_at = shard.looks_at if len(self._shards) == 1 else min(map(_LOOKS_AT, self._shards))
 
     def _free(self, worker: Worker, now: float) -> None:
-        """Free a worker for its next batch."""
+        """Let a worker claim its next batch, or go idle."""
         if not self._claim(worker, worker.home, now):
             self._go_idle(worker, now)
         self._wake_idle(worker.home, now)
@@ -287,7 +286,7 @@ class _Simulation:
             self._look(worker, worker.rest, now)
 
     def _look(self, worker: Worker, rest: int, now: float) -> None:
-        """Have an idle worker look whether the next other shard is behind, now and then while its rest lasts."""
+        """Let an idle worker look whether the next other shard is behind, and again later while it rests."""
         home = worker.home
         if worker.rest != rest or worker.name not in home.idle:
             return
@@ -325,21 +324,21 @@ class _Simulation:
         return True
 
     def _feed(self, shard: Shard, now: float) -> None:
-        """Have enough bulk entries wait in a shard, if there is bulk work; none once all requests have come."""
+        """Keep enough bulk entries waiting in a shard until the last request has come."""
         if self._scenario.bulk and not self._closed:
             while shard.queue.offer_bulk(next(self._lines), now) is not None:
                 pass
 
     def _run_calls(self, worker: Worker, weights: Sequence[int], factor: float, now: float) -> float:
-        """Run time of a batch of these weights in as many calls as its worker finds best, from which the worker learns."""
-        ran = [(call, self._seconds(call) * factor) for call in worker.child.calls(weights)]
-        seconds = math.fsum(taken for _, taken in ran)
-        if worker.child.ran(weights, ran):
+        """Return the run time of a batch in as many calls as its worker finds best. The worker learns from them."""
+        calls = [(call, self._seconds(call) * factor) for call in worker.child.calls(weights)]
+        seconds = math.fsum(taken for _, taken in calls)
+        if worker.child.ran(weights, calls):
             self._at(now + seconds + HEARTBEAT_EVERY, self._fill_up)
         return seconds
 
     def _fill_up(self, now: float) -> None:
-        """Have queues go by what the workers have told of the model's costs."""
+        """Have the queues use what workers have reported of the model's costs."""
         line = batch_cost.padded(map(reported, self._workers.values())).get("")
         if batch_cost.is_news(line, self._line):
             self._line = line
@@ -347,7 +346,7 @@ class _Simulation:
                 shard.queue.bound(self._scenario.limits().filling_up(line))
 
     def _seconds(self, weights: Sequence[int]) -> float:
-        """Run time of a call of inputs of these weights, before what a worker or chance adds."""
+        """Return the run time of a call, before what a slow worker or chance adds."""
         scenario = self._scenario
         if scenario.times is not None:
             return scenario.times.draw(weights, self._noise.random)
@@ -356,7 +355,7 @@ class _Simulation:
         return scenario.alpha + scenario.beta * (sum(weights) if scenario.weights else len(weights))
 
     def _answer(self, worker: Worker, life: int, seconds: float, now: float) -> None:
-        """End a batch that has come back, unless its worker died meanwhile."""
+        """End a batch, unless its worker died meanwhile."""
         departure = worker.departure
         if worker.life != life or departure is None:
             return
@@ -367,10 +366,10 @@ class _Simulation:
         if self._scenario.poison and any(member.entry.input == POISON for member in departure.members):
             self._fail(worker.shard, departure, now, Cause.RAISED)
         else:
-            wanted = worker.shard.queue.finish(departure, now)
-            others = len(wanted) - departure.bulk
+            answers = worker.shard.queue.finish(departure, now)
+            others = len(answers) - departure.bulk
             record.bulk_answered(departure.bulk, now)
-            for member in wanted[:others]:
+            for member in answers[:others]:
                 if now > member.due:
                     self._lose(member, EXPIRED, "total", now)
                 else:
@@ -380,7 +379,7 @@ class _Simulation:
         self._free(worker, now)
 
     def _since(self, member: QueuedEntry) -> float:
-        """Instant at which an entry that is at its end came to its gateway."""
+        """Return when an entry that has ended came to its gateway."""
         return self._came.pop(member, member.arrived)
 
     def _lose(self, member: QueuedEntry, kind: str, reason: str, now: float) -> None:
@@ -427,7 +426,7 @@ class _Simulation:
             self._plan_death(worker, 0.0)
 
     def _plan_death(self, worker: Worker, now: float) -> None:
-        """Plan the instant at which this life of a worker ends by itself. No worker dies after the last request."""
+        """Draw when this life of a worker ends. No worker dies after the last request."""
         if self._scenario.fail_every <= 0.0:
             return
         life, ends = worker.life, now + self._failures.expovariate(1.0 / self._scenario.fail_every)
@@ -461,13 +460,13 @@ class _Simulation:
             self._notice(worker, worker.life, now)
 
     def _take_back(self, shard: Shard, departure: Departure, now: float) -> None:
-        """Have the entries of a worker that died unheard run again."""
+        """Requeue the batch of a worker whose host died."""
         self._leases -= 1
         self._fail(shard, departure, now, Cause.CRASHED)
         self._wake_idle(shard, now)
 
     def _notice(self, worker: Worker, life: int, now: float) -> None:
-        """Note that a worker has died."""
+        """Let everybody know that a worker has died."""
         if worker.life == life and not worker.alive:
             worker.known = False
             self._deal(now)

@@ -1,10 +1,9 @@
-"""Simulated fleet, which `engine` moves: the queue and its workers, gateways before it, and their throttle.
+"""The simulated fleet: the queue and its workers, gateways, and their throttle. `engine` moves it, and is long enough alone.
 
     come ──▶ gathered ──send──▶ part ──▶ shard in turn
-                 (at once, when the last call was long enough ago)
+                 (at once, if the last call was long enough ago)
 
-The gateways of a fleet share the room of its workers as their traffic does, so together they have one throttle here, with
-the production rules.
+Gateways of a fleet divide the workers' room as their traffic divides. So one throttle, by the production rules, stands for all.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from headway.model import CostLine, CostShape, Entry, WorkerInfo, WorkerStatus
 from headway.simulator.scenario import Scenario
 
 Came = tuple[Entry, float]
-"""Entry, and the instant at which it came to its gateway."""
+"""An entry, and when it came to its gateway."""
 SET_EVERY = 0.5
-"""Seconds between two times that the rate is set, as in gateways."""
+"""Seconds after which the throttle's rate is set again, as in gateways."""
 
 
 class Shard:
@@ -43,21 +42,21 @@ class Shard:
 
 
 class Child:
-    """What the process of a worker finds out about the costs of calls: the batches of a model that pads are cut into several."""
+    """What a worker's process learns about the costs of calls. It cuts batches of a model that pads into several calls."""
 
     __slots__ = ("_cost", "line")
 
     def __init__(self) -> None:
         self._cost = BatchCost()
         self.line: CostLine | None = None
-        """Line that it has told last; None before the first."""
+        """Line that it reported last; None before the first."""
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Weights of the inputs of each call that a batch is run in."""
+        """Return the weights of the inputs of each call that a batch is cut into."""
         return [[weights[place] for place in call] for call in self._cost.calls(weights)]
 
     def ran(self, weights: Sequence[int], calls: Iterable[tuple[Sequence[int], float]]) -> bool:
-        """Learn from a batch that ran in calls of so many seconds each. Returns whether there is something to tell."""
+        """Learn from a batch and the seconds of its calls. Return True if there is something new to report."""
         self._cost.note_batch(weights)
         for call, seconds in calls:
             self._cost.observe(call, seconds)
@@ -69,7 +68,7 @@ class Child:
 
 
 class Worker:
-    """A GPU. `life` counts its lives, so that work of an earlier one is known to be void; `rest` counts its rests."""
+    """A GPU. `life` and `rest` count its lives and rests, so that events of earlier ones can be ignored."""
 
     __slots__ = (
         "alive", "child", "departure", "died_at", "home", "known", "life", "look", "name", "pace", "rest", "shard", "slow",
@@ -78,7 +77,7 @@ class Worker:
     def __init__(self, name: str, home: Shard, slow: bool, pace: SlotPace) -> None:
         self.name = name
         self.known = True
-        """Whether it counts as alive."""
+        """True while others think that it lives."""
         self.pace = pace
         self.child = Child()
         self.slow = slow
@@ -87,18 +86,13 @@ class Worker:
         self.died_at = 0.0
         self.home = self.shard = home
         self.departure: Departure | None = None
-        """Departure that it runs, from `shard`; None when idle."""
+        """Batch that it runs, from `shard`; None when idle."""
         self.look = 0
-        """Number of the shard that it looked at last."""
+        """Number of the shard it looked at last."""
 
 
 class Gateway:
-    """Simulated gateway.
-
-    Arguments:
-        scenario: gives the seconds for which entries gather, and the size of a batch.
-        turn: number of the shard whose turn it is first.
-    """
+    """Simulated gateway. The number of the shard whose turn it is begins at `turn`."""
 
     __slots__ = ("_gather", "_max_batch", "_open_at", "_turn", "gathered")
 
@@ -111,19 +105,19 @@ class Gateway:
         self._turn = turn
 
     def come(self, entry: Entry, now: float) -> float | None:
-        """Take an entry in. Returns the instant at which to `send`; None when that is known already."""
+        """Take an entry. Return when to call `send`; None if that is planned already."""
         self.gathered.append((entry, now))
         if now >= self._open_at:
             return now
         return now + self._gather if len(self.gathered) == 1 else None
 
     def send(self, slots: int, active: int, now: float) -> Iterator[tuple[int, list[Came]]]:
-        """Send the entries that have gathered, by number of the shard.
+        """Send the gathered entries: yield shards by number, each with its entries.
 
         Arguments:
-            slots: workers that are known to live.
+            slots: workers known to live.
             active: shards in use.
-            now: the instant.
+            now: the time.
         """
         gathered, self.gathered = self.gathered, []
         self._open_at = now + self._gather
@@ -134,12 +128,7 @@ class Gateway:
 
 
 def choose_gateway(scenario: Scenario, rng: Callable[[], float]) -> Callable[[], Gateway]:
-    """Make a function that draws the gateway of the next request.
-
-    Arguments:
-        scenario: gives the number of gateways.
-        rng: uniform in [0, 1).
-    """
+    """Return a function that draws the gateway of the next request. `rng` is uniform in [0, 1)."""
     count = scenario.gateways
     gateways = [Gateway(scenario, int(rng() * scenario.workers)) for _ in range(count)]
     if count == 1:
@@ -148,11 +137,7 @@ def choose_gateway(scenario: Scenario, rng: Callable[[], float]) -> Callable[[],
 
 
 class LowestTierThrottle:
-    """Throttle of the lowest of several tiers.
-
-    Arguments:
-        scenario: scenario that is simulated.
-    """
+    """Throttle of the lowest of several tiers."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
@@ -160,34 +145,27 @@ class LowestTierThrottle:
         self._throttle = Throttle()
 
     def refuses(self, entry: Entry, now: float) -> bool:
-        """Decide whether a request is refused for the fleet's capacity. One that is not is counted."""
+        """Return True if a request is refused for lack of capacity; else count it."""
         if entry.tier < self._lowest:
             self._throttle.higher += 1
             return False
         return self._throttle.admit(entry.tenant, now) > 0.0
 
     def refund(self, entry: Entry) -> None:
-        """Note that an entry was let in here, and refused by the queue."""
+        """Note that the queue refused an entry that was admitted here."""
         if entry.tier == self._lowest:
             self._throttle.refund(entry.tenant)
 
     def set_rate(self, workers: Iterable[Worker], load: Load, now: float) -> None:
-        """Set the rate by what the workers do.
-
-        Arguments:
-            workers: all workers.
-            load: load of the queue.
-            now: the instant.
-        """
-        found = capacity(
-            "", [reported(worker, load.entry_size) for worker in workers], load, self._scenario.target_utilisation
-        )
+        """Set the rate by what all workers can do under the queue's load."""
+        reports = [reported(worker, load.entry_size) for worker in workers]
+        measured = capacity("", reports, load, self._scenario.target_utilisation)
         flow = self._throttle.count(now)
-        self._throttle.set_rate(room(found, self._scenario.reserved_share, [flow]), now)
+        self._throttle.set_rate(room(measured, self._scenario.reserved_share, [flow]), now)
 
 
 def reported(worker: Worker, entry_size: float = 1.0) -> WorkerInfo:
-    """Worker as its heartbeat would describe it."""
+    """Describe a worker as its heartbeat would."""
     return WorkerInfo(
         worker_id=worker.name,
         model="",

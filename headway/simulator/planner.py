@@ -1,7 +1,8 @@
-"""Planner of GPUs for a load: the least number whose simulated percentiles meet the targets.
+"""Find how many GPUs a load needs: the least number whose simulated percentiles meet the targets.
 
-The search begins at the number that the formula of `core.scaling.sizing` gives, by which the autoscaler goes too, and goes up
-or down in growing steps and then by halves; what it finds is confirmed with several seeds. A request without an answer counts as later than any target.
+The search begins at the number from the formula of `core.scaling.sizing`, which the autoscaler uses too. It goes up or down in
+growing steps, and then by halves. The result is confirmed with several seeds. A request without an answer counts as infinitely
+late.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from headway.simulator.scenario import Scenario
 
 SEEDS = 5
 BULK_SEEDS = 2
-"""Runs by which the lines of bulk jobs are foretold, which differ little."""
+"""Runs that predict the lines of bulk jobs. They differ little."""
 SETTLING = 75.0
-"""Batch times of warm-up: a fleet that starts in step near saturation needs as many to spread."""
+"""Warm-up in batch times: a fleet that starts in step near saturation needs that many to spread out."""
 FOUND_OUT = 3.0
-"""Times as many of a model that pads: what waits piles up until that is found out."""
+"""Factor of the warm-up for a model that pads: entries pile up until workers have found that out."""
 MEASURED = 50.0
-"""Least batch times measured."""
+"""Fewest batch times to measure."""
 MEASURED_REQUESTS = 10_000
-"""Least requests measured in each run behind a prediction."""
+"""Fewest requests to measure in each run for a prediction."""
 RATE_STEPS = 5
 """Halvings in the search for the highest rate, which is then known to 1/32 of the spare capacity."""
 RATE_SEEDS = 2
 """Runs that must meet the targets at each of these rates."""
 RATE_REQUESTS = 5_000
-"""Least requests measured in each of them: they take most of a plan's time, and their rates are told roughly."""
+"""Fewest requests in each of them: they take most of a plan's time, and their result is rough anyway."""
 EDGE_SHARE, EDGE_MS = 0.03, 2.0
-"""Share of a target, and milliseconds: nearer to it than the larger of them, a prediction may be missed in a real run."""
+"""How near to a target, as a share of it or in milliseconds, a prediction is on the edge: a real run may miss it."""
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t for a two-sided interval of 95 %, by number of values."""
+"""Student's t for a two-sided 95 % interval, by number of values."""
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Order for a plan.
+    """What to plan for.
 
     Attributes:
-        scenario: load and model; the planner chooses the number of workers, the times and the seed.
+        scenario: load and model; the planner chooses workers, times and seed.
         p95: highest 95th percentile of latency in seconds; None for any.
         p99: highest 99th percentile of latency in seconds; None for any.
-        gpu_hour_cost: price of a GPU for an hour, in any currency; None for none.
+        gpu_hour_cost: price of a GPU-hour in any currency; None for none.
         max_gpus: most GPUs to consider.
-        target_utilisation: share of its capacity that a fleet with room to spare uses, 0.1 to 1.
-        bulk: whether the plan says how many lines of bulk jobs go beside the load.
+        target_utilisation: share of its capacity, 0.1 to 1, that a fleet with room to spare uses.
+        bulk: whether to say how many lines of bulk jobs go beside the load.
     """
 
     scenario: Scenario
@@ -89,24 +90,24 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingError("--gpu-hour-cost", cost, "must be a price, 0 or more", "For example 2.5.")
 
     def met_by(self, prediction: Prediction) -> bool:
-        """Whether an prediction meets the targets, with the doubt in its figures held against it."""
-        return all(worst <= target for target, worst in self._held_against(prediction))
+        """Return True if a prediction meets the targets even at the worst end of its confidence intervals."""
+        return all(worst <= target for target, worst in self._targets_and_worst(prediction))
 
     def on_the_edge(self, prediction: Prediction) -> bool:
-        """Whether an prediction is so near to a target that a real run may miss it."""
+        """Return True if a prediction is so near to a target that a real run may miss it."""
         return any(
-            worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._held_against(prediction)
+            worst > target - max(EDGE_SHARE * target, EDGE_MS) for target, worst in self._targets_and_worst(prediction)
         )
 
-    def _held_against(self, prediction: Prediction) -> list[tuple[float, float]]:
-        """Each target that is set, and the worst that is likely, in milliseconds."""
+    def _targets_and_worst(self, prediction: Prediction) -> list[tuple[float, float]]:
+        """Return each target that is set, with the worst end of the interval, in milliseconds."""
         doubt = prediction.doubt_ms
         pairs = ((self.p95, prediction.p95_ms + doubt.p95), (self.p99, prediction.p99_ms + doubt.p99))
         return [(target * 1000, worst) for target, worst in pairs if target is not None]
 
 
 class ConfidenceInterval(msgspec.Struct, frozen=True):
-    """Half-widths in ms of the 95 % confidence intervals of the percentiles, from their spread over the seeds."""
+    """Half-widths, in ms, of the percentiles' 95 % confidence intervals, from their spread over the seeds."""
 
     p50: float
     p95: float
@@ -114,16 +115,15 @@ class ConfidenceInterval(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Prediction for a number of GPUs at a rate.
+    """What a number of GPUs would do at a rate.
 
     Attributes:
         gpus: number of GPUs.
         rate: requests per second.
-        p50_ms, p95_ms, p99_ms: percentiles of all requests in milliseconds; one without an answer counts as infinitely
-        late, which is null in JSON.
-        doubt_ms: half-widths of their confidence intervals in milliseconds.
+        p50_ms, p95_ms, p99_ms: percentiles over all requests; without an answer a request is infinitely late (null in JSON).
+        doubt_ms: half-widths of their confidence intervals.
         unanswered: share of requests without an answer.
-        fill: mean share of the largest batch that is used.
+        fill: mean batch size as a share of the largest batch.
         utilisation: share of the GPUs' time in which they run batches.
     """
 
@@ -139,30 +139,30 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a plan, in the currency of the price that was given."""
+    """Cost of a plan, in the currency of the price."""
 
     per_hour: float
     per_million_requests: float
 
 
 class Plan(Prediction, frozen=True, kw_only=True):
-    """Result of a plan: the prediction for the least number of GPUs, and its surroundings.
+    """Result of a plan: the prediction for the least number of GPUs, and more about it.
 
     Attributes:
-        capacity: most requests per second these GPUs can answer, all batches full.
-        load: rate over capacity.
-        arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more is burstier.
-        meets_up_to: highest rate at which these GPUs still meet the targets, requests per second.
-        one_less: prediction for one GPU less; null when that could not carry the load at all.
+        capacity: most requests per second that these GPUs can answer, in full batches.
+        load: rate divided by capacity.
+        arrivals_cv: coefficient of variation of the gaps between arrivals: 1 for Poisson, more for burstier.
+        meets_up_to: highest rate, in requests per second, at which these GPUs still meet the targets.
+        one_less: prediction for one GPU less; null if that could not carry the load at all.
         on_the_edge: whether it is so near to a target that a real run may miss it.
-        one_more: prediction for one GPU more, where it is on the edge; else null.
-        with_room: least number of GPUs of whose capacity the load is no more than the target utilisation.
+        one_more: prediction for one GPU more, if it is on the edge; else null.
+        with_room: least number of GPUs that the load uses to no more than the target utilisation.
         cost: cost of the GPUs; null without a price.
-        first_come: least number of GPUs for a model that pads if inputs rode in the order in which they come, all in one call; null where it
-            does not pad, or they are more than may be considered.
-        bulk: lines of bulk jobs per second that these GPUs answer in empty seats; null where nobody asked.
+        first_come: least number of GPUs for a model that pads if inputs ran in the order of arrival, in one call; null if it
+            doesn't pad, or if they exceed the limit.
+        bulk: lines of bulk jobs per second that go into empty seats; null if nobody asked.
         seeds: simulations behind the figures.
-        requests: requests measured in those simulations.
+        requests: requests measured in those.
     """
 
     capacity: float
@@ -184,8 +184,8 @@ def make_plan(goal: Goal, progress: Callable[[str], None] = lambda _: None) -> P
     """Find the least number of GPUs.
 
     Arguments:
-        goal: the order.
-        progress: takes a line on each step.
+        goal: what to plan for.
+        progress: called with a line on each step.
 
     Raises:
         SettingError: no number of GPUs up to the limit meets the targets.
@@ -203,16 +203,16 @@ class _Planner:
     def plan(self) -> Plan:
         goal, rate = self._goal, self._goal.scenario.rate
         bound, gpus = self._least(), self.fewest()
-        found = self._prediction(gpus, rate, SEEDS)
+        prediction = self._prediction(gpus, rate, SEEDS)
         runs = self._several(gpus, rate, SEEDS)
         capacity = self._with(gpus, rate, 0).capacity
-        edge = goal.on_the_edge(found)
+        edge = goal.on_the_edge(prediction)
         return Plan(
-            **msgspec.structs.asdict(found),
+            **msgspec.structs.asdict(prediction),
             capacity=capacity,
             load=rate / capacity,
             arrivals_cv=runs[-1].arrivals_cv,
-            meets_up_to=self._highest_rate(found, capacity),
+            meets_up_to=self._highest_rate(prediction, capacity),
             one_less=self._prediction(gpus - 1, rate, SEEDS) if gpus > bound else None,
             on_the_edge=edge,
             one_more=self._prediction(gpus + 1, rate, SEEDS) if edge and gpus < goal.max_gpus else None,
@@ -225,7 +225,7 @@ class _Planner:
         )
 
     def fewest(self) -> int:
-        """Least number of GPUs that meets the targets with all seeds."""
+        """Return the least number of GPUs that meets the targets with all seeds."""
         gpus, rate = self._search(self._least()), self._goal.scenario.rate
         while not self._meets(gpus, rate, SEEDS):
             if gpus >= self._goal.max_gpus:
@@ -234,7 +234,7 @@ class _Planner:
         return gpus
 
     def _first_come(self) -> int | None:
-        """Least number of GPUs that would meet the targets if inputs rode in the order in which they come."""
+        """Return the least number of GPUs if inputs ran in the order of arrival; see `Plan.first_come`."""
         if not self._goal.scenario.pads:
             return None
         as_they_come = replace(self._goal.scenario, first_come=True)
@@ -244,19 +244,19 @@ class _Planner:
             return None
 
     def _bulk(self, gpus: int, rate: float) -> float:
-        """Lines of bulk jobs per second beside the load. Its highest percentile is what was promised."""
+        """Return the lines of bulk jobs per second beside the load, whose highest target counts as promised."""
         promise = self._goal.p95 or self._goal.p99
         self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s with bulk jobs")
-        found = []
+        rates = []
         for seed in range(BULK_SEEDS):
             scenario = replace(self._with(gpus, rate, seed), bulk=True, promise=promise)
-            found.append(simulate(scenario).bulk / (scenario.duration - scenario.warmup))
-        return statistics.fmean(found)
+            rates.append(simulate(scenario).bulk / (scenario.duration - scenario.warmup))
+        return statistics.fmean(rates)
 
     def _least(self) -> int:
-        """Least number of GPUs that can carry the load."""
+        """Return the least number of GPUs that can carry the load at all."""
         goal, scenario = self._goal, self._goal.scenario
-        if scenario.pads:  # How much cuts save is not foretold.
+        if scenario.pads:  # How much cutting batches into calls saves is not known beforehand.
             return 1
         busy = scenario.rate * scenario.cycle(scenario.max_batch) / scenario.full
         least = max(1, math.floor(busy) + 1)
@@ -266,9 +266,9 @@ class _Planner:
         return least
 
     def _search(self, bound: int) -> int:
-        """Least number of GPUs that meets the targets with one seed."""
+        """Return the least number of GPUs that meets the targets with one seed."""
         rate, most = self._goal.scenario.rate, self._goal.max_gpus
-        below, gpus, step = bound - 1, max(bound, min(self._foretold(), most)), 1
+        below, gpus, step = bound - 1, max(bound, min(self._estimate(), most)), 1
         while gpus - below > 1 and self._meets(gpus, rate, 1):
             lower = max(gpus - step, below + 1)
             if not self._meets(lower, rate, 1):
@@ -288,10 +288,10 @@ class _Planner:
                 below = middle
         return gpus
 
-    def _foretold(self) -> int:
-        """Number of GPUs by the formula; 0 where it knows too little, as of recorded batches or entries that are weighed.
+    def _estimate(self) -> int:
+        """Return the number of GPUs by the formula; 0 if it knows too little, as of recorded batches or weighed entries.
 
-        Of a model that pads it is the one from which its load is less than what can be foretold of its capacity.
+        For a model that pads, return the number from which the load is below what is known of the capacity.
         """
         scenario, target = self._goal.scenario, self._goal.p95
         if scenario.pads:
@@ -312,22 +312,22 @@ class _Planner:
         hint = "Ask for more time, try another policy, or allow more GPUs with --max-gpus."
         raise SettingError(setting, shown, reason, hint)
 
-    def _highest_rate(self, found: Prediction, capacity: float) -> float:
-        """Highest rate at which the GPUs of a prediction meet the targets."""
-        low, high = found.rate, max(found.rate, capacity)
+    def _highest_rate(self, prediction: Prediction, capacity: float) -> float:
+        """Return the highest rate at which a prediction's GPUs meet the targets."""
+        low, high = prediction.rate, max(prediction.rate, capacity)
         for _ in range(RATE_STEPS):
             middle = (low + high) / 2
-            if all(self._meets_in_a_run(found, middle, seed) for seed in range(RATE_SEEDS)):
+            if all(self._meets_in_a_run(prediction, middle, seed) for seed in range(RATE_SEEDS)):
                 low = middle
             else:
                 high = middle
         return low
 
-    def _meets_in_a_run(self, found: Prediction, rate: float, seed: int) -> bool:
-        """Whether one short run at another rate meets the targets, with the doubt of the prediction held against it."""
-        self._tell(found.gpus, rate)
-        run = self._run(self._with(found.gpus, rate, seed, RATE_REQUESTS))
-        return self._goal.met_by(_prediction(found.gpus, rate, [run], found.doubt_ms))
+    def _meets_in_a_run(self, prediction: Prediction, rate: float, seed: int) -> bool:
+        """Return True if a short run at another rate meets the targets, with the prediction's doubt held against it."""
+        self._tell(prediction.gpus, rate)
+        run = self._run(self._with(prediction.gpus, rate, seed, RATE_REQUESTS))
+        return self._goal.met_by(_prediction(prediction.gpus, rate, [run], prediction.doubt_ms))
 
     def _meets(self, gpus: int, rate: float, seeds: int) -> bool:
         return self._goal.met_by(self._prediction(gpus, rate, seeds))
@@ -336,7 +336,7 @@ class _Planner:
         return _prediction(gpus, rate, self._several(gpus, rate, seeds))
 
     def _several(self, gpus: int, rate: float, seeds: int) -> list[_Run]:
-        """Runs with the first of the seeds, each simulated once."""
+        """Return the runs with the first seeds. Each is simulated only once."""
         for seed in range(seeds):
             if (gpus, rate, seed) not in self._runs:
                 self._tell(gpus, rate)
@@ -347,7 +347,7 @@ class _Planner:
         self._progress(f"{gpus} GPU{'s' if gpus > 1 else ''} at {rate:,.0f} requests/s")
 
     def _with(self, gpus: int, rate: float, seed: int, requests: int | None = None) -> Scenario:
-        """Scenario of one run. A trace is played once to settle and once to measure, from a start of its own."""
+        """Return the scenario of a run. A trace is played once to settle and once to measure, from a start of its own."""
         given = self._goal.scenario
         cycle = given.cycle(given.max_batch)
         least_timeout = 2 * max(self._goal.p95 or 0.0, self._goal.p99 or 0.0)
@@ -375,8 +375,16 @@ class _Planner:
         ascending = [*sorted(record.latency), *[math.inf] * missing]
         p50, p95, p99 = (percentile(ascending, share) * 1000 for share in (0.50, 0.95, 0.99))
         unanswered = missing / flow.requests if flow.requests else 0.0
-        used = report.batches.fill, report.utilisation
-        return _Run(p50, p95, p99, unanswered, *used, report.arrivals_cv, flow.requests)
+        return _Run(
+            p50=p50,
+            p95=p95,
+            p99=p99,
+            unanswered=unanswered,
+            fill=report.batches.fill,
+            utilisation=report.utilisation,
+            arrivals_cv=report.arrivals_cv,
+            requests=flow.requests,
+        )
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -391,7 +399,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def _prediction(gpus: int, rate: float, runs: Sequence[_Run], doubt: ConfidenceInterval | None = None) -> Prediction:
-    """Prediction by the means of some runs. Their spread gives the doubt, unless it is known from other runs."""
+    """Return the means of some runs. Their spread gives the doubt, unless it is known from other runs."""
     return Prediction(
         gpus=gpus,
         rate=rate,
@@ -406,7 +414,11 @@ def _prediction(gpus: int, rate: float, runs: Sequence[_Run], doubt: ConfidenceI
 
 
 def _interval(runs: Sequence[_Run]) -> ConfidenceInterval:
-    return ConfidenceInterval(*(_doubt([getattr(run, name) for run in runs]) for name in ("p50", "p95", "p99")))
+    return ConfidenceInterval(
+        p50=_doubt([run.p50 for run in runs]),
+        p95=_doubt([run.p95 for run in runs]),
+        p99=_doubt([run.p99 for run in runs]),
+    )
 
 
 def _doubt(values: Sequence[float]) -> float:
@@ -416,7 +428,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Trace begun at another place, its first part after its last one."""
+    """Return the trace begun at another place, with its first part after its last."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

@@ -1,4 +1,4 @@
-"""Pictures of simulations, drawn by matplotlib, which not every installation has."""
+"""Pictures of simulations; apart from the tables, as matplotlib is not in every installation."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-"""Endings of the path of a picture."""
+"""Endings of a picture's path."""
 WINDOWS = 100
-"""Windows into which the time after the warm-up is cut: each gives one point of a line over time."""
+"""Most points of a line over time."""
 LEAST_WINDOW = 5
-"""Least batch times in a window: in shorter ones chance would hide what happens."""
+"""Fewest batch times behind a point: with fewer, chance would hide what happens."""
 WIDEST = 4.0
 """Width in points of the widest line."""
 STYLES = ("-", "--", ":", "-.")
-"""Line styles of the tiers, the highest first, where policies have colours."""
+"""Line styles of tiers, highest first, when colours tell policies apart."""
 
 
 def check(path: Path) -> None:
     """Check before a run that its picture can be written, as far as can be seen.
 
     Raises:
-        SettingError: the path's ending names no picture, no file can be made there, or matplotlib is missing.
+        SettingError: the ending is no picture's, no file can be made there, or matplotlib is missing.
     """
     if path.suffix.lower() not in FORMATS:
         hint = f"Let it end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}."
@@ -48,13 +48,13 @@ def check(path: Path) -> None:
     if reason:
         raise SettingError("--plot", str(path), f"cannot be written: {reason}", "For example waits.png.")
     try:
-        import matplotlib  # noqa: F401 - only whether it is there
+        import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
         raise SettingError("--plot", str(path), "needs matplotlib, which is not here", install_hint("plot")) from None
 
 
 def draw(records: Sequence[Record], path: Path) -> None:
-    """Write a picture of a run: latency of each tier and fill of the batches over its time, and the latency's distribution.
+    """Write a picture: each tier's latency and the batches' fill over time, and the distribution of latency.
 
     Arguments:
         records: records of one scenario under one or more policies.
@@ -78,7 +78,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 
 def picture(records: Sequence[Record]) -> Figure:
-    """Draw a run, see `draw`. The legend stands below the axes, where it hides nothing."""
+    """Draw a picture, see `draw`. Its legend is below the axes, where it hides nothing."""
     from matplotlib import pyplot
 
     figure: Figure
@@ -108,7 +108,7 @@ def picture(records: Sequence[Record]) -> Figure:
 
 
 def windows(record: Record) -> tuple[float, int]:
-    """Seconds of a window, and how many there are, for the lines over a run's time."""
+    """Return the seconds behind each point of a line over time, and the number of points."""
     scenario = record.scenario
     span = scenario.duration - scenario.warmup
     count = min(WINDOWS, int(span / (LEAST_WINDOW * scenario.cycle(scenario.max_batch))))
@@ -116,7 +116,7 @@ def windows(record: Record) -> tuple[float, int]:
 
 
 class _Line(NamedTuple):
-    """Answers of one tier of a run, and what they are drawn with."""
+    """Answers of one tier, and how they are drawn."""
 
     name: str
     color: str
@@ -126,7 +126,7 @@ class _Line(NamedTuple):
 
 
 def _lines(record: Record, number: int, policies: int) -> Iterator[_Line]:
-    """Line of each tier of a run. A higher tier's is wider, so that it can be seen behind the others."""
+    """Yield a line for each tier. A higher tier's is wider, so that it shows behind the others."""
     tiers = list(record.scenario.mix)
     for index, tier in enumerate(tiers):
         names = [record.scenario.policy] * (policies > 1) + [tier] * (len(tiers) > 1)
@@ -135,17 +135,17 @@ def _lines(record: Record, number: int, policies: int) -> Iterator[_Line]:
             color=f"C{number}" if policies > 1 else f"C{index}",
             style=STYLES[index % len(STYLES)] if policies > 1 else "-",
             width=min(1.2 + len(tiers) - 1 - index, WIDEST),
-            answers=[at for at, one in enumerate(record.tier) if one == index],
+            answers=[place for place, answered in enumerate(record.tier) if answered == index],
         )
 
 
 def _draw_waits(axes: Axes, record: Record, line: _Line) -> None:
     seconds, count = windows(record)
-    found: list[list[float]] = [[] for _ in range(count)]
+    latencies: list[list[float]] = [[] for _ in range(count)]
     for index in line.answers:
-        found[_window(record, record.arrived[index], seconds, count)].append(record.latency[index])
+        latencies[_window(record, record.arrived[index], seconds, count)].append(record.latency[index])
     middles = [record.scenario.warmup + (number + 0.5) * seconds for number in range(count)]
-    heights = [percentile(sorted(values), 0.95) * 1000 for values in found]
+    heights = [percentile(sorted(values), 0.95) * 1000 for values in latencies]
     marker = "." if sum(not math.isnan(height) for height in heights) < 3 else None
     axes.plot(
         middles, heights, color=line.color, linestyle=line.style, linewidth=line.width, marker=marker, label=line.name
@@ -170,7 +170,7 @@ def _window(record: Record, at: float, seconds: float, count: int) -> int:
 
 
 def _mark(axes: Axes, records: Sequence[Record]) -> None:
-    """Mark what happened in a run: rates that changed, and workers that died."""
+    """Mark what happened in a run: changes of the rate, and deaths of workers."""
     scenario = records[0].scenario
     for number, step in enumerate(scenario.steps):
         axes.axvline(step.at, color="dimgrey", linewidth=1, label="rate changes" if number == 0 else None)

@@ -1,4 +1,4 @@
-"""Record of a simulation, in flat arrays, so that a million requests fit easily."""
+"""What happened in a simulation, in flat arrays, so that a million requests fit easily."""
 
 from __future__ import annotations
 
@@ -12,52 +12,48 @@ REFUSED, EXPIRED, FAILED = "refused", "expired", "failed"
 
 
 class Record:
-    """Outcomes of requests by the instant they came, and departures by the instant they left.
-
-    Arguments:
-        scenario: scenario that is simulated; its warm-up is left out of everything.
-    """
+    """Outcomes of requests by when they came, and departures by when they left, without the scenario's warm-up."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.arrived = array("d")
-        """Instants at which the answered requests came."""
+        """When the answered requests came."""
         self.latency = array("d")
         """Latencies of the answered requests, in seconds."""
         self.tier = array("H")
-        """Indices of the answered requests' tiers."""
+        """Tiers of the answered requests, by index."""
         self.offered = [0] * len(scenario.mix)
         """Requests that came, by tier."""
         self.lost: Counter[tuple[str, str, int]] = Counter()
-        """Requests that got no answer, by kind (refused, expired or failed), reason and tier."""
+        """Requests without an answer, by kind (refused, expired or failed), reason and tier."""
         self.poisonous = 0
-        """Requests that make any batch they are in fail, and that can never be answered."""
+        """Requests that fail any batch they are in, and so can never be answered."""
         self.harmed = 0
-        """Harmless requests that got no answer."""
+        """Harmless requests without an answer."""
         self.left_at = array("d")
-        """Instants of the departures."""
+        """When batches left."""
         self.size = array("L")
-        """Entries of the departures."""
+        """Entries of those batches."""
         self.bulk = 0
-        """Bulk entries that were answered between the warm-up and the end of arrivals."""
+        """Bulk entries answered between the warm-up and the end of arrivals."""
         self.filled = 0.0
-        """Shares of a full batch that the departures had, together."""
+        """Fill of all batches, added up."""
         self.shard = array("H")
-        """Shards that the departures left."""
+        """Shards that the batches left."""
         self.stolen = 0
-        """Departures with a worker that is at home in another shard."""
+        """Batches taken by workers of another home shard."""
         self.reasons: Counter[str] = Counter()
-        """Reasons of the departures."""
+        """Reasons why batches left."""
         self.busy = 0.0
-        """Seconds that GPUs ran, by batches that left after the warm-up; overhead not counted."""
+        """Seconds that GPUs ran after the warm-up, without overhead."""
         self.down = 0.0
-        """Seconds that workers were dead, after the warm-up."""
+        """Seconds that workers were dead after the warm-up."""
         self.died_at = array("d")
-        """Instants at which workers died."""
+        """When workers died."""
         self.retried = 0
-        """Entries that were queued again because their batch failed."""
+        """Entries that were queued again as their batch failed."""
         self.estimates = (0.0, 0.0, 0.0, 0.0)
-        """Estimates of the queue at the last request: λ in requests per second; α, β and deviation in seconds."""
+        """The queue's estimates at the last request: λ in requests per second; α, β and deviation in seconds."""
         self._last = -math.inf
         self._gaps = 0
         self._gap_sum = 0.0
@@ -70,12 +66,12 @@ class Record:
 
     @property
     def unharmed(self) -> float:
-        """Share of the requests that could be answered, and were."""
+        """Share of the answerable requests that were answered."""
         good = sum(self.offered) - self.poisonous
         return 1.0 - self.harmed / good if good else 1.0
 
     def came(self, tier: int, now: float, poison: bool = False) -> None:
-        """Note a request that came."""
+        """Note a request."""
         if now < self.scenario.warmup:
             return
         self.offered[tier] += 1
@@ -88,14 +84,14 @@ class Record:
             self._gap_squares += gap * gap
 
     def answered(self, tier: int, arrived: float, now: float) -> None:
-        """Note a request that was answered."""
+        """Note an answer."""
         if arrived >= self.scenario.warmup:
             self.arrived.append(arrived)
             self.latency.append(now - arrived)
             self.tier.append(tier)
 
     def bulk_answered(self, count: int, now: float) -> None:
-        """Note that bulk entries were answered."""
+        """Note answers to bulk entries."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.bulk += count
 
@@ -114,7 +110,7 @@ class Record:
         stolen: bool = False,
         fill: float | None = None,
     ) -> None:
-        """Note a batch that left. `fill` is the share of a full one, where its entries are weighed."""
+        """Note a batch that left. `fill` is its share of a full batch, if entries are weighed."""
         if self.scenario.warmup <= now < self.scenario.duration:
             self.left_at.append(now)
             self.size.append(size)
@@ -124,11 +120,11 @@ class Record:
             self.reasons[reason] += 1
 
     def ran(self, since: float, seconds: float) -> None:
-        """Note that a GPU ran for `seconds`; counts the part between the warm-up and the end of arrivals."""
+        """Note that a GPU ran for `seconds`. Only count the part between the warm-up and the end of arrivals."""
         self.busy += self._within(since, since + seconds)
 
     def was_down(self, since: float, until: float) -> None:
-        """Note that a worker was dead between two instants."""
+        """Note that a worker was dead between two times."""
         self.down += self._within(since, until)
 
     @property

@@ -1,6 +1,6 @@
-"""Reports of simulations: percentiles, shares and rates, made from their records, and the tables that show them to people.
+"""Reports of simulations: percentiles, shares and rates, and the tables that show them to people.
 
-Times are in milliseconds here, as people read them; percentiles are exact (nearest rank).
+Times are in milliseconds, and percentiles exact (nearest rank).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headway.simulator.scenario import Scenario
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcomes of the requests of one tier, or of all. The four outcomes add up to `requests`.
+    """Outcomes of the requests of one tier, or of all. The four kinds of outcome add up to `requests`.
 
     Attributes:
         requests: requests that came.
         answered: requests answered before their deadline.
         refused: requests that were not admitted.
-        expired: requests that were admitted and not answered before their deadline.
-        failed: requests that were given up because their batches failed.
-        reasons: the three kinds of loss by reason, such as `refused: shed`.
+        expired: requests that were admitted but not answered before their deadline.
+        failed: requests that were given up as their batches failed.
+        reasons: losses by kind and reason, such as `refused: shed`.
         in_time: answers within the promise; null without a promise.
         goodput: answers within the promise per second; without a promise, answers per second.
-        latency_ms: latencies of answers in milliseconds.
+        latency_ms: latencies of answers.
     """
 
     requests: int
@@ -50,18 +50,17 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of the departures.
+    """Figures of the batches that left.
 
     Attributes:
         count: number of batches.
-        mean_size: mean entries in a batch.
+        mean_size: mean entries of a batch.
         fill: mean share of a full batch, by number or by weight.
-        reasons: number of batches by reason of the departure.
-        gap_ms: mean gap between two departures in milliseconds.
-        gap_cv: coefficient of variation of those gaps: 0 for evenly spaced, 1 for random, more for bunched.
-        shard_gap_cv: mean of each shard's own `gap_cv`, as shards are not in step with one another; null without
-            shards.
-        stolen: share of the batches that a worker took which is at home in another shard.
+        reasons: number of batches by why they left.
+        gap_ms: mean gap between two departures.
+        gap_cv: coefficient of variation of those gaps: 0 for even, 1 for random, more for bunched.
+        shard_gap_cv: mean of the shards' own `gap_cv`, as shards are not in step with each other; null without shards.
+        stolen: share of batches taken by workers of another home shard.
     """
 
     count: int
@@ -75,7 +74,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimates of the queue at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
+    """The queue's estimates at the end: arrivals per second, and ℓ(n) = α + βn with its standard deviation."""
 
     rate: float
     alpha_ms: float
@@ -84,23 +83,23 @@ class Estimates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one simulation, its warm-up left out.
+    """Results of one simulation without its warm-up.
 
     Attributes:
         policy: name of the policy.
         workers: number of GPUs.
-        capacity: most requests per second they can answer, all batches full.
-        arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more is burstier.
-        offered_rate: requests that came, per second.
+        capacity: most requests per second that they can answer, in full batches.
+        arrivals_cv: coefficient of variation of the gaps between arrivals: 0 even, 1 Poisson, more for burstier.
+        offered_rate: requests per second that came.
         total: figures of all requests.
-        tiers: figures of each tier, highest first, when there are several.
-        batches: figures of the departures.
+        tiers: figures of each tier, highest first, if there are several.
+        batches: figures of the batches that left.
         utilisation: share of the GPUs' time in which they ran batches.
         down: share of the GPUs' time in which they were dead.
-        deaths: number of deaths of workers.
-        retried: entries that ran again because their batch failed.
-        estimates: estimates of the queue at the end.
-        bulk: lines of bulk jobs that were answered, per second; null without such jobs.
+        deaths: deaths of workers.
+        retried: entries that ran again as their batch failed.
+        estimates: the queue's estimates at the end.
+        bulk: lines of bulk jobs answered per second; null without such jobs.
     """
 
     policy: str
@@ -191,16 +190,16 @@ def _batches(record: Record) -> Batches:
 
 
 def _shard_variation(record: Record) -> float | None:
-    """Mean over the shards that had departures enough to have gaps."""
+    """Return the mean over the shards that had enough departures."""
     left: dict[int, list[float]] = {}
     for instant, shard in zip(record.left_at, record.shard, strict=True):
         left.setdefault(shard, []).append(instant)
-    found = [spacing(instants)[1] for instants in left.values() if len(instants) > 2]
-    return math.fsum(found) / len(found) if found else None
+    variations = [spacing(instants)[1] for instants in left.values() if len(instants) > 2]
+    return math.fsum(variations) / len(variations) if variations else None
 
 
 def describe(scenario: Scenario) -> dict[str, object]:
-    """Scenario as plain values, for JSON; of a trace, of weights and of recorded times only the length."""
+    """Return a scenario as plain values for JSON; of trace, weights and recorded times only the length."""
     long = ("trace", "weights", "times")
     plain = {name: value for name, value in vars(scenario).items() if name not in long}
     lengths = {name: len(getattr(scenario, name) or ()) for name in long}
@@ -211,10 +210,10 @@ def show(scenario: Scenario, reports: Sequence[Report], arrivals: str, console: 
     """Print the reports of one scenario under one or more policies.
 
     Arguments:
-        scenario: scenario that was simulated.
-        reports: one report for each policy.
+        scenario: the scenario.
+        reports: a report for each policy.
         arrivals: name of the arrivals, for example `poisson`.
-        console: console to print on; standard output when None.
+        console: console to print on; None for standard output.
     """
     console = console or standard_console()
     first = reports[0]
@@ -292,24 +291,26 @@ def _losses(reports: Sequence[Report]) -> Table:
 
 
 def show_day(reports: Sequence[DayReport], title: str) -> None:
-    """Print one line for each policy. `reports`: the first is of RULES."""
+    """Print a line for each policy. The first report must be that of RULES."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     names = ["policy", "GPU-hours", f"of {RULES}", "in promise", "refused", "ups", "downs", "workers", "load"]
-    zero = any(one.zero_hours for one in reports)
+    zero = any(report.zero_hours for report in reports)
     for name in (*names, *(("at zero", "starts", "held", "503") if zero else ())):
         table.add_column(name, justify="left" if name == "policy" else "right")
-    for one in reports:
-        of_zero = (f"{one.zero_hours:,.1f} h", str(one.starts), f"{one.held:,.0f}", f"{one.sent_away:,.0f}")
+    for report in reports:
+        zero_cells = (
+            f"{report.zero_hours:,.1f} h", str(report.starts), f"{report.held:,.0f}", f"{report.sent_away:,.0f}",
+        )  # fmt: skip
         table.add_row(
-            one.policy,
-            f"{one.gpu_hours:,.{1 if zero else 0}f}",
-            f"{one.gpu_hours / reports[0].gpu_hours:.2f}",
-            f"{one.within:.2%}",
-            f"{one.refused:.2%}",
-            str(one.ups),
-            str(one.downs),
-            f"{one.fewest}–{one.most}",
-            f"{one.utilisation:.0%}",
-            *(of_zero if zero else ()),
+            report.policy,
+            f"{report.gpu_hours:,.{1 if zero else 0}f}",
+            f"{report.gpu_hours / reports[0].gpu_hours:.2f}",
+            f"{report.within:.2%}",
+            f"{report.refused:.2%}",
+            str(report.ups),
+            str(report.downs),
+            f"{report.fewest}–{report.most}",
+            f"{report.utilisation:.0%}",
+            *(zero_cells if zero else ()),
         )
     standard_console().print(table)

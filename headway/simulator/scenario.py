@@ -1,4 +1,4 @@
-"""Scenario of a simulation: one frozen order, checked when it is built. All times are in seconds."""
+"""What to simulate: one frozen object, checked when it is built. All times are in seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.simulator.batch_times import BatchTimes
 POLICIES = (*policies.NAMES, "eager")
 """The production policies, and one for contrast."""
 EVERYBODY = "all"
-"""Name of the one tier when no mix is asked for."""
+"""Name of the only tier when there is no mix."""
 LENGTHS_HINT = "Give --lengths, such as 5-250, or a file with one length a line or from headway check --record."
 WEIGHTS_HINT = "Give --weights, such as 5-250, or a file with one weight a line."
 USUAL_MIX: Mapping[str, float] = {"enterprise": 5.0, "paid": 25.0, "free": 70.0}
@@ -37,25 +37,25 @@ _MAX_SHARDS = 256
 
 
 class Eager:
-    """Policy that never holds a batch back. Not for production: the other policies are measured against it."""
+    """Policy that never holds a batch back. It is only for contrast with the production policies."""
 
     def rule(self, load: Load) -> Rule:
-        """Rule with a gap of 0: whatever waits leaves."""
+        """Return the rule with a gap of 0: whatever waits leaves."""
         return Rule(size=load.max_batch, headway=0.0)
 
 
 class Step(msgspec.Struct, frozen=True):
-    """Change of the rate: from instant `at` on, requests come at `rate` per second."""
+    """Change of the rate: from `at` on, requests come at `rate` per second."""
 
     at: float
     rate: float
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """Death of workers: at instant `at`, `workers` of the workers die.
+    """Death of `workers` workers at `at`.
 
-    With `silent` their hosts die with them: nobody hears of it before their heartbeats fail to come, and what they ran is
-    given to others when its leases end.
+    With `silent`, their hosts die too: nobody notices before heartbeats are missed, and what ran goes to others when its leases
+    end.
     """
 
     at: float
@@ -65,50 +65,49 @@ class Kill(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One simulated service under one load. Raises SettingError when a part of it cannot be.
+    """A simulated service under a load. Raises SettingError if a part of it is impossible.
 
     Attributes:
         rate: mean arrivals per second; 0 with clients.
-        clients: clients of a closed loop, each of which sends its next request when it has the answer to the last one; 0
-            where requests come at a rate.
+        clients: clients of a closed loop, which send their next request on the last one's answer; 0 if requests come at a rate.
         workers: number of GPUs (k).
         alpha: fixed part of a batch's time in seconds (α); 0 with times.
-        beta: seconds for each entry in the batch (β); where entries have weights, for each unit of their weight.
-        times: recorded run times, from which those of batches are drawn; None where α and β tell them.
+        beta: seconds per entry of a batch, or per unit of weight if entries have weights (β).
+        times: recorded run times to draw from; None to use α and β.
         max_batch: most entries in a batch.
-        weights: weights of entries, each as likely as the others; empty where all are alike. Where the model pads, their lengths.
-        padded: whether the model fills all inputs of a call up to the longest, which its workers find out.
-        first_come: entries ride in the order of their turns, in one call, whatever the workers find out; to compare with.
+        weights: weights of entries, all equally likely; empty if all weigh the same. For a model that pads, their lengths.
+        padded: whether the model pads the inputs of a call to the longest, which its workers find out.
+        first_come: entries run in the order of their turns, in one call, whatever workers find out; for comparison.
         max_weight: most weight of a batch; 0 for no bound.
-        jitter: standard deviation of a batch's time relative to its mean; the times are log-normal.
-        slow: factor by which the first worker takes longer for a batch than the others.
-        overhead: seconds between a GPU's answer and its next batch; half of it lies before the run of a batch and
-            half after, and it is part of every latency.
+        jitter: standard deviation of a batch's time divided by its mean; times are log-normal.
+        slow: factor by which the first worker is slower than the others.
+        overhead: seconds between a GPU's answer and its next batch, half of it before a run and half after. It is part of every
+            latency.
         policy: one of POLICIES.
         max_wait: longest wait for batch-mates in seconds; None for the policy's own.
-        trace: recorded instants in seconds, replayed at the mean rate; empty for Poisson arrivals.
+        trace: recorded times in seconds, replayed at the mean rate; empty for Poisson arrivals.
         steps: changes of the Poisson rate, in order of time.
-        duration: seconds during which requests come. All that came are followed to their end.
-        warmup: requests and departures of the first seconds are left out of the results.
-        mix: tier name to weight, highest tier first.
-        tenants: number of equal tenants in each tier.
-        queue_timeout: seconds a request may wait for its first departure.
+        duration: seconds in which requests come. All are followed to their end.
+        warmup: seconds at the start that are left out of the results.
+        mix: weights of the tiers, highest tier first.
+        tenants: equal tenants in each tier.
+        queue_timeout: seconds that a request may wait for its first departure.
         timeout: seconds until its answer is worthless.
         reserved_share: share of each batch kept for lower tiers, 0 to 0.5.
-        target_utilisation: share of the measured capacity, 0.1 to 1, above which the lowest of several tiers is held to
-            what the others leave.
-        max_queue: most entries waiting at once.
-        promise: latency promise in seconds, for goodput; None for none.
-        fail_every: mean seconds between two deaths of one worker, exponential; 0 for never.
-        kills: deaths at given instants.
+        target_utilisation: share of the measured capacity, 0.1 to 1, above which the lowest of several tiers only gets what the
+            others leave.
+        max_queue: most waiting entries.
+        promise: promised latency in seconds, for goodput; None for none.
+        fail_every: mean seconds between deaths of a worker, exponential; 0 for never.
+        kills: deaths at given times.
         restart: seconds from a worker's death until it serves again.
-        poison: share of inputs that make any batch they are in fail, 0 to 1.
-        poisoner: one tenant of its own sends all the poison, and nothing else.
-        gateways: through which requests come, each by chance.
-        gather: seconds after a gateway's call to the queue for which entries gather into its next; part of every
-            latency. 0: each entry goes at once.
-        shards: into how many the queue may be cut (`headway.core.shards`).
-        bulk: whether bulk entries always wait for empty seats, as `headway bulk` jobs do.
+        poison: share of inputs, 0 to 1, that fail any batch they are in.
+        poisoner: whether all poison comes from one tenant that sends nothing else.
+        gateways: gateways, of which each request goes to one by chance.
+        gather: seconds after a gateway's call to the queue in which entries gather for its next, as part of every latency; 0 to
+            send each at once.
+        shards: shards that the queue may be cut into (`headway.core.shards`).
+        bulk: whether bulk entries always wait for empty seats, as those of `headway bulk` do.
         seed: seed of all randomness; the same seed gives the same arrivals under every policy.
     """
 
@@ -405,17 +404,17 @@ class Scenario:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """Tier names, highest first."""
+        """Names of the tiers, highest first."""
         return tuple(self.mix)
 
     @property
     def capacity(self) -> float:
-        """Most requests per second that the GPUs can answer, all batches full."""
+        """Most requests per second that the GPUs can answer, in full batches."""
         return self.workers * self.full / self.cycle(self.max_batch)
 
     @property
     def mean_weight(self) -> float:
-        """Mean weight of an entry; 1 where all are alike."""
+        """Mean weight of an entry; 1 if all weigh the same."""
         return sum(self.weights) / len(self.weights) if self.weights else 1.0
 
     @property
@@ -424,16 +423,16 @@ class Scenario:
         return self._weight(self.max_batch) / self.mean_weight
 
     def cycle(self, size: int) -> float:
-        """Seconds from the departure of a batch of `size` until its GPU is free again."""
+        """Return the seconds from the departure of a batch until its GPU is free again."""
         if self.times is not None:
             near = NEAR_BATCHES if self.pads and size > 1 else 1
             return self.times.mean(size, self.weights, self.max_weight, near) + self.overhead
         if self.padded:
-            return self.alpha + self.beta * size * self._filled_up_to(size) + self.overhead
+            return self.alpha + self.beta * size * self._padded_length(size) + self.overhead
         return self.alpha + self.beta * self._weight(size) + self.overhead
 
-    def _filled_up_to(self, size: int) -> float:
-        """Mean length to which the inputs of full batches of a size are filled up. It is foretold from what waits in a long queue."""
+    def _padded_length(self, size: int) -> float:
+        """Return the mean length that inputs of full batches are padded to, as estimated for a long queue."""
         ascending = sorted(self.weights)
         longest = _mean_longest(ascending, size)
         if self.first_come:
@@ -443,20 +442,20 @@ class Scenario:
         return min(longest, (sum(ends) + _mean_longest(ascending, parts * size)) / parts)
 
     def _weight(self, count: int) -> float:
-        """Mean weight of so many entries, as far as a batch may hold it."""
+        """Return the mean weight of `count` entries, as far as a batch may hold it."""
         weight = count * self.mean_weight
         return min(weight, max(self.max_weight, self.mean_weight)) if self.max_weight else weight
 
     def limits(self) -> QueueLimits:
-        """Bounds of the queue."""
+        """Return the bounds of the queue."""
         return QueueLimits(
-            len(self.mix), self.max_batch, self.reserved_share, self.max_queue, max_weight=self.max_weight,
-            promise=self.promise or 0.0,
+            tiers=len(self.mix), max_batch=self.max_batch, reserved_share=self.reserved_share, max_queue=self.max_queue,
+            max_weight=self.max_weight, promise=self.promise or 0.0,
         )  # fmt: skip
 
     @property
     def pads(self) -> bool:
-        """Whether workers find out that the model fills inputs up, and entries ride by that."""
+        """True if workers find out that the model pads, and batches are made by that."""
         return (self.padded or (self.times is not None and self.times.padded)) and not self.first_come
 
     def make_policy(self) -> Policy:
@@ -465,7 +464,7 @@ class Scenario:
 
 
 def _mean_longest(ascending: Sequence[int], count: int) -> float:
-    """Mean of the longest of so many lengths, drawn from these."""
+    """Return the mean of the longest of `count` lengths drawn from these."""
     total, below, mean = len(ascending), 0.0, 0.0
     for place, length in enumerate(ascending, 1):
         reached = (place / total) ** count
@@ -475,28 +474,20 @@ def _mean_longest(ascending: Sequence[int], count: int) -> float:
 
 
 def parse_steps(texts: Iterable[str]) -> tuple[Step, ...]:
-    """Changes of the rate from texts such as `10=1000`: from 10 s on, 1,000 requests per second.
-
-    Raises:
-        SettingError: not of that form.
-    """
+    """Parse changes of the rate, such as `10=1000`: from 10 s on, 1,000 requests per second. Raises SettingError."""
     return tuple(Step(at, rate) for at, rate in _pairs("--step", texts, "10=1000"))
 
 
 def parse_kills(texts: Iterable[str]) -> tuple[Kill, ...]:
-    """Deaths from texts such as `10=4`: after 10 s, 4 workers die.
-
-    Raises:
-        SettingError: not of that form.
-    """
+    """Parse deaths, such as `10=4`: after 10 s, 4 workers die. Raises SettingError."""
     return tuple(Kill(at, int(workers)) for at, workers in _pairs("--kill", texts, "10=4"))
 
 
 def _pairs(setting: str, texts: Iterable[str], example: str) -> Iterator[tuple[float, float]]:
     for text in texts:
-        at, _, what = text.partition("=")
+        at, _, number = text.partition("=")
         try:
-            pair = float(at), float(what)
+            pair = float(at), float(number)
         except ValueError:
             pair = math.nan, math.nan
         if not all(map(math.isfinite, pair)):

@@ -1,4 +1,4 @@
-"""Traffic of a simulation: its arrivals, and the entries that come."""
+"""Traffic of a simulation: when requests come, and the entries that they are."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from headway.simulator.batch_times import read_batch_times
 from headway.simulator.scenario import WEIGHTS_HINT, Scenario
 
 MOST_RANGE = 1_000_000
-"""Largest weight of a range."""
+"""Largest weight in a range."""
 POISON = "poison"
-"""Input that makes a batch fail; any other is harmless."""
+"""Input that fails its batch. Any other is harmless."""
 
 
 def read_trace(path: Path) -> tuple[float, ...]:
-    """Read the instants of a recorded trace, in seconds; `headway.core.arrivals` describes the format.
+    """Read the times of a recorded trace in seconds; `headway.core.arrivals` describes the format.
 
     Raises:
         SettingError: the file cannot be read, or is no trace.
@@ -32,26 +32,26 @@ def read_trace(path: Path) -> tuple[float, ...]:
     hint = "Name a CSV file with a column TIMESTAMP, or of one column of seconds."
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
-            found = tuple(instants(lines, str(path), "--trace"))
+            times = tuple(instants(lines, str(path), "--trace"))
     except OSError as exc:
         raise SettingError("--trace", str(path), f"cannot be read: {exc.strerror}", hint) from None
     except UnicodeDecodeError:
         raise SettingError("--trace", str(path), "is not UTF-8 text", "Save it as UTF-8.") from None
-    if len(found) < 2 or found[-1] <= found[0]:
-        raise SettingError("--trace", str(path), f"has {len(found)} arrivals and no rate", hint)
-    return found
+    if len(times) < 2 or times[-1] <= times[0]:
+        raise SettingError("--trace", str(path), f"has {len(times)} arrivals and no rate", hint)
+    return times
 
 
 def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT) -> tuple[int, ...]:
-    """Read weights of entries, each as likely as the others: all from LOW to HIGH of `LOW-HIGH`, or a file's.
+    """Read weights of entries, all equally likely: `LOW-HIGH` for all from LOW to HIGH, or a file's.
 
     Arguments:
-        text: range, or path of a file with a weight a line, or of one that `headway check --record` has written.
-        setting: option that it is the value of, for errors.
+        text: range, or path of a file with a weight per line, or one written by `headway check --record`.
+        setting: option with this value, for errors.
         hint: what to give instead, for errors.
 
     Raises:
-        SettingError: it is neither a range nor a file with a whole number from 1 on in each line.
+        SettingError: it is neither a range nor a file with a whole number above 0 in each line.
     """
     low, dash, high = text.partition("-")
     if dash and low.isascii() and low.isdigit() and high.isascii() and high.isdigit():
@@ -62,18 +62,18 @@ def read_weights(text: str, setting: str = "--weights", hint: str = WEIGHTS_HINT
         content = Path(text).read_text(encoding="utf-8-sig")
         if content.startswith("{"):
             return read_batch_times(Path(text), setting).weights
-        found = tuple(map(int, content.split()))
+        weights = tuple(map(int, content.split()))
     except OSError as exc:
         raise SettingError(setting, text, f"cannot be read: {exc.strerror}", hint) from None
     except ValueError:
         raise SettingError(setting, text, "has a line that is no whole number", hint) from None
-    if not found or not 1 <= min(found) <= max(found) <= MOST_WEIGHT:
+    if not weights or not 1 <= min(weights) <= max(weights) <= MOST_WEIGHT:
         raise SettingError(setting, text, f"has no weights, or one that is not 1 to {MOST_WEIGHT}", hint)
-    return found
+    return weights
 
 
 def arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """The instants at which requests come, until the scenario's duration is over. Those of clients are not among them.
+    """Yield when requests come, until the scenario's duration is over; nothing for clients of a closed loop.
 
     Raises:
         SettingError: the trace has no rate.
@@ -98,9 +98,9 @@ def _steps(scenario: Scenario, rng: random.Random) -> Iterator[float]:
 
 
 def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
-    """Make a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
+    """Return a function that draws the next entry: its tier by the mix, its tenant evenly, and whether it is poison.
 
-    Entries that are alike are one object; nothing that is simulated tells them apart by their id.
+    Equal entries are one object: nothing in a simulation tells them apart by id.
     """
     kinds: list[Entry] = []
     weights: list[float] = []
@@ -116,7 +116,7 @@ def callers(scenario: Scenario, rng: random.Random) -> Callable[[], Entry]:
 
 
 def bulk_lines(scenario: Scenario, rng: random.Random) -> Iterator[Entry]:
-    """Bulk entries without end, of one tenant, that weigh what others do."""
+    """Yield bulk entries without end, of one tenant, with the weights that others have."""
     entry = _entry(scenario, len(scenario.mix), "bulk", "")
     draw = _weighed(lambda: entry, scenario.weights, rng) if scenario.weights else lambda: entry
     while True:
@@ -124,21 +124,21 @@ def bulk_lines(scenario: Scenario, rng: random.Random) -> Iterator[Entry]:
 
 
 def _weighed(draw: Callable[[], Entry], weights: Sequence[int], rng: random.Random) -> Callable[[], Entry]:
-    """Function that draws an entry and gives it one of the weights."""
-    made: dict[tuple[int, int], Entry] = {}
+    """Return a function that draws an entry and gives it one of the weights."""
+    weighed: dict[tuple[int, int], Entry] = {}
 
-    def weighed() -> Entry:
+    def draw_weighed() -> Entry:
         entry, weight = draw(), weights[int(rng.random() * len(weights))]
-        found = made.get((id(entry), weight))
-        if found is None:
-            found = made[id(entry), weight] = msgspec.structs.replace(entry, weight=weight)
-        return found
+        known = weighed.get((id(entry), weight))
+        if known is None:
+            known = weighed[id(entry), weight] = msgspec.structs.replace(entry, weight=weight)
+        return known
 
-    return weighed
+    return draw_weighed
 
 
 def _drawing(kinds: list[Entry], weights: list[float], rng: random.Random) -> Callable[[], Entry]:
-    """Function that draws one of these entries, the more often the greater its weight here."""
+    """Return a function that draws one of these entries, with these weights."""
     if len(kinds) == 1:
         return lambda: kinds[0]
     bounds = [bound / sum(weights) for bound in accumulate(weights)]

@@ -1,5 +1,5 @@
-"""The input policy's outside things; the rules themselves are in `headway.core.input_policy`.
+"""The input policy's file and its searches; what the rules do is in `headway.core.input_policy`.
 
-file        rules from a TOML file, each line checked
-patterns    searches for patterns, in linear time
+file        rules from a TOML file, every line checked
+patterns    searches with RE2
 """

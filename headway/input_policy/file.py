@@ -1,9 +1,9 @@
-"""Rules of an input policy, from a TOML file.
+"""Rules of an input policy, from a TOML file. They are checked here, apart from `core`, which reads no files.
 
-shadow = true                            # of the whole file: rules only count; left out: false
+shadow = true                            # for all rules: only count; left out: false
 
 [[rules]]
-name = "forms"                           # as clients and metrics have it
+name = "forms"                           # as clients and metrics see it
 normalise = "NFKC"                       # or NFC
 
 [[rules]]
@@ -24,7 +24,7 @@ name = "overrides"
 patterns = ['(?i)ignore (all )?previous instructions']
 tiers = ["free"]                         # left out: all
 models = ["chat"]                        # left out: all
-shadow = true                            # only counted
+shadow = true                            # only count
 
 [[rules]]
 name = "judge"
@@ -49,36 +49,31 @@ from headway.errors import SettingError
 
 MOST_RULES = 64
 MOST_PATTERNS = 256
-"""Most patterns of one rule."""
+"""Most patterns of a rule."""
 LONGEST_PATTERN = 4096
-"""Characters of the longest pattern."""
+"""Most characters of a pattern."""
 MOST_PROCESSES = 16
-"""Most processes of one function."""
+"""Most processes of a function."""
 MOST_DEADLINE_MS = 10_000.0
-"""Longest deadline of a function, in ms."""
+"""Longest deadline of a function."""
 LONGEST_RUN = 1_000_000
 
 KINDS = ("normalise", "characters", "longest", "longest_run", "patterns", "function")
-"""Keys that say what a rule does; each rule has one of them."""
+"""Keys that say what a rule does. Each rule has exactly one."""
 _OPTIONS = {
     "action": ("characters", ("remove", "refuse")),
     "deadline_ms": ("function", ()),
     "on_failure": ("function", ("refuse", "admit")),
     "processes": ("function", ()),
 }
-"""Keys that only rules of one kind have: the kind, and the values that are taken, where these are words."""
+"""Keys for rules of a single kind: that kind, and the words allowed, if only some are."""
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 _KEY = re.compile(r" - at `\$\.?(\w*)[^`]*`$")
 _FILE_KEYS = ("shadow", "rules")
 
 
 class PolicyFile(msgspec.Struct, frozen=True):
-    """Content of a file.
-
-    Attributes:
-        rules: its rules, those of a file in shadow too.
-        searches: search of each rule with patterns, by its name.
-    """
+    """Content of a file: its rules, and the search of each rule with patterns by the rule's name."""
 
     rules: tuple[InputRule, ...]
     searches: Mapping[str, Search]
@@ -90,16 +85,16 @@ def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> Poli
     Arguments:
         path: the file.
         tiers: names of all tiers.
-        models: names of the models that are served; empty where others may come, so that a rule may name any.
+        models: models that are served; empty if others may come, so that a rule may name any.
 
     Raises:
-        SettingError: the file cannot be read, or a line of it is wrong; names the key, its value, why, and how to mend it.
-        ModuleNotFoundError: it has patterns, and the package for these is not here.
+        SettingError: the file cannot be read, or something in it is wrong; names the key, its value, why, and what to do.
+        ModuleNotFoundError: it has patterns, but RE2 is not installed.
     """
     table = _table(path)
     rows = table.get("rules")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise SettingError(f"{path}: rules", "…", "names no rule", "Write every rule as a table [[rules]].")
+        raise SettingError(f"{path}: rules", "…", "has no rules", "Write each rule as a table [[rules]].")
     if len(rows) > MOST_RULES:
         reason = f"are more than {MOST_RULES} rules"
         raise SettingError(f"{path}: rules", len(rows), reason, "Put patterns that belong together into one rule.")
@@ -112,7 +107,7 @@ def read_policy(path: Path, tiers: Sequence[str], models: Sequence[str]) -> Poli
         where = f"{path}: rules[{position}]"
         rule = _rule(where, row, known)
         if any(other.name == rule.name for other in rules):
-            raise SettingError(f"{where}.name", rule.name, "is the name of an earlier rule", "Give each its own.")
+            raise SettingError(f"{where}.name", rule.name, "is the name of an earlier rule", "Choose another.")
         rules.append(msgspec.structs.replace(rule, shadow=True) if shadow else rule)
     return PolicyFile(tuple(rules), _searches(path, rules))
 
@@ -124,7 +119,7 @@ def _table(path: Path) -> dict[str, object]:
         raise SettingError(
             "input_policy", str(path), f"cannot be read: {exc.strerror}", "Name a readable file."
         ) from exc
-    except (ValueError, RecursionError) as exc:  # No TOML, no UTF-8, or a number of thousands of digits.
+    except (ValueError, RecursionError) as exc:  # Not TOML, not UTF-8, or a number of thousands of digits.
         raise SettingError("input_policy", str(path), f"is not valid TOML: {exc}", "Mend the file.") from exc
     for key in table:
         if key not in _FILE_KEYS:
@@ -132,9 +127,9 @@ def _table(path: Path) -> dict[str, object]:
     return table
 
 
-def _unknown(where: str, key: str, value: object, there: Sequence[str]) -> SettingError:
-    near = nearest(key, there)
-    hint = f"Did you mean {near[0]}?" if near else f"There is: {', '.join(there)}."
+def _unknown(where: str, key: str, value: object, known: Sequence[str]) -> SettingError:
+    near = nearest(key, known)
+    hint = f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}."
     return SettingError(where, value, "there is no such key", hint)
 
 
@@ -146,26 +141,26 @@ def _rule(where: str, row: Mapping[str, object], known: Mapping[str, tuple[str, 
     try:
         rule = msgspec.convert(row, InputRule)
     except msgspec.ValidationError as exc:
-        found = _KEY.search(str(exc))
-        key = found[1] if found else ""
-        reason = str(exc) if found is None else str(exc)[: found.start()]
-        raise SettingError(f"{where}.{key}" if key else where, row.get(key, "…"), reason, "Write it so.") from None
+        path = _KEY.search(str(exc))
+        key = path[1] if path else ""
+        reason = str(exc) if path is None else str(exc)[: path.start()]
+        raise SettingError(f"{where}.{key}" if key else where, row.get(key, "…"), reason, "Correct it.") from None
     if not _NAME.fullmatch(rule.name) or rule.name == TOO_MANY:
-        reason = "must be 1 to 64 small letters, digits or -_, and not " + TOO_MANY
+        reason = "must be 1 to 64 lower-case letters, digits or -_, and not " + TOO_MANY
         raise SettingError(f"{where}.name", rule.name, reason, 'For example "no-overrides".')
     kinds = [key for key in KINDS if key in row]
     if len(kinds) != 1:
-        reason = f"has {' and '.join(kinds) or 'nothing that it does'}"
-        raise SettingError(f"{where}", rule.name, reason, f"Give each rule one of {', '.join(KINDS)}.")
+        reason = f"has {' and '.join(kinds) or 'nothing to do'}"
+        raise SettingError(f"{where}", rule.name, reason, f"Give each rule exactly one of {', '.join(KINDS)}.")
     _check_options(where, row, kinds[0])
     _check_kind(where, rule, kinds[0])
     for key, names in known.items():
         for name in getattr(rule, key):
             if names and name not in names:
                 near = nearest(name, names)
-                raise SettingError(f"{where}.{key}", name, "is not there", f"Use {' or '.join(near or names)}.")
+                raise SettingError(f"{where}.{key}", name, "is not known", f"Use {' or '.join(near or names)}.")
         if key in row and not row[key]:
-            raise SettingError(f"{where}.{key}", [], "names none", "Leave it out for all.")
+            raise SettingError(f"{where}.{key}", [], "is empty", "Leave it out for all.")
     return rule
 
 
@@ -181,18 +176,18 @@ def _check_options(where: str, row: Mapping[str, object], kind: str) -> None:
 
 
 def _check_kind(where: str, rule: InputRule, kind: str) -> None:
-    """Check the values of what the rule does."""
+    """Check the value that goes with a rule's kind."""
 
-    def check(good: bool, key: str, value: object, reason: str, hint: str) -> None:
-        if not good:
+    def check(fits: bool, key: str, value: object, reason: str, hint: str) -> None:
+        if not fits:
             raise SettingError(f"{where}.{key}", value, reason, hint)
 
     if kind == "normalise":
-        check(rule.normalise in FORMS, kind, rule.normalise, "is no form that is taken", f"Use {' or '.join(FORMS)}.")
+        check(rule.normalise in FORMS, kind, rule.normalise, "is not known", f"Use {' or '.join(FORMS)}.")
     elif kind == "characters":
-        check(bool(rule.characters), kind, [], "names no class", f"There is: {', '.join(CHARACTERS)}.")
+        check(bool(rule.characters), kind, [], "names no class", f"Known are {', '.join(CHARACTERS)}.")
         for name in rule.characters:
-            check(name in CHARACTERS, kind, name, "is no class of characters", f"There is: {', '.join(CHARACTERS)}.")
+            check(name in CHARACTERS, kind, name, "is no class of characters", f"Known are {', '.join(CHARACTERS)}.")
     elif kind == "longest":
         check(rule.longest > 0, kind, rule.longest, "must be above 0", "Write the most characters of a text.")
     elif kind == "longest_run":
@@ -200,8 +195,8 @@ def _check_kind(where: str, rule: InputRule, kind: str) -> None:
         reason = f"must lie between {LEAST_RUN} and {LONGEST_RUN}"
         check(fits, kind, rule.longest_run, reason, "Choose a value in that range.")
     elif kind == "patterns":
-        few = 1 <= len(rule.patterns) <= MOST_PATTERNS
-        check(few, kind, len(rule.patterns), f"must be 1 to {MOST_PATTERNS} patterns", "Split the rule.")
+        fits = 1 <= len(rule.patterns) <= MOST_PATTERNS
+        check(fits, kind, len(rule.patterns), f"must be 1 to {MOST_PATTERNS} patterns", "Split the rule.")
         for pattern in rule.patterns:
             fits = 1 <= len(pattern) <= LONGEST_PATTERN
             check(fits, kind, pattern, f"must have 1 to {LONGEST_PATTERN} characters", "Split it into several.")
@@ -216,7 +211,7 @@ def _check_kind(where: str, rule: InputRule, kind: str) -> None:
 
 
 def _searches(path: Path, rules: Sequence[InputRule]) -> dict[str, Search]:
-    """Searches of the rules with patterns. The package is imported only where there are some."""
+    """Return the searches of rules with patterns. RE2 is imported only if there are some."""
     if not any(rule.patterns for rule in rules):
         return {}
     from headway.input_policy.patterns import BadPattern, check_pattern, search_for

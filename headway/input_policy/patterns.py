@@ -1,7 +1,7 @@
-"""Searches for patterns with RE2, in time linear in the text, whatever the pattern and the text.
+"""Searches with RE2, in linear time whatever the pattern and the text; apart from `file`, as RE2 is an optional package.
 
-An expression that runs out of memory for its automaton goes on without one, slower and still linear. So the patterns of a
-rule are one expression: a set of RE2's would find nothing then.
+The patterns of a rule are one expression. If that runs out of memory for its automaton, RE2 goes on without one, slower but
+still linear. A set of RE2's would find nothing then.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import re2
 from headway.core.input_policy import Search
 
 MOST_MEMORY = 8 << 20
-"""Most bytes of memory for the expression of one rule."""
+"""Most bytes of memory for a rule's expression."""
 
 
 class BadPattern(ValueError):
-    """A pattern that RE2 does not take. The text says why."""
+    """RE2 doesn't take a pattern; the text says why."""
 
 
 def check_pattern(pattern: str) -> None:
-    r"""Check one pattern. Raises BadPattern. What a \Q without its \E quotes would go on into the next pattern."""
+    r"""Check a pattern. Raises BadPattern. Refuse \Q, which without \E would quote the next pattern too."""
     if r"\Q" in pattern:
-        raise BadPattern(r"\Q is not taken; put a backslash before each character that is meant as it is")
+        raise BadPattern(r"\Q is not taken; put a backslash before each special character instead")
     _compile(pattern)
 
 
 def search_for(patterns: Sequence[str]) -> Search:
-    """Make the function that finds any of some patterns in a text. Raises BadPattern when they are too large together."""
+    """Return a function that tells whether a text contains any of some patterns. Raises BadPattern if they are too large."""
     find = _compile("|".join(f"(?:{pattern})" for pattern in patterns)).search
 
     def search(text: str) -> bool:

@@ -1,18 +1,168 @@
-"""Tests of targets: a target under the real batcher, without ports.
+"""Tests of targets: a target under the real queue, batcher and checks.
 
-from headway.testing import batched
+    from headway.testing import batched
 
-def test_upper():
-    with batched(upper, max_batch_size=4) as run:
-        assert run("a") == "A"
-        assert run.many(["b", "c"]) == ["B", "C"]
-        assert run.batches == [["a"], ["b", "c"]]
+    def test_upper():
+        with batched(upper, max_batch_size=4) as run:
+            assert run("a") == "A"
+            assert run.many(["b", "c"]) == ["B", "C"]
+            assert run.batches == [["a"], ["b", "c"]]
 
-harness    `batched` and what it returns
+Everything is as in `headway serve`, except that requests come over connections in memory instead of a port. So a test gets the
+outputs and errors that a client would get.
 """
 
 from __future__ import annotations
 
-from headway.testing.harness import BatchedTarget, batched
+import asyncio
+import functools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self, overload
+
+from headway.app.python_target import TargetLike, target_of
+from headway.app.serving import Value, refuse_in_worker, start
+from headway.client.errors import ApiError
+from headway.client.messages import Answer, Request, check_inputs, inference, read_error, read_result
+from headway.config import Settings, load_arguments
+from headway.config.target import FileTarget, ModuleTarget, ObservedTarget, RemoteTarget, Target
+from headway.errors import TargetError
+from headway.http.server.memory_listener import MemoryListener
+
+_PATIENT: Mapping[str, Value] = {
+    "queue_timeout_ms": 60_000.0,
+    "request_timeout_ms": 60_000.0,
+    "gpu_timeout_ms": 60_000.0,
+    "max_connections": 1_000_000,
+    "log_level": "warning",
+}
+"""Defaults under which a busy machine fails no test."""
 
 __all__ = ["BatchedTarget", "batched"]
+
+
+def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> BatchedTarget:
+    """Run a target under the real batcher, in a `with` block.
+
+        with batched(upper, max_batch_size=4) as run:
+            assert run("a") == "A"
+
+    Arguments:
+        target: function, class, `functools.partial` of a class, other callable, or text as `headway serve` takes it. Text
+            always runs in a worker process.
+        process: True to run the target in a worker process, as it will be served. It is imported there by name, so a script
+            must make this call under `if __name__ == "__main__":`. Otherwise it runs in a thread of this process: any
+            function will do, and a test can replace what it uses, but a deadline cannot end it.
+        settings: settings by name, for example `max_batch_size=4`. The environment and `headway.toml` are ignored, and
+            time-outs are 60 s unless given.
+
+    Raises:
+        SettingError: a setting is unknown or wrong.
+        TargetError: the target cannot be loaded or breaks the rules; raised when the block begins.
+    """
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    if "request_timeout_ms" in given:
+        given.setdefault("queue_timeout_ms", given["request_timeout_ms"])
+    loaded = load_arguments({**_PATIENT, **given})
+    return BatchedTarget(loaded, _subject(target, process))
+
+
+def _subject(target: TargetLike, process: bool) -> Any:
+    """Return the target for a worker process, or the object for a thread."""
+    if process or isinstance(target, str):
+        refuse_in_worker("headway.testing.batched")
+        parsed: Target = target_of(target)
+        if isinstance(parsed, ModuleTarget | FileTarget):
+            return parsed
+        kind = "a remote API" if isinstance(parsed, RemoteTarget) else "no target of a worker"
+        raise TargetError(f"target {parsed}: it is {kind}. Test what runs in a worker: a function or a class.")
+    if isinstance(target, functools.partial) and isinstance(target.func, type):
+        return _with_arguments(target.func, target.args, target.keywords)
+    if not callable(target):
+        raise TargetError(f"target {type(target).__name__}: it cannot be called. Pass a function or a class.")
+    return target
+
+
+def _with_arguments(cls: type, arguments: Sequence[Any], named: Mapping[str, Any]) -> type:
+    """Return a class that is built without arguments, as `cls` is with these."""
+
+    def built(self: Any) -> None:
+        cls.__init__(self, *arguments, **named)  # type: ignore[misc]
+
+    return type(cls.__name__, (cls,), {"__init__": built, "__qualname__": cls.__qualname__})
+
+
+class BatchedTarget:
+    """Target under the batcher, made by `batched`. Call it with an input within a `with` block.
+
+    Attributes:
+        batches: inputs of each batch so far in the order of their runs, without the warm-up batch. An input of a failed batch
+            appears again with each further run.
+    """
+
+    def __init__(self, settings: Settings, subject: Any) -> None:
+        self.batches: list[list[Any]] = []
+        self._settings = settings
+        self._target = ObservedTarget(subject, self.batches)
+
+    def __enter__(self) -> Self:
+        self._service = start(self._settings, self._target, MemoryListener)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._service.stop(drain=False)
+
+    def __call__(self, input: Any, parameters: Mapping[str, Any] | None = None) -> Any:
+        """Return the output for an input.
+
+        Raises:
+            ApiError: the error that a client would get, such as RejectedByModel.
+        """
+        return self.many([input], parameters)[0]
+
+    @overload
+    def many(
+        self,
+        inputs: Iterable[Any],
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        return_errors: Literal[False] = False,
+    ) -> list[Any]: ...
+
+    @overload
+    def many(
+        self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool
+    ) -> list[Any | ApiError]: ...
+
+    def many(
+        self, inputs: Iterable[Any], parameters: Mapping[str, Any] | None = None, *, return_errors: bool = False
+    ) -> list[Any]:
+        """Return the outputs for several inputs that arrive together, in their order.
+
+        Arguments:
+            inputs: the inputs.
+            parameters: parameters of each input.
+            return_errors: True to put errors into the list; else the first one is raised.
+
+        Raises:
+            ApiError: the error that a client would get.
+        """
+        requests = [inference(input, None, parameters, "") for input in check_inputs(inputs)]
+        outcomes = [_outcome(answer) for answer in self._service.call(self._ask(requests))]
+        if not return_errors:
+            for outcome in outcomes:
+                if isinstance(outcome, ApiError):
+                    raise outcome
+        return outcomes
+
+    async def _ask(self, requests: Sequence[Request]) -> list[Answer]:
+        listener = self._service.process.public
+        assert isinstance(listener, MemoryListener)  # noqa: S101 - it was built with one
+        calls = [
+            listener.ask(request.method, request.path, request.header, request.body or b"") for request in requests
+        ]
+        return [Answer(answer.status, answer.header, answer.body) for answer in await asyncio.gather(*calls)]
+
+
+def _outcome(answer: Answer) -> Any:
+    return read_result(answer).output if answer.status == 200 else read_error(answer)

@@ -130,13 +130,15 @@ class Settings:
     tls_cert: str = setting(
         "",
         _SERVICE,
-        "Certificate of all ports, which then speak TLS: a file in PEM format, with the certificates between it and an "
-        "authority; read again when it changes.",
+        "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when "
+        "it changes.",
         common=True,
     )
-    tls_key: str = setting("", _SERVICE, "File of its key, not encrypted; left out: in the file of `tls_cert`.")
+    tls_key: str = setting(
+        "", _SERVICE, "File of its private key, not encrypted; left out: it is in the file of `tls_cert`."
+    )
     tls_client_ca: str = setting(
-        "", _SERVICE, "File of the authorities of which clients must show a certificate; left out: they need none."
+        "", _SERVICE, "File of the authorities that must have signed client certificates; left out: clients need none."
     )
     model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
     model_version: str = setting(
@@ -151,7 +153,8 @@ class Settings:
     version_weights: str = setting(
         "",
         _SERVICE,
-        "Weights of a model's versions, as 3=95,4=5; 0: it gets nothing new; left out: by their workers; SIGHUP reads them again.",
+        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; left out: by their workers. SIGHUP reads "
+        "them again.",
         needs="broker",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
@@ -159,23 +162,23 @@ class Settings:
     default_model: str = setting(
         "",
         _SERVICE,
-        "Of several models, the one that requests mean which name none; left out: such a request gets 400, unless one of them "
-        "has the name of `model`.",
+        "With several models, the one for requests that name none; left out: such requests get 400, unless a model has "
+        "the name in `model`.",
         common=True,
     )
     chat_template: str = setting(
         "plain",
         _SERVICE,
-        "How the messages of a chat become one text: plain, a line `role: content` for each; or a file with a Jinja template "
-        "as models on the Hugging Face Hub have it.",
+        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template as "
+        "models on the Hugging Face Hub have it.",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
     )
     lame_duck_ms: float = setting(
         0.0,
         _SERVICE,
-        "When shutting down: how long to serve on while /readyz says 503 already, for balancers to notice; at least as "
-        "long as they take for that.",
+        "When shutting down: how long to keep serving while /readyz says 503 already; at least as long as balancers take "
+        "to notice.",
         "ms",
         within=(0, 600_000),
         parts=RolePart.GATEWAY,
@@ -209,14 +212,14 @@ class Settings:
     models_per_gpu: int = setting(
         0,
         _WORKERS,
-        "Of several models, those that a GPU holds loaded at most, each in a process of its own: all share all GPUs, and what "
-        "is not loaded anywhere is loaded when it is asked for; 0: each model has workers and GPUs of its own.",
+        "With several models: how many a GPU holds loaded, each in a process of its own. All models then share all GPUs, "
+        "and one that is not loaded is loaded on request. 0: each model has its own workers and GPUs.",
         within=(0, 256),
     )
     min_warm: int = setting(
         0,
         _WORKERS,
-        "With `models_per_gpu`: GPUs on which a model is kept loaded at least.",
+        "With `models_per_gpu`: fewest GPUs on which a model stays loaded.",
         "GPUs",
         within=(0, MOST_WORKERS),
         needs="models_per_gpu",
@@ -225,8 +228,8 @@ class Settings:
     start_timeout_ms: float = setting(
         300_000.0,
         _WORKERS,
-        "Longest time for a worker to load the target and pass its warm-up batch. One that the autoscaler asked for counts as "
-        "coming for twice as long, as it may need a machine first.",
+        "Longest time for a worker to load the target and pass its warm-up batch. A worker that the autoscaler asked for "
+        "counts as coming for twice as long, as it may need a machine first.",
         "ms",
         within=(100, 3_600_000),
         parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER,
@@ -255,8 +258,7 @@ class Settings:
     max_batch_weight: int = setting(
         0,
         _BATCHING,
-        "Most weight of a batch, beside its number of inputs; an input heavier than that runs alone; 0: inputs are not "
-        "weighed.",
+        "Most weight of a batch, besides its number of inputs; a heavier input runs alone; 0: inputs are not weighed.",
         within=(0, MOST_WEIGHT),
         own=Own.MODEL,
         term=Term.ALWAYS,
@@ -292,8 +294,8 @@ class Settings:
     max_queue: int = setting(
         20_000,
         _BATCHING,
-        "Most entries waiting at once, over all tiers; five records for each wait for a ledger that is slow or away, before "
-        "more are dropped and counted.",
+        "Most entries waiting at once, over all tiers. For each, five records may wait for a slow ledger before more are "
+        "dropped and counted.",
         "inputs",
         within=(1, 10_000_000),
         parts=RolePart.GATEWAY,
@@ -303,8 +305,8 @@ class Settings:
     shed_depths: str = setting(
         "auto",
         _BATCHING,
-        "Entries waiting above which the lowest tier is refused, and above which all but the highest are, as in 100,500; "
-        "auto: as many as can be answered in time.",
+        "Waiting entries above which the lowest tier is refused, and above which all but the highest are, such as "
+        "100,500; auto: as many as can be answered in time.",
         own=Own.MODEL,
         term=Term.CHANGED,
     )
@@ -313,19 +315,23 @@ class Settings:
         "",
         _FLEET,
         "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
-        "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT; with a password better set in "
-        "the environment; left out: the queue is in this process.",
+        "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT. Better set in the environment if "
+        "it has a password. Left out: the queue is in this process.",
         show=shown_url,
         common=True,
     )
     broker_prefix: str = setting(
-        "headway", _FLEET, "What the broker's keys begin with; one for each installation.", form=NAME, needs="broker"
+        "headway",
+        _FLEET,
+        "Beginning of all keys in the broker; each installation needs its own.",
+        form=NAME,
+        needs="broker",
     )
     broker_timeout_ms: float = setting(
         1000.0,
         _FLEET,
-        "Longest time for one call to the broker before it counts as failed. A worker that is silent for 2 s more is given up, "
-        "and what it ran is given to another.",
+        "Longest time for a call to the broker before it counts as failed. A worker that is silent for 2 s more is given "
+        "up, and its batch goes to another.",
         "ms",
         within=(10, 60_000),
         needs="broker",
@@ -340,22 +346,23 @@ class Settings:
     name: str = setting(
         "",
         _FLEET,
-        "Name of this process in the fleet, which no other has; left out: host name and process id.",
+        "Name of this process, unique in the fleet; left out: host name and process id.",
         form=NAME_OR_NONE,
     )
     expected_workers: int = setting(
         0,
         _FLEET,
-        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: nobody has said.",
+        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.",
         "workers",
         within=(0, 1_000_000),
     )
     fallback: str = setting(
         "",
         _FLEET,
-        "Function or remote batch API that a gateway asks while the broker is gone, written as TARGET is, or NAME=TARGET; of "
-        "several models each may have one in its table; its answers tell `model_version`, and requests that name a version get "
-        "503 then, as all do where it is left out. A function runs one batch at once there, and an API four.",
+        "Function or remote batch API that a gateway calls while the broker is away, written like TARGET, or "
+        "NAME=TARGET; each of several models may have one in its table. Its answers carry `model_version`. Requests that "
+        "name a version get 503 then, as do all without a fallback. A function runs one batch at a time there, an API "
+        "four.",
         needs="broker",
         parts=RolePart.GATEWAY,
         own=Own.MODEL,
@@ -364,7 +371,7 @@ class Settings:
     target_utilisation: float = setting(
         1.0,
         _FLEET,
-        "Share of the measured capacity, 0.1 to 1, above which the lowest tier is held to what the others leave.",
+        "Share of the measured capacity, 0.1 to 1, above which the lowest tier only gets what the others leave.",
         within=(0.1, 1),
         parts=RolePart.CONTROLLER,
     )
@@ -372,7 +379,7 @@ class Settings:
     queue_timeout_ms: float = setting(
         2000.0,
         _TIMEOUTS,
-        "Longest wait in the queue before the first run; left out, never beyond the time in all.",
+        "Longest wait in the queue before the first run; by default never longer than the overall time.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY,
@@ -393,7 +400,8 @@ class Settings:
     request_timeout_ms: float = setting(
         4000.0,
         _TIMEOUTS,
-        "Longest time for a request in all, at most 600000. A shutdown waits as long for requests in flight, and 30 s at least.",
+        "Longest overall time for a request, at most 600000. A shutdown waits as long for requests in flight, but at "
+        "least 30 s.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         parts=RolePart.GATEWAY,
@@ -403,7 +411,7 @@ class Settings:
     )
 
     tiers: str = setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
-    default_tier: str = setting("paid", _TIERS, "Tier of every request, when there is no file of keys.")
+    default_tier: str = setting("paid", _TIERS, "Tier of every request if there is no file of keys.")
     reserved_share: float = setting(
         0.1,
         _TIERS,
@@ -416,35 +424,35 @@ class Settings:
     keys: str = setting(
         "",
         _IDENTITY,
-        "Where API keys are: a TOML file, or `ledger` for the ledger's database; without it and `jwt` anybody may ask.",
+        "API keys: a TOML file, or `ledger` for the ledger's database; without this and `jwt`, anybody may send requests.",
         parts=RolePart.GATEWAY,
         common=True,
     )
     jwt: str = setting(
         "",
         _IDENTITY,
-        "TOML file of the issuers whose JSON Web Tokens are taken (see the guide).",
+        "TOML file of the issuers whose JSON Web Tokens are accepted (see the guide).",
         parts=RolePart.GATEWAY,
     )
     user_rate: float = setting(
         1000.0,
         _IDENTITY,
-        "Requests a minute of a user whose key has no rate of its own; 0: no limit.",
+        "Requests per minute of a user whose key has no rate of its own; 0: no limit.",
         within=(0, 1e9),
         parts=RolePart.GATEWAY,
     )
     tier_rates: str = setting(
         "",
         _IDENTITY,
-        "Requests a minute of all users of a tier together, as in free=60000,paid=600000; unset: no limit.",
+        "Requests per minute of all users of a tier together, such as free=60000,paid=600000; unset: no limit.",
         parts=RolePart.GATEWAY,
     )
 
     ledger: str = setting(
         "",
         _LEDGER,
-        "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE; with a "
-        "password better set in the environment; left out: nowhere.",
+        "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Better set in "
+        "the environment if it has a password. Left out: nowhere.",
         show=shown_url,
         common=True,
     )
@@ -458,26 +466,27 @@ class Settings:
     ledger_rows: str = setting(
         "ended",
         _LEDGER,
-        "Requests that are recorded: `ended`, or `all`, as `queued` first.",
+        "Requests to record: `ended`; or `all`, which are `queued` at first.",
         among=LEDGER_ROWS,
         needs="ledger",
     )
     ledger_content: bool = setting(
-        False, _LEDGER, "Record inputs and outputs too, which else are written to no disk.", needs="ledger"
+        False, _LEDGER, "Record inputs and outputs, too, which are otherwise never written to disk.", needs="ledger"
     )
 
     bulk_dir: str = setting(
         "",
         _BULK,
-        "Folder of the files of bulk jobs (see docs/bulk.md), or a bucket, as s3://BUCKET/FOLDER; all gateways share it. Left out: there are none.",
+        "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all "
+        "gateways. Left out: no bulk jobs.",
         parts=RolePart.GATEWAY,
         common=True,
     )
     bulk_max_bytes: int = setting(
         10 << 30,
         _BULK,
-        "Most bytes of files that a tenant may store; with them go a file for each MiB, a line of a job for each KiB, and a job that has "
-        "not ended for each 100 MiB, and 10 files and one job at least.",
+        "Most bytes of files that a tenant may store. It also allows a file per MiB, a line of a job per KiB, and an "
+        "unfinished job per 100 MiB; at least 10 files and one job.",
         within=(1, 1 << 50),
         parts=RolePart.GATEWAY,
         needs="bulk_dir",
@@ -486,7 +495,7 @@ class Settings:
     cache: bool = setting(
         False,
         _SHARING,
-        "Keep outputs and answer the same request of the same tenant with them.",
+        "Keep outputs, and answer the same request of the same tenant with them.",
         own=Own.MODEL,
         term=Term.CHANGED,
         common=True,
@@ -501,7 +510,7 @@ class Settings:
     result_ttl_s: float = setting(
         600.0,
         _SHARING,
-        "How long the outcome of a task, or of an Idempotency-Key, is kept; an output in the cache, half as long.",
+        "How long the outcome of a task or of an Idempotency-Key is kept; an output in the cache, half as long.",
         "s",
         within=(1, 86_400),
         own=Own.MODEL,
@@ -510,8 +519,8 @@ class Settings:
     task_timeout_ms: float = setting(
         30_000.0,
         _SHARING,
-        "Longest time for a task (Prefer: respond-async) in all, waiting included; left out, never less than for another "
-        "request.",
+        "Longest overall time for a task (Prefer: respond-async), waiting included; by default never shorter than for "
+        "other requests.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
         own=Own.MODEL,
@@ -524,31 +533,32 @@ class Settings:
     input_policy: str = setting(
         "",
         _LIMITS,
-        "TOML file of rules on inputs: length, normalisation, control and unseen characters, patterns, a function (see docs/input-policy.md); left "
-        "out: none.",
+        "TOML file of rules on inputs: length, normalisation, control and invisible characters, patterns, a function "
+        "(see docs/input-policy.md); left out: none.",
         parts=RolePart.GATEWAY,
     )
     memory_mb: int = setting(
         1024,
         _LIMITS,
-        "Most memory for inputs that have no answer yet, of which a tenant may have as much as is free; with a broker, of all "
-        "processes together, and never more than half of its `maxmemory`. Besides, a quarter as much for what is kept (with a "
-        "broker, of each server, and never more than a quarter of its `maxmemory`), and a quarter for bodies on their way and large "
-        "or unread answers, of which the outputs of one request may be half, at most 32 MiB over gRPC.",
+        "Most memory for unanswered inputs; a tenant may hold at most as much as remains free. With a broker, that is "
+        "for all processes together, and never more than half of its `maxmemory`. A quarter as much is added for stored "
+        "outcomes (with a broker, on each server, and never more than a quarter of its `maxmemory`). Another quarter is "
+        "for bodies being received and large or unread answers; the outputs of one request may take half of that, over "
+        "gRPC at most 32 MiB.",
         "MiB",
         within=(1, 1 << 22),
     )
     max_connections: int = setting(
         10_000,
         _LIMITS,
-        "Most open client connections; with keys or tokens, a tenant has at most nine times as many as are free.",
+        "Most open client connections; with keys or tokens, a tenant may have at most nine times as many as remain free.",
         within=(1, 1_000_000),
         parts=RolePart.GATEWAY,
     )
     cors_origins: str = setting(
         "",
         _LIMITS,
-        "Comma-separated origins whose pages may ask from a browser; *: all; left out: none.",
+        "Comma-separated origins whose pages may send requests from a browser; *: all; left out: none.",
         form=ORIGINS,
         parts=RolePart.GATEWAY,
         common=True,
@@ -591,7 +601,7 @@ class Settings:
     remote_rate: float = setting(
         0.0,
         _REMOTE,
-        "Most calls to the API in a second, from all slots of a process; 0: no bound.",
+        "Most calls to the API per second, from all slots of a process; 0: no limit.",
         "calls/s",
         within=(0, 100_000),
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
@@ -610,33 +620,33 @@ class Settings:
     remote_headers_file: str = setting(
         "",
         _REMOTE,
-        "File of header fields sent to the remote API, one `Name: value` a line, which is read again when it changes.",
+        "File of header fields sent to the remote API, one `Name: value` per line; read again when it changes.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
         own=Own.VERSION,
     )
     remote_ca: str = setting(
         "",
         _REMOTE,
-        "File of the authorities, in PEM format, of which a remote API at https:// or grpcs:// must show a certificate; read again when it "
-        "changes; left out: those of the system.",
+        "PEM file of the authorities that must have signed the certificate of a remote API at https:// or grpcs://; read "
+        "again when it changes; left out: those of the system.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     remote_cert: str = setting(
         "",
         _REMOTE,
-        "Certificate shown to the remote API: a file in PEM format, with the certificates between it and an authority; read "
-        "again when it changes; left out: none.",
+        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it "
+        "changes; left out: none.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
     remote_key: str = setting(
         "",
         _REMOTE,
-        "File of its key, not encrypted; left out: in the file of `remote_cert`.",
+        "File of its private key, not encrypted; left out: it is in the file of `remote_cert`.",
         parts=RolePart.GATEWAY | RolePart.BATCHERS,
     )
 
     admin_host: str = setting(
-        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; off loopback an admin token is required.", form=ADDRESS
+        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS
     )
     admin_port: int = setting(
         9000,
@@ -648,7 +658,7 @@ class Settings:
     admin_token: str = setting(
         "",
         _ADMIN_LOG,
-        "Service token that admin routes ask for (Authorization: Bearer …), while it changes NEW,OLD; better set in the "
+        "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you change it; better set in the "
         "environment.",
         show=hidden,
         form=TOKEN,
@@ -656,21 +666,21 @@ class Settings:
     admin_names: str = setting(
         "",
         _ADMIN_LOG,
-        "Names, with commas between them, by which the admin port may be asked besides loopback and IP addresses.",
+        "Comma-separated host names under which the admin port may be used, besides loopback and IP addresses.",
         form=HOST_NAMES,
         needs="admin_token",
     )
     promise_ms: float = setting(
         200.0,
         _ADMIN_LOG,
-        "Latency that is promised for 95 % of the requests; the dashboard shows it beside theirs.",
+        "Latency promised for 95 % of the requests, which the dashboard shows beside the actual one.",
         "ms",
         within=(1, MAX_REQUEST_TIMEOUT_MS),
     )
     log_level: str = setting(
         "info",
         _ADMIN_LOG,
-        "Least important line that is logged: debug, info, warning or error.",
+        "Least severe lines to log: debug, info, warning or error.",
         among=LOG_LEVELS,
         common=True,
     )
@@ -678,26 +688,26 @@ class Settings:
     access_log: float = setting(
         0.0,
         _ADMIN_LOG,
-        "Share of the requests, 0 to 1, that are logged with how they ended and what took how long.",
+        "Share of the requests, 0 to 1, to log with their outcome and how long each part took.",
         within=(0, 1),
         parts=RolePart.GATEWAY,
     )
     trace: bool = setting(
-        False, _ADMIN_LOG, "Record traces, and send them by OpenTelemetry's protocol to where the variables OTEL_… say."
+        False, _ADMIN_LOG, "Record traces, and send them over OTLP to where the variables OTEL_… say."
     )
 
     autoscale: str = setting(
         NONE,
         _SCALING,
-        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the "
-        "number is only published, for a scaler elsewhere such as KEDA.",
+        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the number "
+        "is only published, for an external scaler such as KEDA.",
         among=AUTOSCALE,
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
     )
     scale_policy: str = setting(
         "rules",
         _SCALING,
-        "How many there should be: rules, those of `scale_rules`; plan, the fewest that keep `promise_ms` at the measured "
+        "How the number is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured "
         "load, as headway plan finds them.",
         among=SCALE_POLICIES,
         parts=RolePart.CONTROLLER,
@@ -706,7 +716,7 @@ class Settings:
     min_workers: int = setting(
         1,
         _SCALING,
-        "Fewest workers of a model; 0: none while nobody asks for it, see `scale_to_zero_after_s`.",
+        "Fewest workers of a model; 0: none while it gets no requests, see `scale_to_zero_after_s`.",
         "workers",
         within=(0, MOST_WORKERS_OF_FLEET),
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
@@ -715,7 +725,7 @@ class Settings:
     max_workers: int = setting(
         0,
         _SCALING,
-        "Most workers of a model; 0: for local as many as there are devices (on the CPU: cores), for none without bound.",
+        "Most workers of a model; 0: with local, as many as there are devices (on the CPU: cores), with none, no limit.",
         "workers",
         within=(0, MOST_WORKERS_OF_FLEET),
         parts=RolePart.CONTROLLER | RolePart.BATCHERS,
@@ -724,8 +734,8 @@ class Settings:
     scale_to_zero_after_s: float = setting(
         0.0,
         _SCALING,
-        "With `min_workers` 0, the time after which a model that nobody asks for gives all of its workers back, until somebody "
-        "does; 0: never.",
+        "With `min_workers` 0: time without requests after which a model gives back all of its workers until the next "
+        "request; 0: never.",
         "s",
         within=(0, 86_400),
         parts=RolePart.CONTROLLER,

@@ -1,4 +1,4 @@
-"""Availability of a broker, or a store, as one of its users sees it.
+"""Availability of a broker or store, as one of its users sees it.
 
     answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
 
@@ -17,7 +17,7 @@ log = get_logger(__name__)
 
 
 class Availability:
-    """State of a broker, or a store: answering, or out of reach since an instant.
+    """State of a broker or store: answering, or out of reach since an instant.
 
     Arguments:
         who: name of the user in the log.
@@ -25,9 +25,9 @@ class Availability:
         what: name in the log of what may be out of reach.
 
     Attributes:
-        since: instant at which the first call began that was not answered; None while calls are answered.
-        outages: number of outages so far, one that goes on included.
-        error: text of the last failure; empty while calls are answered.
+        since: start of the first call that failed; None while calls succeed.
+        outages: number of outages so far, including the current one.
+        error: text of the last failure; empty while calls succeed.
     """
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
@@ -40,7 +40,7 @@ class Availability:
         self._damaged = False
 
     def failed(self, began: float, error: HeadwayError) -> None:
-        """Note that a call that began at instant `began` was not answered."""
+        """Note that a call that began at instant `began` failed."""
         damaged = isinstance(error, StoreCorrupted)
         if damaged and not self._damaged:
             log.error(f"the {self._what} is damaged", who=self._who, error=str(error))
@@ -53,7 +53,7 @@ class Availability:
         self.error = str(error)
 
     def over(self) -> bool:
-        """Note that a call was answered; True when that ends an outage."""
+        """Note that a call succeeded. Returns True if that ends an outage."""
         if self.since is None:
             return False
         log.info(f"the {self._what} is back", who=self._who, after=round(self._clock() - self.since, 3))

@@ -1,9 +1,9 @@
-"""Certificates of this process: that of its ports, and those towards a remote API.
+"""Certificates of this process: for its ports, and towards a remote API.
 
-Each new connection gets what is the latest by then; those that are open keep theirs.
+New connections use the latest ones; open connections keep theirs.
 
-The files are looked at every second. What has changed is read one look later, when it has stopped changing, and taken only if all
-of it fits together: a certificate whose key is not there yet leaves what was read before.
+The files are looked at every second. A change is read once a look finds it settled, and used only if all files
+fit together: until a new certificate's key is there, the old pair stays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROTOCOLS = ("http/1.1", "h2")
 
 DAY = 86_400.0
 NEAR = 14 * DAY
-"""Seconds before its end from which on a certificate is warned of; at most a sixth of its whole time."""
+"""Seconds before a certificate's end from which the log warns; at most a sixth of its whole time."""
 
 T = TypeVar("T")
 _Stamps = tuple[Stamp | None, ...]
@@ -50,9 +50,9 @@ class OwnCertificate(msgspec.Struct, frozen=True):
     Attributes:
         path: path of its file.
         key_path: path of the file that holds its key.
-        open_key: rights to that file, if others have any; else empty.
+        open_key: permissions on that file, if others have any; else empty.
         fingerprint: beginning of its SHA-256.
-        begins, ends: time for which it is valid, in Unix seconds.
+        begins, ends: Unix seconds between which it is valid.
     """
 
     path: str
@@ -78,7 +78,7 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Side of a client in TLS, as its files were at one time. Each reading of the files makes another one.
+    """Client side of TLS as its files were when read; each reading makes a new one.
 
     Attributes:
         context: context of a connection, which checks the other side's certificate and name.
@@ -94,9 +94,9 @@ class ClientTls:
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
-    """Base of what is read from three files of certificates; a resource that an operator may change.
+    """Base of what is read from three certificate files, which an operator may change.
 
-    The files are read when it is made, so that a start with a wrong one ends at once.
+    The files are read at once, so that a start with a wrong one fails.
 
     Arguments:
         first, second, third: paths of the files, as the subclass says; an empty one is left out.
@@ -105,7 +105,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     Attributes:
         counts: see the argument.
-        current: what was read last, ready for use.
+        current: what was read last.
 
     Raises:
         SettingError: a file cannot be used.
@@ -113,9 +113,9 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     rereads = ""
     _purpose: ClassVar[str]
-    """Words behind "certificate" or "certificates" in the log, such as " for the remote API"; empty: for the ports."""
+    """What follows "certificate" in the log, such as " for the remote API"; empty for the ports."""
     _refuser: ClassVar[str]
-    """Subject and verb of those that refuse a certificate which is not valid."""
+    """Subject and verb for the refusal of an invalid certificate."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._told = ""
 
     async def look(self) -> None:
-        """Look at the files once, and take what has changed since they were read and has settled since the last look."""
+        """Look at the files, and read them if they changed and have settled since the last look."""
         stamps = await asyncio.to_thread(self._stamps)
         settled, self._seen = stamps == self._seen, stamps
         if settled and stamps != self._read:
@@ -163,7 +163,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     @abstractmethod
     def _load(self) -> tuple[T, OwnCertificate | None]:
-        """Read and check all files, in a thread: what is ready for use, and the certificate that is shown, if one is.
+        """Read and check all files, in a thread. Returns what they hold, and the certificate that is shown, if any.
 
         Raises:
             SettingError: one cannot be used, or two do not fit.
@@ -171,7 +171,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     @abstractmethod
     def _ends(self, when: float) -> None:
-        """Note the Unix second at which the certificate ends that is shown."""
+        """Note the Unix second at which the shown certificate ends."""
 
     def _take(self, loaded: T, own: OwnCertificate | None) -> None:
         self.current, self._own = loaded, own
@@ -188,7 +188,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._remind()
 
     def _remind(self) -> None:
-        """Log once a day that the certificate ends soon, or is not good now."""
+        """Log once a day that the certificate ends soon, or isn't valid now."""
         own, now = self._own, self._now()
         if own is None or now < self._reminded + DAY:
             return
@@ -211,7 +211,7 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
     Arguments:
         first: path of the certificate, and of those between it and an authority that clients know.
         second: path of its key; empty: the same file.
-        third: path of the authorities of which clients need a certificate; empty: clients need none.
+        third: path of the authorities that must have signed clients' certificates; empty: clients need none.
 
     Raises:
         SettingError: a file cannot be used.

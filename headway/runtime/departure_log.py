@@ -1,4 +1,4 @@
-"""Log of the batches and slots of one process since the board was last told; bounded."""
+"""Log of the batches and slots of one process since its last notice to the board; bounded."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headway.model import Lease, Slot, WorkerStatus
 from headway.model.board import ARRIVED, BatchDeparture, ScalingChange, SlotChange
 
 MOST = 256
-"""Most batches, and most changes, that are kept until they are told."""
+"""Limit on batches, and on changes, between two notices."""
 
 
 class DepartureLog:
-    """Departures, arrivals and changes of slots, to be taken by whoever tells the board.
+    """Departures, arrivals and changes of slots for the next notice to the board.
 
     Arguments:
         clock: monotonic seconds.
@@ -33,11 +33,11 @@ class DepartureLog:
         self._killed: dict[str, str] = {}
 
     def killed(self, worker: str, how: str) -> None:
-        """Note that a worker's process has ended without having been told to, and how."""
+        """Note how a worker's process ended that wasn't told to."""
         self._killed.setdefault(worker, excerpt(how))
 
     def take_killed(self) -> dict[str, str]:
-        """Return the ends of processes of workers since the last call, in words, by worker."""
+        """Take the ends of workers' processes since the last call, in words, by worker."""
         killed, self._killed = self._killed, {}
         return killed
 
@@ -62,7 +62,7 @@ class DepartureLog:
             self._tell(replace(departure, seconds=seconds, outcome=outcome))
 
     def became(self, slot: Slot, status: WorkerStatus, restarts: int, cause: str = "") -> None:
-        """Note the status of a slot, and the last error that led to it; a status that it has had is nothing new."""
+        """Note a slot's status, if it is new, and the error that led to it."""
         if self._statuses.get(slot.worker) is status:
             return
         self._statuses[slot.worker] = status
@@ -84,13 +84,13 @@ class DepartureLog:
             self._scalings.append((self._clock(), change))
 
     def take_scalings(self) -> tuple[ScalingChange, ...]:
-        """Return the decisions of the autoscaler since the last call."""
+        """Take the decisions of the autoscaler since the last call."""
         now, told = self._clock(), self._scalings
         self._scalings = []
         return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in told)
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
-        """Return the batches and changes since the last call, and how many there were beyond those."""
+        """Take the batches and changes since the last call, and the number of those that found no room."""
         now, untold = self._clock(), self._untold
         departures = tuple(self._told.values())
         changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)

@@ -1,6 +1,6 @@
-"""Line of work for one event loop: a little of it is done in a turn of the loop, and those who want it take turns.
+"""Line of work for one event loop: each turn of the loop does a little of it, and tenants take turns.
 
-So a flood of one holds up no other's work, and all of it together holds up nothing else for long.
+So a flood from one tenant doesn't hold up another's work, and all of it together holds up nothing else for long.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from headway.core.tenant_turns import TenantTurns
 
 T = TypeVar("T")
 Begin = Callable[[], None]
-"""Piece of work. Raises nothing; whoever wanted it may have left meanwhile."""
+"""Piece of work. It must not raise; whoever wanted it may have left by then."""
 MILLISECOND = 0.001
-"""Seconds of a turn of the loop for pieces that take a part of it each, such as steps of handshakes."""
+"""Seconds per turn of the loop for small pieces such as steps of handshakes."""
 
 
 def give_way() -> None:
-    """Let other processes on this core go first, such as those that run batches, if any of them waits.
+    """Let other processes on this core, such as those that run batches, go first.
 
-    Without it a process whose loop always has something to do keeps the core for the milliseconds that the kernel gives it, each time
-    that another one has woken. A program beside it that never sleeps gets its turn each time, too.
+    Otherwise a process whose loop is never idle keeps the core for its whole time slice of milliseconds each time
+    that another one wakes up. The price: a program on this core that never sleeps gets a turn each time, too.
     """
     os.sched_yield()
 
 
 async def in_turns(steps: Steps[T]) -> T:
-    """Do steps, and let everything else in the loop have a turn after each."""
+    """Do steps, and give everything else in the loop a turn after each."""
     while True:
         try:
             next(steps)
@@ -43,14 +43,14 @@ async def in_turns(steps: Steps[T]) -> T:
 
 
 class FairTurns:
-    """Line of one event loop: tenants take turns, each one's pieces in the order in which they came.
+    """Line of one event loop: tenants take turns; the pieces of each are done in order.
 
     Arguments:
         clock: monotonic seconds.
         loop: event loop that gives the turns; None: the one that runs when work comes.
-        budget: seconds after which no further piece begins in a turn of the loop; 0: one piece a turn.
-        rests: whether the loop is then left to everything else for as long as the pieces took, by which all that waits here
-            takes at most half of the process.
+        budget: seconds into a turn of the loop after which no further piece begins; 0: one piece a turn.
+        rests: whether the loop is then left to everything else for as long as the pieces took, so that they
+            take at most half of the process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FairTurns:
         """Instant from which the next piece may begin, in seconds."""
 
     def wait(self, tenant: str, begin: Begin) -> None:
-        """Have a piece of work done in a later turn of the loop."""
+        """Do a piece of work in a later turn of the loop."""
         if not self._waiting and not self._begun:
             self._schedule()
         self._waiting.add(tenant, begin)
@@ -99,7 +99,7 @@ class FairTurns:
 
 
 class FairSlots:
-    """Places for what a process does at the same time: tenants take turns, each one's own come in their order.
+    """Places for work that a process does at the same time: tenants take turns, each in its own order.
 
     Arguments:
         count: most places in use at once.
@@ -108,11 +108,11 @@ class FairSlots:
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting = TenantTurns[asyncio.Future[None]]()
-        """Futures of those that wait. Nobody waits while a place is free."""
+        """Futures of waiting tasks. None waits while a place is free."""
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Have a place as long as the context lasts."""
+        """Hold a place while the context lasts."""
         await self._take(tenant)
         try:
             yield
@@ -133,7 +133,7 @@ class FairSlots:
             raise
 
     def _give(self) -> None:
-        """Give a place to the next, past those that wait no longer."""
+        """Give a place to the next task that still waits."""
         while self._waiting:
             turn = self._waiting.take()
             if not turn.done():

@@ -1,4 +1,4 @@
-"""Watcher of files, which looks at them now and then for changes."""
+"""Watcher of files: looks for changes now and then."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
 MOST_FILES = 2000
-"""Most Python files of a folder that are watched, the nearest ones."""
+"""Python files of a folder that are watched at most, the nearest ones."""
 MOST_FOLDERS = 500
 """Most folders that are searched for them."""
 
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
 Stamp = tuple[int, int, int]
-"""Modification time in ns, size and inode of a file, which tell one content from the next."""
+"""Modification time in ns, size and inode of a file: another content has another stamp."""
 
 
 def _pause() -> Awaitable[None]:
@@ -25,7 +25,7 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watcher of files, which have been looked at once when it is made.
+    """Watcher of files. It looks at them first when it is made.
 
     A file that is gone counts as unchanged until it is back: editors replace a file by removing it first. A new file is a
     change. Several changes between two looks are one.
@@ -42,7 +42,7 @@ class FileWatcher:
         self._look()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield whenever one of the files has changed since the last look."""
+        """Yield whenever a file has changed since the last look."""
         while True:
             await self._pause()
             if await asyncio.to_thread(self._look):
@@ -78,12 +78,12 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def _is_foreign(entry: os.DirEntry[str]) -> bool:
-    """Return True if a folder holds nothing that its user writes."""
+    """Return True if a folder holds none of the user's own code."""
     return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Return the stamp of a file; None where it cannot be seen."""
+    """Return the stamp of a file; None if it can't be seen."""
     try:
         found = path.stat()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Lock on a folder, by which processes take turns at the files in it."""
+"""Lock on a folder, so that processes take turns to change its files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK_EVERY = 0.02
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder, under which files are added to it and replaced. The thread waits for its turn.
+    """Hold the lock on a folder while files are added to it or replaced. The thread blocks until then.
 
     Raises:
         StoreUnavailable: the lock is not free within LOCK_WITHIN.

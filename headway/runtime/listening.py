@@ -1,8 +1,8 @@
-"""Listening sockets of a port, for whatever is spoken on it.
+"""Listening sockets of a port of any protocol.
 
-A socket must outlive the system running out of file descriptors. libuv keeps one to accept and drop what comes when there is
-none left; and if the listening socket dies all the same, a second handle on it has kept the queue of connections, and a new
-one takes over.
+A socket must survive the system running out of file descriptors. libuv keeps one in reserve to accept and drop connections when there is
+none left. If the listening socket dies all the same, a second handle on it has kept the queue of connections, and a new
+socket takes over.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BACKLOG = 2048
 """Connections that the system holds until they are accepted."""
 
 HANDLES = 4
-"""Handles on a listening socket, and so the most connections that are accepted in one turn of the event loop: libuv takes one for each. With a single
-one, who comes behind 300 others waits for 300 turns, however much else each of them does."""
+"""Handles on a listening socket. libuv accepts one connection for each in a turn of the event loop. With a single
+handle, the 300th connection would wait for 300 turns, however long each takes."""
 
 SPARE = 32
 """File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
@@ -36,17 +36,17 @@ SPARE = 32
 LEAST, EACH_WORKER = 64, 7
 """Descriptors that a process needs to start and to serve a few connections, and for each of its workers.
 
-It opens 31, with two addresses for each port 46, and 5 for each worker; up to a quarter is spare, see `descriptor_ceiling`.
+It opens 31, or 46 with two addresses for each port, and 5 for each worker; up to a quarter is spare, see `descriptor_ceiling`.
 """
 
 
 class ListeningSocket:
-    """Bound socket, and a second handle on it from which listening goes on if the event loop gives it up.
+    """Bound socket, and a second handle on it to go on with if the event loop gives the first up.
 
     Arguments:
         sock: the bound socket.
         protocol: makes the protocol of each connection.
-        refusal: turns what the system says when another program listens here into an error.
+        refusal: makes an error of the system's when another program listens here.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ListeningSocket:
 
     @property
     def has_waiting(self) -> bool:
-        """True if there are connections that have not been accepted yet."""
+        """True while connections wait to be accepted."""
         poll = select.poll()
         poll.register(self._spare, select.POLLIN)
         return bool(poll.poll(0))
@@ -74,7 +74,7 @@ class ListeningSocket:
         """Listen.
 
         Raises:
-            SettingError: another program listens here by now.
+            SettingError: another program now listens here.
         """
         try:
             self._spare.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
@@ -87,7 +87,7 @@ class ListeningSocket:
         self._servers += [await loop.create_server(self._protocol, sock=one, backlog=BACKLOG) for one in socks]
 
     def revive(self) -> None:
-        """Listen again if the event loop has closed a handle on the socket, as uvloop does when accepting fails for good."""
+        """Listen again if the event loop closed a handle, as uvloop does when accepting fails for good."""
         dead = [at for at, one in enumerate(self._socks) if one.fileno() < 0]
         if not dead or (self._reviving is not None and not self._reviving.done()):
             return
@@ -109,7 +109,7 @@ class ListeningSocket:
 
 
 class ListeningPort:
-    """Base of the listeners of all ports: their sockets, and the look at all connections now and then.
+    """Base of the listeners of all ports: their sockets, and regular looks at all connections.
 
     Arguments:
         host: address to bind.
@@ -145,7 +145,7 @@ class ListeningPort:
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen, at the address that was taken, or else is taken now.
+        """Listen at the address, which is taken now unless `bind` did.
 
         Raises:
             SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
@@ -167,7 +167,7 @@ class ListeningPort:
         self._next_look = asyncio.get_running_loop().call_later(until_tick(seconds), self.look_after)
 
     async def stop_listening(self) -> None:
-        """Take no new connection, once those that wait are accepted: else they would be cut."""
+        """Accept the connections that wait, which would otherwise be cut, and no further one."""
         for _ in range(BACKLOG):
             if not any(one.has_waiting for one in self._sockets):
                 break
@@ -175,7 +175,7 @@ class ListeningPort:
         self._close_sockets()
 
     async def close(self) -> None:
-        """Cut what waits to be accepted, and look at no connection any more."""
+        """Cut connections that wait to be accepted, and stop looking at the others."""
         self._close_sockets()
         if self._next_look is not None:
             self._next_look.cancel()
@@ -189,7 +189,7 @@ class ListeningPort:
 async def bind(
     host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
 ) -> list[ListeningSocket]:
-    """Bind a socket at each address that a host stands for, all on one port, without listening yet.
+    """Bind a socket at each address of a host, all on one port, without listening yet.
 
     Arguments:
         host: name or address.
@@ -250,15 +250,15 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket:
 
 
 def raise_descriptor_limit() -> None:
-    """Let the process have as many descriptors as the hard limit allows."""
+    """Raise the soft limit on descriptors to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # Some systems take no infinite one: what there was stays.
+        with contextlib.suppress(OSError, ValueError):  # Some systems refuse an infinite one; the former stays.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_descriptor_limit(workers: int) -> None:
-    """Raise SettingError where a process with so many workers could not open all that it needs for its start."""
+    """Raise SettingError if a process with so many workers couldn't open what it needs to start."""
     limit, least = descriptors(), LEAST + EACH_WORKER * workers
     if limit is not None and limit < least:
         raise_descriptor_limit()
@@ -269,23 +269,23 @@ def check_descriptor_limit(workers: int) -> None:
 
 
 def descriptors() -> int | None:
-    """Return the number of descriptors that the process may have; None: any."""
+    """Return the limit on descriptors of the process; None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def open_descriptors() -> int:
-    """Return the number of descriptors that the process has open."""
+    """Return the number of open descriptors."""
     return sum(1 for _ in Path("/dev/fd").iterdir())
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the first descriptor number that leaves less than `spare` of them, or than its part of a quarter if there are few."""
+    """Return the first descriptor number that leaves fewer than `spare`, or than its part of a quarter if there are few."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return the descriptor of a transport. The system hands out the lowest free number, so it tells how many are in use."""
+    """Return the descriptor of a transport. The system gives out the lowest free number, so it tells how many are in use."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

@@ -1,8 +1,8 @@
 """Log lines, written by a thread of their own, so that a full disk or a stuck pipe never holds up the loop.
 
-Everything that is logged, by structlog or by the standard library (libraries, asyncio, warnings), goes the same
-way: on the caller's thread it is only put into a bounded queue; one thread renders and writes. When the queue
-is full, lines are dropped and counted, and the count is logged as soon as there is room.
+Everything logged by structlog or the standard library (libraries, asyncio, warnings) goes the same
+way: the caller's thread only puts it into a bounded queue; one thread renders and writes. When the queue
+is full, lines are dropped and counted, and the count is logged once there is room.
 
 A line cannot be forged: control characters and line separators in any text are escaped, and the lines of a
 traceback, the only thing that takes more than one line, are indented under their own.
@@ -30,11 +30,11 @@ from headway.runtime.logger import get_logger, structlog
 OUTPUT = "worker output"
 """Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""
 TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
-"""Trace that lines of the present task name; empty for none."""
+"""Trace id for log lines of the current task; empty for none."""
 CAPACITY = 10_000
-"""Most lines that wait to be written."""
+"""Limit on lines that wait to be written."""
 FLUSH_WITHIN = 2.0
-"""Longest wait at the end for the last lines to be written, seconds."""
+"""Longest wait, in seconds, for the last lines to be written at the end."""
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -45,7 +45,7 @@ _Event = MutableMapping[str, Any]
 
 @contextmanager
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
-    """Log to `stream` while the context lasts, then write what is left and restore what was.
+    """Log to `stream` while the context lasts; then write what is left and restore the former set-up.
 
     Arguments:
         level: least important level that is logged: debug, info, warning or error.

@@ -1,4 +1,4 @@
-"""Certificates, keys and authorities in files of PEM format: checks, whose refusals name the setting of the file, and their dates."""
+"""Certificates, keys and authorities in PEM files: checks, with errors that name the file's setting, and dates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headway.errors import SettingError
 
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
 _OTHERS = stat.S_IRWXO | stat.S_IWGRP
-"""Rights to the file of a key that nobody but its user, and perhaps a group that reads it, should have."""
+"""Permissions on a key's file that only its owner should have; a group may read it."""
 
 _MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
-"""Reasons of OpenSSL where a key is that of another certificate."""
+"""OpenSSL's reasons for a key that belongs to another certificate."""
 
 _PEM = "Name a file in PEM format, which begins with -----BEGIN CERTIFICATE-----."
 _NO_CERTIFICATE = ("is not a certificate", _PEM)
@@ -30,7 +30,7 @@ _ENCRYPTED = (
 )
 _SEQUENCE, _VERSION, _UTC_TIME, _TIME = 0x30, 0xA0, 0x17, 0x18
 _CENTURY = 50
-"""Year of two digits from which on it is one of the last century."""
+"""Two-digit years from this one on are of the last century."""
 
 
 class Pair:
@@ -48,7 +48,7 @@ class Pair:
         chain: text of the certificates.
         key: text of the key.
         first: the certificate itself, in DER.
-        open_key: rights to the file of the key, if others have any; else empty.
+        open_key: permissions on the key's file, if others have any; else empty.
 
     Raises:
         SettingError: a file cannot be used.
@@ -65,7 +65,7 @@ class Pair:
         self.open_key = f"{mode:04o}" if mode & _OTHERS else ""
 
     def show_in(self, context: ssl.SSLContext) -> None:
-        """Have handshakes of a context show the certificate.
+        """Let handshakes of a context show the certificate.
 
         Raises:
             SettingError: the two do not fit, or will not do for TLS.
@@ -175,7 +175,7 @@ def validity(der: bytes) -> tuple[float, float]:
 
 
 def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
-    """Return the content of the first element, of a tag if one is given, and what follows it."""
+    """Return the content of the first element, which must have the tag if one is given, and what follows it."""
     if len(data) < 2 or (tag is not None and data[0] != tag):
         raise ValueError("not a certificate")
     length, begin = data[1], 2

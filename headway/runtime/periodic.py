@@ -1,4 +1,4 @@
-"""Loop that calls a function at even intervals until it is stopped, whether the broker, or a store, answers or not."""
+"""Loop that calls a function at even intervals, whether or not the broker or store answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Periodic:
 
     Arguments:
         name: name of the loop, for the log.
-        act: function to call. A broker or a store that does not answer is logged once, and asked again at the next
+        act: function to call. An outage of broker or store is logged once, and the function is called again at the next
             call.
         clock: monotonic seconds.
-        what: name in the log of what `act` asks; empty: the log tells nothing, as others tell of it, each once.
+        what: name in the log of what `act` asks; empty: outages aren't logged here.
         every: seconds between two calls, or a function that returns them anew after each call.
     """
 
@@ -49,14 +49,14 @@ class Periodic:
         self._task = supervisor.start(self._name, self._run)
 
     async def stop(self) -> None:
-        """Stop calling. A call that is under way comes to its end first."""
+        """Stop calling. A call under way finishes first."""
         self._stopped = True
         _end(self._pausing)
         if self._task is not None:
             await asyncio.wait({self._task})  # Who waits for it may be cancelled; the loop may not.
 
     def soon(self) -> None:
-        """Call as soon as the loop has its turn, and the call that is under way has come to its end."""
+        """Call at the next turn of the loop, or once the call under way has finished."""
         self._hurried = True
         _end(self._pausing)
 
@@ -95,7 +95,7 @@ def _end(pausing: asyncio.Future[None] | None) -> None:
 
 
 class BareResource:
-    """Resource with nothing to open, to run or to close, but for what a subclass says."""
+    """Resource with nothing to open, run or close unless a subclass says so."""
 
     async def open(self) -> None:
         """Get ready."""

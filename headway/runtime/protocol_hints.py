@@ -1,4 +1,4 @@
-"""Log lines on clients that speak another protocol than the port, or speak it wrongly: once a minute for each, with the number since."""
+"""Log lines about clients that speak another protocol than the port, or speak it wrongly: one a minute of each kind, with a count."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProtocolHints:
         self._told: dict[tuple[str, str], float] = {}
 
     def tell(self, kind: tuple[str, str]) -> None:
-        """Count a client of one of the kinds above, and log it if that is due."""
+        """Count a client of one of the kinds above, and log it if a line is due."""
         self._times[kind] += 1
         now = self._clock()
         if now >= self._told.get(kind, -TOLD_EVERY) + TOLD_EVERY:

@@ -1,11 +1,11 @@
-"""Import of gRPC without the log of its C library, which is written past ours, and is no JSON where ours is."""
+"""Import of gRPC without the log of its C library, which would bypass ours. Backends and telemetry both need it."""
 
 from __future__ import annotations
 
 import os
 
 VERBOSITY = "GRPC_VERBOSITY"
-"""Variable that the library reads when it is imported. Set by the user it counts."""
+"""Environment variable that the library reads on import. If the user sets it, that counts."""
 
 
 def import_quietly() -> None:

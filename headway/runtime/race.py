@@ -1,4 +1,4 @@
-"""Ends of waits: of those that are no longer needed, and of a race, whose first that is over ends the others."""
+"""Ends of tasks: cancel and wait for them, or let the first that finishes end the others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MOST_TRIES = 4
-"""Most times that a task is cancelled until it is left running."""
+"""Times that a task is cancelled before it is left running."""
 TIDIES = 20.0
-"""Seconds that a task has to tidy up which may have to end a worker's child, and reap it."""
+"""Seconds to tidy up for a task that may have to end a worker's child and reap it."""
 
 
 async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Future[Any] | None]:
-    """Wait until one of these is over, and end the others; `tidies`: see `end`. A call that is cancelled ends all of them.
+    """Wait until one of these is done, and end the others; `tidies`: see `end`. If cancelled, end all of them.
 
-    Returns those that are over, in order; None in the place of one that was ended.
+    Returns the finished ones in order, with None for each that was ended.
     """
     running = [asyncio.ensure_future(one) for one in waits]
     try:
@@ -30,11 +30,11 @@ async def race(*waits: Awaitable[Any], tidies: float = 5.0) -> list[asyncio.Futu
 
 
 async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
-    """Cancel these, as far as there are any, and wait until they have ended, however they do.
+    """Cancel these, except None, and wait until they have ended one way or another.
 
-    A cancellation can be lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` returns in its place what has
-    come at the same time. What has not ended after `tidies` seconds, in which it may tidy up, is cancelled again, as it is
-    when this call is cancelled itself; what does not heed that either is left running.
+    A cancellation can get lost: libraries catch it, and before Python 3.12 `asyncio.wait_for` returns a result instead that
+    came at the same time. What hasn't ended after `tidies` seconds is cancelled again, also if
+    this call is cancelled itself; what ignores that, too, is left running.
     """
     there = [one for one in waits if one is not None]
     left = [one for one in there if not one.done()]
@@ -55,18 +55,18 @@ async def end(*waits: asyncio.Future[Any] | None, tidies: float = 5.0) -> None:
         log.error("task does not end, and is left running", tasks=_named(left))
     for one in there:
         if one.done() and not one.cancelled():
-            one.exception()  # Else asyncio would tell of an error that nobody has looked at.
+            one.exception()  # Otherwise asyncio would log it as never retrieved.
     if cancelled:
         raise asyncio.CancelledError
 
 
 async def end_all() -> None:
-    """End all other tasks. The end of the event loop itself would wait for ever for one that loses its cancellation."""
+    """End all other tasks. `asyncio.run` would wait for ever for one that lost its cancellation."""
     await end(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
 
 
 def heed_cancellation() -> None:
-    """Raise the cancellation that the running task was asked for and has lost.
+    """Raise CancelledError if the current task was cancelled and lost that.
 
     `asyncio.gather` raises the first error of its calls, so a call that fails as it is cancelled hides the
     cancellation of all. A loop that goes on after such an error asks here first.

@@ -1,4 +1,4 @@
-"""Ids of requests."""
+"""Ids of requests: alone, as nothing else is needed by all that makes them."""
 
 from __future__ import annotations
 

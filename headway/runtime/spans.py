@@ -1,7 +1,7 @@
-"""Spans of sampled requests and batches, as they are recorded, and the buffer in which they wait to be sent.
+"""Spans of sampled requests and batches, and the buffer in which they wait to be sent.
 
-Nothing here knows how spans are sent. Whoever records one hands over plain data; what that looks like on the wire is made by
-another thread. Only what is sampled ever becomes a Span.
+Nothing here knows how spans are sent: they are plain data, which another thread encodes.
+Only what is sampled ever becomes a Span.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class SpanKind(enum.IntEnum):
 
 
 FORMS = 1024
-"""Most forms of spans that one who records them remembers."""
+"""Limit on the forms of spans that a recorder remembers."""
 ZERO_LASTS = 1.0
-"""Seconds for which the difference between the clock and Unix time is taken to be the same, so that spans keep their order."""
+"""Seconds for which the difference between the clock and Unix time counts as constant, so that spans keep their order."""
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """Part of a span that many have in common, made once for all of them.
+    """Part that many spans share, made once.
 
     Attributes:
         name: name of the spans, of which there are few.
@@ -53,7 +53,7 @@ class SpanForm(msgspec.Struct, eq=False):
 
 
 class SpanLink(msgspec.Struct, frozen=True, gc=False):
-    """Link of a span to another one, mostly of another trace.
+    """Link of a span to another, mostly in another trace.
 
     Attributes:
         context: the other span.
@@ -68,7 +68,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     """One span, ended.
 
     Attributes:
-        form: part that it has in common with others.
+        form: part that it shares with others.
         context: its own place in the trace.
         parent: id of the span above it; empty for the first of a trace.
         remote: whether that span is another process's.
@@ -93,8 +93,8 @@ class SpanBuffer:
     """Spans that wait to be sent. One thread adds, another takes.
 
     Arguments:
-        most: most spans that wait; more are dropped, and counted.
-        enough: number of spans from which on `wake` is called.
+        most: limit on waiting spans; further ones are dropped and counted.
+        enough: number of spans at which `wake` is called.
         dropped: counts of dropped spans by reason.
         wake: called when there is enough to send.
     """
@@ -129,7 +129,7 @@ class SpanRecorder:
     Arguments:
         sampler: decides which requests are sampled, and makes ids.
         buffer: takes the spans.
-        clock: monotonic seconds, in which the services tell instants.
+        clock: monotonic seconds, on which the services' instants are.
         wall: Unix time in nanoseconds.
     """
 
@@ -146,14 +146,14 @@ class SpanRecorder:
         self.add = buffer.add
 
     def unix_zero(self, now: float) -> int:
-        """Return the Unix time in nanoseconds of the clock's 0, as it was told in the last second. `now`: instant of the clock."""
+        """Return the Unix time in nanoseconds of the clock's 0, at most a second old. `now`: instant of the clock."""
         if now >= self._known_until:
             self._zero, self._known_until = self._wall() - int(self.clock() * 1e9), now + ZERO_LASTS
         return self._zero
 
 
 class RunTrace:
-    """Trace of a batch that runs, as its backend may add to it.
+    """Trace of a running batch, to which its backend may add.
 
     Arguments:
         recorder: recorder of its spans.
@@ -174,7 +174,7 @@ class RunTrace:
         return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
-        """Record the run of user code, as the process that ran it tells its instants, if that can be."""
+        """Record the run of user code by the instants that its process reports, if they make sense."""
         if self.begun <= begun <= ended <= self._recorder.clock():
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
@@ -203,6 +203,6 @@ class RunTrace:
 
 
 RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)
-"""Trace of the batch that the present task runs; None unless it is sampled."""
+"""Trace of the batch that the current task runs; None unless it is sampled."""
 OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)
-"""Span under which the present task asks a remote API; None unless it is sampled."""
+"""Span under which the current task asks a remote API; None unless it is sampled."""

@@ -1,7 +1,7 @@
 """Supervisor of long-lived loops.
 
-A loop that ends, raises, or is cancelled by anybody but its supervisor is started again, after a pause that
-grows while it keeps failing. So neither a cancelled client nor an exception in user code can wedge a service.
+A loop that ends, raises, or is cancelled by anybody but its supervisor is started again after a pause that
+grows while it keeps failing. So neither a cancelled client nor an exception in user code can stop a service.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Supervisor:
         self._stopping = False
 
     def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Run `loop()` again and again; returns the task that does so."""
+        """Keep `loop()` running. Returns the task that does so."""
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
         return task
 
     async def stop(self) -> None:
-        """Cancel all loops and wait until they are gone."""
+        """Cancel all loops and wait until they have ended."""
         self._stopping = True
         await end(*self._tasks, tidies=TIDIES)
 

@@ -1,7 +1,7 @@
 """Timing wheel: one timer for many deadlines.
 
-A deadline is noted in a slot of time, and the timer is set for the first slot that holds any. So to note one costs a
-dictionary operation and no timer of its own, and most are never looked at again: the callback at a slot's end knows
+A deadline is noted in a slot of time, and the timer is set for the first slot with any. So a deadline costs a
+dictionary operation and no timer of its own. Most are never looked at again: the callback at a slot's end knows
 which of its keys still matter.
 """
 
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key")
 
 DEADLINE_GRAIN = 0.02
-"""Width of a slot in seconds, by which a deadline may be told late."""
+"""Width of a slot in seconds: a deadline may be reported that late."""
 
 
 class TimingWheel(Generic[Key]):
@@ -34,10 +34,10 @@ class TimingWheel(Generic[Key]):
         self._timer: asyncio.TimerHandle | None = None
         self._newest: list[Key] = []
         self._begins = self._ends = 0.0
-        """Keys of the slot that was watched last, and the deadlines from which and before which it goes."""
+        """Keys of the slot used last, and its first deadline and the end of its range."""
 
     def watch(self, key: Key, deadline: float) -> None:
-        """Have `passed` called with `key` after instant `deadline`."""
+        """Call `passed` with `key` after instant `deadline`."""
         if self._begins <= deadline < self._ends:
             self._newest.append(key)
             return

@@ -4,8 +4,8 @@
       │                    ▲───────────────┘ │
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
-The protocol above has its connection as soon as the system has, so that one whose handshake hangs counts and times out like any
-other that says nothing. What the protocol writes before the handshake is done is kept until then.
+The protocol above gets its connection at once, so that one whose handshake hangs counts and times out like any
+other silent one. What the protocol writes before the handshake is done is kept until then.
 
 Handshakes that have come together wait in a line (`headway.runtime.fair_turns`), and addresses take turns: a step takes a tenth of a millisecond to several, as the key of the
 certificate is.
@@ -29,10 +29,10 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LINGER = 1.0
-"""Seconds for which a client whose handshake has failed may go on sending, so that it gets to read why."""
+"""Seconds for which a client with a failed handshake may go on sending, so that it gets to read why."""
 
 TOLD_EVERY = 60.0
-"""Least seconds between two lines of the log about failed handshakes."""
+"""Shortest time in seconds between two log lines about failed handshakes."""
 
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
 
@@ -56,7 +56,7 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "distrusted",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
-"""Reasons of failed handshakes as the metric has them, by those of OpenSSL."""
+"""Reasons of failed handshakes for the metric, by OpenSSL's."""
 REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")
 """All reasons of failed handshakes."""
 
@@ -95,12 +95,12 @@ class TlsPort:
         return self._certificates.context(self._protocol)
 
     def failed(self, reason: str) -> None:
-        """Count a handshake that has failed, and log it, but not more often than TOLD_EVERY."""
+        """Count a failed handshake, and log it at most once in TOLD_EVERY."""
         self._certificates.counts.failures[self._label, reason] += 1
         if reason in (
             "closed",
             "unfinished",
-        ):  # Balancers that only look whether the port is open do that all the time.
+        ):  # Balancers that only check for an open port do that all the time.
             return
         self._failed[reason] += 1
         now = self.loop.time()
@@ -140,7 +140,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._protocol.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt what has come, or take it for the handshake. Behind the end it is thrown away."""
+        """Decrypt data, or feed it to the handshake; after the end drop it."""
         state = self._state
         if state == OPEN:
             self._incoming.write(data)
@@ -155,11 +155,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._port.line.wait(self._address, self.take_turn)
 
     def eof_received(self) -> bool | None:
-        """Take the end of what the client sends for the end of the connection."""
+        """Treat the end of the client's stream as the end of the connection."""
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the protocol above, and let go of everything."""
+        """Tell the protocol above, and release everything."""
         self._end("closed")
         protocol, self._protocol = self._protocol, None
         self._unsent.clear()
@@ -167,12 +167,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Tell the protocol above that the client does not take what was written."""
+        """Tell the protocol above that the client reads too slowly."""
         if self._protocol is not None:
             self._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell the protocol above that the client has taken it."""
+        """Tell the protocol above that the client has caught up."""
         if self._protocol is not None:
             self._protocol.resume_writing()
 
@@ -182,7 +182,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._state = HANDSHAKE
             if not self._raw.is_closing():
                 self._raw.resume_reading()
-                if self._tls is None:  # Made here, as that costs as much as a step.
+                if self._tls is None:  # Made here, as it costs as much as a step.
                     self._outgoing = ssl.MemoryBIO()
                     self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
                 self._shake_hands()
@@ -190,7 +190,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # What the protocol above calls.
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Encrypt and send; before the handshake is done, keep."""
+        """Encrypt and send, or keep until the handshake is done."""
         state = self._state
         if state == OPEN:
             self._encrypt(data)

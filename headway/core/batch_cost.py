@@ -68,7 +68,7 @@ class BatchCost:
         """Size of the largest batch, slowly forgotten."""
         self._observed, self._trial_at, self._distance = 0, KNOWN_CALLS, float(FIRST_TRIALS)
         self._tries = False
-        """Whether the next call is the first one of a batch on trial."""
+        """True if the next call is the first of a batch on trial."""
 
     @property
     def cuts(self) -> bool:

@@ -124,7 +124,7 @@ class LookAhead:
         """Departures from which on clients are rehearsed again."""
         self._clients = False
         self._apart = True
-        """Whether clients begin spread over a batch's time at the next look, or together: it takes turns, for some rhythms last."""
+        """True if clients start spread over a batch's time at the next look, else together. It alternates, as some rhythms last."""
         self._answers: dict[str, float] = {}
         """Answers to clients under each rule over those under the usual one, of several looks."""
         self._look: Iterator[None] | None = None

@@ -65,7 +65,7 @@ class FairTurns:
         self._budget, self._rests = budget, rests
         self._waiting = TenantTurns[Begin]()
         self._begun = False
-        """Whether pieces are under way. What they ask for themselves waits for a later turn."""
+        """True while pieces are being done. What they ask for themselves waits for a later turn."""
         self._next = 0.0
         """Instant from which the next piece may begin, in seconds."""
 

@@ -20,8 +20,8 @@ class Periodic:
 
     Arguments:
         name: name of the loop, for the log.
-        act: function to call. An outage of broker or store is logged once, and the function is called again at the next
-            call.
+        act: function to call. An outage of broker or store is logged once, and the function is tried again at the next
+            tick.
         clock: monotonic seconds.
         what: name in the log of what `act` asks; empty: outages aren't logged here.
         every: seconds between two calls, or a function that returns them anew after each call.

@@ -5,14 +5,14 @@
 | nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
 | RESOURCE_EXHAUSTED still, and no rest asked for | it may take fewer inputs at once | a batch of several is halved; a lone input is not to blame |
 | INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it turns down what is in the batch | final; the culprit is searched for among the inputs |
-| any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
+| any other status | it is the wrong API, or the credential is wrong | final; no input is to blame |
 
-It asks for a rest by grpc-retry-pushback-ms; a negative one forbids another try. A call begins when there is a connection: so
-one of which nothing was sent is told from one of which nobody knows.
+It asks for a rest by grpc-retry-pushback-ms; a negative one forbids another try. A call begins once there is a connection, so
+that a call that never left can be told from one that may have run.
 
-A channel is given up, and the next call makes another one, also when its calls had no end, and when its connection has
-failed: so what comes of a call is never the news of an older one. A server that closes an idle connection meanwhile says so
-(GOAWAY), and gRPC by itself sends a call again of which it knows that the server has not looked at it.
+A channel is given up, and the next call makes another one, also when its calls never ended or its connection
+failed, so that a call never gets news of an older one. A server that closes an idle connection meanwhile says so
+(GOAWAY), and gRPC itself resends a call if it knows that the server hasn't looked at it.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from headway.runtime.spans import OUTGOING
 from headway.version import __version__
 
 IDLE = 30.0
-"""Seconds for which an idle channel is kept at most."""
+"""Seconds for which an idle channel is kept."""
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""Method that runs nothing, and is asked why no connection comes about."""
+"""Method that runs nothing; a call to it tells why there is no connection."""
 _WHY_WITHIN = 0.5
-"""Most seconds for that."""
+"""Seconds for that call."""
 _NEARLY = 0.05
-"""Seconds before the deadline from which on DEADLINE_EXCEEDED is taken for our own."""
+"""Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own."""
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile("[ -~]*")
 
@@ -63,11 +63,11 @@ _PASSING = frozenset((
 """Statuses of an API that is in trouble."""
 
 TOO_LARGE = "larger than max"
-"""Words of gRPC's C library, and of Go's and Node's, in the details of a message that is too large, which has no status of its own."""
+"""Words of gRPC's C library, Go's and Node's for a message that is too large, which has no status of its own."""
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
 """Words of Java's, .NET's and Rust's."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
-"""Trailing metadata of another Headway whose own bounds an input is too large for."""
+"""Trailing metadata of another Headway that finds an input too large."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -77,9 +77,9 @@ class GrpcBackend(RemoteBackend):
 
     Arguments:
         spec: the API's URL.
-        remote: the API with its dialect; None: the one that the URL tells.
-        now: monotonic seconds, by which idle channels are given up.
-        settings: the rest, as RemoteBackend takes it.
+        remote: the API with its dialect; None: as the URL says.
+        now: monotonic seconds, for giving up idle channels.
+        settings: other arguments of RemoteBackend.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GrpcBackend(RemoteBackend):
                         return Tried(shown if self._is_secret(why) else f"{shown}: {why}", shown, RemoteAbsent, False)
                     return await self._call(used, call, metadata, until)
                 except asyncio.CancelledError:
-                    self._channels.give_up(used)  # Its connection may be dead; a call on another one will tell.
+                    self._channels.give_up(used)  # Its connection may be dead; the next call tries another.
                     current = asyncio.current_task()
                     if current is not None and current.cancelling():
                         raise
@@ -149,7 +149,7 @@ class GrpcBackend(RemoteBackend):
         """Return the header fields as gRPC's metadata.
 
         Raises:
-            RemoteError: one cannot be sent as such.
+            RemoteError: one can't be sent as metadata.
         """
         found = tuple((name.lower(), value) for name, value in self._credentials.current().items())
         for name, value in found:
@@ -181,12 +181,12 @@ class GrpcBackend(RemoteBackend):
         return grpc.aio.secure_channel(parts.netloc, trusted, options=options)
 
     def _tls(self) -> ClientTls | None:
-        """Return the certificates as they are now; others make another channel."""
+        """Return the current certificates; a change makes a new channel."""
         return None if self._certificates is None else self._certificates.current
 
 
 async def _connected(channel: Any, within: float) -> bool:
-    """Wait until a channel has a connection; False when none comes about, or not within so many seconds."""
+    """Wait until a channel is connected. Returns False if it isn't within so many seconds."""
     try:
         async with asyncio.timeout(within):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -203,7 +203,7 @@ async def _close(channel: Any) -> None:
 
 
 async def _why(channel: Any, within: float) -> str:
-    """Return the words on why a channel has no connection."""
+    """Explain in words why a channel has no connection."""
     try:
         await channel.unary_unary(_LIVE)(b"", timeout=max(within, 0.001))
     except grpc.aio.AioRpcError as exc:
@@ -213,7 +213,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the text of the authorities that the system trusts; None: those that gRPC brings along."""
+    """Return the authorities that the system trusts, in PEM; None: those that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -221,7 +221,7 @@ def _system_authorities() -> bytes | None:
 
 
 def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> TryVerdict:
-    """Judge a status that is no success, with the details and the trailing metadata that came with it."""
+    """Judge the status of a failed call, with its details and trailing metadata."""
     trailers = list(trailers)
     if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
         return TryVerdict(True, RemoteRefused)
@@ -229,18 +229,18 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
         return TryVerdict(True, RemoteError)
     wishes = [value for name, value in trailers if name == PUSHBACK]
     rest = pushback(wishes[-1]) if wishes else None
-    # The status stands for a rate limit and for too many elements alike. Only a rest that is asked for tells them apart.
+    # The status stands for a rate limit or for too many elements. Only a requested rest tells them apart.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
     return TryVerdict(bool(wishes) and rest is None, kind, rest)
 
 
 def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Return True if what was sent is too large for the API: another call with the same never succeeds."""
+    """Return True if the message is too large for the API, so that sending it again never succeeds."""
     return TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds after which a retry is welcome; None when it is not, or nobody can tell when (gRFC A6)."""
+    """Return the seconds until a retry is welcome; None if it isn't, or if unknown (gRFC A6)."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

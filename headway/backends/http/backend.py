@@ -4,7 +4,7 @@
 |---|---|---|
 | nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
 | 400, 413, 422 | it turns down what is in the batch | final; the culprit is searched for among the inputs |
-| any other status | it is not the one that was meant, or the credential is wrong | final; no input is to blame |
+| any other status | it is the wrong API, or the credential is wrong | final; no input is to blame |
 
 It asks for a rest by Retry-After or retry-after-ms.
 """
@@ -42,9 +42,9 @@ class HttpBackend(RemoteBackend):
 
     Arguments:
         spec: the API's URL.
-        remote: the API with its dialect; None: the one that the URL tells.
+        remote: the API with its dialect; None: as the URL says.
         wall: Unix time in seconds, for a Retry-After that names a date.
-        settings: the rest, as RemoteBackend takes it.
+        settings: other arguments of RemoteBackend.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HttpBackend(RemoteBackend):
             raise self._error(RemoteError, "was not started") from None
         except TooLong:
             raise self._error(BadOutput, f"answered more than {backend.MAX_ANSWER} bytes") from None
-        except Exception as exc:  # Whatever a library makes of what came over the wire.
+        except Exception as exc:  # Libraries raise all kinds of errors on bad data.
             if (error := tls_error(exc)) is not None:
                 return Tried(tls_failures.explain(error), tls_failures.SHOWN, RemoteAbsent, final=False)
             final = not isinstance(exc, aiohttp.ClientError | OSError) or isinstance(exc, aiohttp.InvalidURL)
@@ -102,20 +102,20 @@ class HttpBackend(RemoteBackend):
         }
 
     def _told(self, exc: Exception) -> str:
-        """Return the type of a connection's error, and its text where that quotes neither the API nor the URL's query."""
+        """Return the type of a connection's error, with its text if that quotes neither the API nor the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Return the bytes of a body that are JSON, before its binary data; -1 where no header field says so, or none that is a number."""
+    """Return the length of the JSON before a body's binary data; -1 if no header field gives a number."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
-    """Judge a status that is no success, with the header fields that came with it.
+    """Judge the status of a failed request, with its header fields.
 
     Arguments:
         status: the HTTP status.

@@ -1,7 +1,7 @@
 """Connections of one slot to a remote API over HTTP.
 
-An idle connection is given up before the API would: a request that meets its end on the way may have run or not. Most
-servers keep one for 5 s or longer; one that says less in `Keep-Alive: timeout=…` is believed.
+An idle connection is given up before the API would close it: nobody knows whether a request that meets the close has run. Most
+servers keep one for 5 s or longer; a shorter `Keep-Alive: timeout=…` is heeded.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headway.backends.remote.generations import AT_ONCE, Generations
 from headway.runtime.certificates import ClientTls, RemoteCertificates
 
 END_TIMEOUT = 1.0
-"""Seconds until connections that do not end are left to the event loop."""
+"""Seconds after which connections that don't end are left to the event loop."""
 
 
 class Sockets:
-    """Sockets that are open, and whose end can be waited for.
+    """Open sockets, whose end can be awaited.
 
-    A connection over TLS says that it ends and then waits for the other side to say so too. A session that is closed does
-    not wait for those which had failed before. An event loop that ends meanwhile warns of what it leaves, or cannot end.
+    A TLS connection announces its end and waits for the other side's. A closed session doesn't
+    wait for connections that failed earlier. An event loop that ends meanwhile warns of them, or hangs.
     """
 
     def __init__(self) -> None:
@@ -38,19 +38,19 @@ class Sockets:
         self._gone: asyncio.Event | None = None
 
     def create(self, address: AddrInfoType) -> socket.socket:
-        """Return the socket for an address."""
+        """Make a socket for an address."""
         family, kind, protocol, _, _ = address
         made = _Socket(self._forget, family, kind, protocol)
         self._open.add(made)
         return made
 
     async def end(self) -> None:
-        """Cut what is still open, and wait until the event loop has let go of it, at most `END_TIMEOUT`."""
+        """Cut open sockets, and wait up to `END_TIMEOUT` until the event loop has released them."""
         if not self._open:
             return
         gone = self._gone = asyncio.Event()
         for one in self._open:
-            with contextlib.suppress(OSError):  # It is not connected yet, or the other side has cut it.
+            with contextlib.suppress(OSError):  # Not connected yet, or cut by the other side.
                 one.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT):
@@ -64,7 +64,7 @@ class Sockets:
 
 
 class _Socket(socket.socket):
-    """Socket that tells of its end."""
+    """Socket that reports its end."""
 
     __slots__ = ("_told",)
 
@@ -77,29 +77,29 @@ class _Socket(socket.socket):
         self._told(self)
 
     def detach(self) -> int:
-        """Give the descriptor up, as uvloop does in the place of `close`: it closes that itself."""
+        """Give up the descriptor. uvloop calls this instead of `close`, and closes the descriptor itself."""
         descriptor = super().detach()
         self._told(self)
         return descriptor
 
 
 IDLE = 4.0
-"""Seconds for which an idle connection is kept at most."""
+"""Seconds for which an idle connection is kept."""
 _MARGIN = 1.0
 """Seconds by which it is given up before the API would."""
 _WRITTEN_WHOLE = 1 << 20
-"""Bytes of a body above which it is written piece by piece, so that other tasks get their turn."""
+"""Size of a body in bytes above which it is written in pieces, so that other tasks get their turn."""
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
 _ENDED = "closing transport"
-"""Words of aiohttp for a write that was not begun."""
+"""aiohttp's words for a write that didn't begin."""
 
 
 class TooLong(Exception):
-    """The body is longer than it may be."""
+    """The body is too long."""
 
 
 class Response(NamedTuple):
-    """Status, header fields and body, which is whole and decompressed."""
+    """Status, header fields, and the whole body, decompressed."""
 
     status: int
     headers: Mapping[str, str]
@@ -107,19 +107,19 @@ class Response(NamedTuple):
 
 
 class _Client(msgspec.Struct, eq=False):
-    """Connections that are made alike."""
+    """Connections made with the same settings."""
 
     session: aiohttp.ClientSession
     sockets: Sockets
 
     async def end(self) -> None:
-        """Close the connections, and wait until they are."""
+        """Close the connections, and wait until they are closed."""
         await self.session.close()
         await self.sockets.end()
 
 
 class Connections(Generations[_Client]):
-    """Connections, replaced together when they have been idle or their certificates have changed.
+    """Connections, replaced together when idle for long or when the certificates change.
 
     Arguments:
         clock: monotonic seconds.
@@ -140,13 +140,13 @@ class Connections(Generations[_Client]):
             url: where to.
             body: the body; empty for none.
             headers: header fields.
-            within: seconds until a connection must be there.
-            most: most bytes of the answer's body, after decompression.
+            within: seconds within which it must be connected.
+            most: limit on the answer's body in bytes, after decompression.
 
         Raises:
             NotStarted: `open` was not called.
             TooLong: the body is longer than `most`.
-            aiohttp.ClientError: no answer came; `was_sent` says whether the request has left.
+            aiohttp.ClientError: no answer came; `was_sent` says whether the request left.
         """
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
@@ -181,7 +181,7 @@ class Connections(Generations[_Client]):
         )
 
     def _note_idle(self, keep_alive: str) -> None:
-        """Keep idle connections no longer than the API says that it does."""
+        """Keep idle connections no longer than the API says it does."""
         if found := _TIMEOUT.search(keep_alive):
             self.idle = max(min(IDLE, int(found[1]) - _MARGIN), 0.0)
 
@@ -189,12 +189,12 @@ class Connections(Generations[_Client]):
 def was_sent(exc: Exception) -> bool:
     """Return True if a whole request may have left before this error."""
     if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
-        return False  # The connection had ended before the body was written, as where a certificate is refused.
+        return False  # The connection ended before the body was written, as when a certificate is refused.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the error of `ssl` behind one of aiohttp's, which may be of the same class and know nothing; None where there is none."""
+    """Return the error of `ssl` behind one of aiohttp's, which may have the same class and no details; None if there is none."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

@@ -1,10 +1,10 @@
-"""Arena of a worker: memory that its process and its host share, in which large values travel.
+"""Arena of a worker: memory that its process shares with its host, for large values.
 
-The host makes it, without a name, and hands its descriptor to the child once, by the socket pair. Its size is sealed, so the
-child cannot have the host touch memory that is gone. Pages are made when they are touched first, and touched again by every
-later batch. When both sides have let go, or were killed, nothing is left.
+The host makes it, unnamed, and sends its descriptor to the child once, over the socket pair. Its size is sealed, so the
+child can't make the host touch memory that is gone. Pages come into being when first touched, and every later batch
+uses them again. When both sides have closed it, or were killed, nothing is left.
 
-Where a value lies: `core.arena`. Elsewhere than on Linux there is no arena, and all values travel in frames.
+`core.arena` places the values. Except on Linux there is no arena, and all values travel in frames.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import socket
 
 LARGE = 1 << 15
-"""Bytes from which a value travels in the arena. Below it the frame is as cheap."""
+"""Size in bytes from which a value travels in the arena. Below, a frame is as cheap."""
 _GREETING = b"H"
 """First byte on the socket pair, which carries the descriptor if there is one."""
 _DESCRIPTOR = 4
-"""Bytes of a descriptor in a control message."""
+"""Size in bytes of a descriptor in a control message."""
 
 
 class Arena:
-    """Memory of one arena, as one of both sides sees it.
+    """Memory of one arena, as one side sees it.
 
     Arguments:
-        memory: memory that both sides have mapped.
+        memory: memory mapped by both sides.
 
     Attributes:
         size: bytes of it.
@@ -51,7 +51,7 @@ class Arena:
         self._lent: list[weakref.ref[Any]] = []
 
     def write(self, place: Place, *pieces: str | bytes | memoryview) -> None:
-        """Write a value, in one piece or several, to its place; a text is ASCII."""
+        """Write a value, in one or several pieces, to its place; texts must be ASCII."""
         at = place.offset
         for piece in pieces:
             end = at + len(piece)
@@ -62,16 +62,16 @@ class Arena:
             at = end
 
     def copy(self, place: Place) -> bytes:
-        """Copy of what lies at a place. The other side may write there at any time, so only a copy can be judged."""
+        """Copy the value at a place. The other side may write there at any time, so only a copy can be checked."""
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
-        """Return the text that lies at a place, where the other side is trusted to leave it as it is."""
+        """Return the text at a place, if the other side can be trusted not to change it."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
 
     def lend(self, place: Place) -> memoryview:
-        """Return the view of what lies at a place, which user code may only read, and only until `take_back`."""
+        """Return a read-only view of a place for user code, valid until `take_back`."""
         import ctypes
 
         lent = (ctypes.c_char * place.length).from_buffer(self._memory, place.offset)
@@ -81,7 +81,7 @@ class Arena:
         return view
 
     def take_back(self) -> bool:
-        """End all views that were lent. False when something that was made of one is still there."""
+        """End all views that were lent. Returns False if something made from one still exists."""
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()
@@ -98,12 +98,12 @@ class Arena:
 
 
 def hand_over(size: int, end: socket.socket) -> Arena | None:
-    """Make an arena and send its descriptor by one end of the socket pair, as the first that goes there.
+    """Make an arena and send its descriptor over the socket pair, before anything else.
 
-    Returns None, and sends a greeting without a descriptor, where `size` is 0 or the system has no such memory. A child that is
-    gone already gets neither.
+    Returns None, and sends a greeting without a descriptor, if `size` is 0 or the system has no such memory. A child that is
+    gone gets neither.
     """
-    import _socket  # What is around it in `socket` takes a child a while to import.
+    import _socket  # `socket` itself takes a child a while to import.
 
     made = _make(size) if size else None
     try:
@@ -121,7 +121,7 @@ def hand_over(size: int, end: socket.socket) -> Arena | None:
 
 
 def receive(end: int) -> Arena | None:
-    """Return the arena whose descriptor comes first on the child's end of the socket pair; None when there is none."""
+    """Return the arena whose descriptor comes first over the child's end of the socket pair; None if there is none."""
     import _socket
 
     pair = _socket.socket(fileno=end)
@@ -142,7 +142,7 @@ def receive(end: int) -> Arena | None:
 
 
 def _write_text(address: int, text: str, length: int) -> None:
-    """Copy a text of ASCII, which lies in memory as it travels, without a copy between: to encode one takes as long as two more."""
+    """Copy an ASCII text straight from its memory: encoding it first would take three times as long."""
     import ctypes
 
     ctypes.memmove(address, _finder()(text, None), length)
@@ -150,7 +150,7 @@ def _write_text(address: int, text: str, length: int) -> None:
 
 @cache
 def _finder() -> Any:
-    """Return the function that finds where the characters of a text lie."""
+    """Return a function that returns the address of a text's characters."""
     import ctypes
 
     find = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
@@ -159,7 +159,7 @@ def _finder() -> Any:
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:
-    """Return the descriptor and mapping of sealed memory without a name; None where the system has none."""
+    """Return the descriptor and mapping of unnamed, sealed memory; None if the system has none."""
     import fcntl
 
     try:

@@ -1,8 +1,8 @@
-"""Data of tensors as arrays of numpy, and arrays of any library as data of tensors.
+"""From the data of tensors to numpy arrays, and from arrays of any library to the data of tensors.
 
-BYTES are arrays of bytes objects; BF16, which numpy has not, is read as FP32. What a target gives is made fit for the datatype
-that it has declared: a float of another width is rounded, an integer of another width must fit, and another kind is refused.
-numpy is imported where it is needed first.
+BYTES are arrays of bytes objects; BF16, which numpy lacks, is read as FP32. A target's output is converted to the datatype
+that it declared: floats of another width are rounded, integers of another width must fit, and other kinds are refused.
+numpy is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
     "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
-"""Dtype of each datatype that numpy has."""
+"""numpy's dtype of each datatype that it has."""
 _DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
 _NUMPY_NAMES = {
     "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
@@ -33,7 +33,7 @@ class Column(NamedTuple):
     """Array of a datatype.
 
     Attributes:
-        array: array of numpy; BF16 as UINT16, and JSON as JSON texts in octets.
+        array: numpy array; BF16 as UINT16, JSON as JSON texts in bytes.
         datatype: its datatype.
     """
 
@@ -46,9 +46,9 @@ class Rows(NamedTuple):
 
     Attributes:
         place: place of the entry in its batch.
-        arrays: arrays by name, as many rows each.
+        arrays: arrays by name, with the same number of rows.
         length: number of rows.
-        single: whether the entry is one row without an axis of rows to its reader.
+        single: whether the entry is one row, which its reader sees without an axis of rows.
     """
 
     place: int
@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 def numpy() -> Any:
-    """Return the Numpy. Raises NoArrays where it is not installed."""
+    """Import numpy. Raises NoArrays if it isn't installed."""
     try:
         import numpy
     except ImportError:
@@ -69,14 +69,14 @@ def numpy() -> Any:
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Return the array of a tensor, which can only be read. It looks at the tensor's data, but for BYTES, BF16 and those that are widened.
+    """Return the read-only array of a tensor: a view of its data, except for BYTES, BF16 and widened ones.
 
     Arguments:
         tensor: the tensor.
-        datatype: its datatype, or a wider one that has each of its numbers.
+        datatype: its datatype, or a wider one that has all of its numbers.
 
     Raises:
-        NoTensors: its data are damaged.
+        NoTensors: its data is damaged.
     """
     np = numpy()
     head = tensor.head
@@ -96,14 +96,14 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Return the array that a target gave: one of any library, or a list of rows.
+    """Return the column that a target returned: an array of any library, or a list of rows.
 
     Arguments:
         value: the array.
-        datatype: declared datatype; empty where none is, and it follows from the value.
+        datatype: declared datatype; empty: it follows from the value.
 
     Raises:
-        NoOutput: it is no array, or not of that datatype.
+        NoOutput: it isn't an array, or not of that datatype.
     """
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
@@ -114,7 +114,7 @@ def column(value: Any, datatype: str = "") -> Column:
 
 
 def tensor_of(name: str, found: Column) -> Tensor:
-    """Return the tensor of an array, whose data it looks at where they are contiguous."""
+    """Return the tensor of an array: a view of its data, if that is contiguous."""
     np = numpy()
     array, datatype = found
     head = TensorHead(name, datatype, tuple(array.shape))
@@ -127,7 +127,7 @@ def tensor_of(name: str, found: Column) -> Tensor:
 
 
 def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
-    """Return the function that makes the tensor of some rows of an array, from one place up to another. It looks at the array's data."""
+    """Return a function that returns the tensor of a range of rows of an array, as a view."""
     array, datatype = found
     if datatype in (BYTES, JSON) or not array.size:
         return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
@@ -137,21 +137,21 @@ def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the datatype of a dtype; empty where it has none."""
+    """Return the datatype of a dtype; empty if there is none."""
     if dtype.kind in "SU":
         return BYTES
     return _DATATYPES.get(dtype.str[1:], "")
 
 
 def looks_like_array(value: object) -> bool:
-    """Return True if a value is an array, or one number of an array, of any library."""
+    """Return True if a value is an array, or a number out of an array, of any library."""
     return hasattr(value, "__array__")
 
 
 def _column_of_array(value: Any) -> Column:
-    """Return the array of numpy of an array of any library."""
+    """Return the column of an array of any library."""
     np = numpy()
-    if callable(getattr(value, "detach", None)):  # One of torch, which may be on a GPU.
+    if callable(getattr(value, "detach", None)):  # A torch tensor, which may be on a GPU.
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":
             import torch
@@ -171,7 +171,7 @@ def _column_of_array(value: Any) -> Column:
 
 
 def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
-    """Return the array of a list of rows: of arrays, of numbers or lists of them, of texts, or of other JSON values."""
+    """Return the column of a list of rows: arrays, numbers or lists of them, texts, or other JSON values."""
     np = numpy()
     if any(map(looks_like_array, rows)) and datatype != JSON:
         columns = [_column_of_array(one) for one in rows]
@@ -192,17 +192,17 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
         ):
             numbers = numbers.astype(
                 DTYPES.get(datatype, "<f4")
-            )  # To Python a whole number is a float, and a truth a whole number.
+            )  # Ints and bools pass where floats are declared, and bools where ints are.
         found = Column(numbers, datatype_of(numbers.dtype))
         return _cast(found, datatype) if datatype and found.datatype != datatype else found
     objects = np.empty(len(rows), object)
-    for place, one in enumerate(rows):  # All at once numpy would look into lists.
+    for place, one in enumerate(rows):  # Given all at once, numpy would look into lists.
         objects[place] = one
     return _column_of_objects(objects, datatype)
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Return the array of numbers, or nested lists of them; None where there is anything else, or lists differ in length."""
+    """Return the array of numbers or nested lists of them; None if there is anything else, or lists differ in length."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:
@@ -217,7 +217,7 @@ def _numbers(rows: Sequence[Any]) -> Any:
 
 
 def _column_of_objects(array: Any, datatype: str) -> Column:
-    """Return the array of Python's objects: BYTES where all are texts or octets, else JSON."""
+    """Return the column of Python objects: BYTES if all are texts or bytes, else JSON."""
     np = numpy()
     elements = array.ravel().tolist()
     wrong = next((one for one in elements if not isinstance(one, str | bytes | bytearray)), None)
@@ -233,10 +233,10 @@ def _column_of_objects(array: Any, datatype: str) -> Column:
 
 
 def _cast(found: Column, datatype: str) -> Column:
-    """Return the array as one of a declared datatype.
+    """Convert a column to a declared datatype.
 
     Raises:
-        NoOutput: it is of another kind, or a number of it is out of range.
+        NoOutput: it is of another kind, or a number is out of range.
     """
     np = numpy()
     kinds = [_family(one) for one in (found.datatype, datatype)]
@@ -262,7 +262,7 @@ def _cast(found: Column, datatype: str) -> Column:
 
 
 def _brain(array: Any) -> Any:
-    """Return the bits of BF16 of floats, rounded to the nearest, ties to even. NaN stays NaN."""
+    """Return the BF16 bits of floats, rounded to nearest, ties to even. NaN stays NaN."""
     np = numpy()
     bits = np.ascontiguousarray(array, "<f4").view("<u4").reshape(array.shape)
     rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype("<u2")

@@ -1,4 +1,4 @@
-"""Kinds of arrays: what a target's annotations and attributes say of the arrays that it takes and gives.
+"""Kinds of arrays: what a target's annotations and attributes say about the arrays that it takes and gives.
 
     form     the target takes                  and gives
     array    one array, rows along axis 0      one array
@@ -9,10 +9,10 @@
     example     one row of its inputs: an array, or a dict of them by name
     shapes      shape of a row where axes are free: None or -1 for such an axis
     inputs      datatype and shape of a row of each input by name, in place of an example
-    outputs     the same of its outputs, to which they are held
-    pad         number to fill up free axes with, so that rows of several lengths run together
+    outputs     the same for its outputs, which are checked against it
+    pad         number to pad free axes with, so that rows of several lengths run together
 
-An array of another library is annotated by its own class; torch's tensors come as such, and all others as arrays of numpy.
+Arrays of other libraries are annotated by their own classes. A target gets torch tensors as such, all others as numpy arrays.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from headway.model import RowsTogether, Tensors, TensorSpec
 
 ARRAY, NAMED, LIST = "array", "named", "list"
 INPUT, OUTPUT = "INPUT", "OUTPUT"
-"""Names of the input and output of a target that names none, as the Open Inference Protocol's metadata has them."""
+"""Names of the input and output of a target that names none, in the Open Inference Protocol's metadata."""
 LENGTHS = "_lengths"
-"""Behind the name of a padded input: name of the input that holds the lengths of its rows."""
+"""Suffix of a padded input's name: that input holds the lengths of its rows."""
 _LINE = '{"x": ("FP32", [4])}'
-"""Specifications as an author writes them."""
+"""Specifications as authors write them."""
 _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Mapping: JSON}
 
 
@@ -48,11 +48,11 @@ class ArrayKind(NamedTuple):
     """Kind of arrays that a target takes and gives.
 
     Attributes:
-        takes: form of its inputs; empty where it takes no arrays.
+        takes: form of its inputs; empty if it takes no arrays.
         gives: whether it gives arrays.
-        inputs, outputs: their specifications; empty where they are not known.
-        pad: number that free axes are filled up with; None: batches are of rows of one shape.
-        library: library whose arrays it takes, `torch`; empty for numpy.
+        inputs, outputs: their specifications; empty if unknown.
+        pad: number that free axes are padded with; None: batches have rows of one shape.
+        library: library of the arrays it takes, `torch`; empty for numpy.
     """
 
     takes: str
@@ -71,7 +71,7 @@ class ArrayKind(NamedTuple):
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation says; empty for none. Of a union it is the first one's, where all but None have one."""
+    """Return the form of arrays that an annotation means; empty for none. A union has its first member's, if all but None have one."""
     united = [one for one in members_of(annotation) if one is not None and one is not type(None)]
     if united and united[0] is not annotation:
         forms = [form_of(one) for one in united]
@@ -88,13 +88,13 @@ def form_of(annotation: Any) -> str:
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the kind of arrays that a target takes and gives, by its annotations and its attributes; None where it has to do with none.
+    """Return the kind of arrays that a target takes and gives, by its annotations and attributes; None for no arrays.
 
-    Attributes `inputs` and `outputs` that are no specifications count only where an annotation has arrays: a target that
-    takes texts may have such for reasons of its own.
+    Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays: a target that
+    takes texts may use these names for something else.
 
     Raises:
-        NoArrays: numpy is not installed, or an attribute is none that it may be.
+        NoArrays: numpy isn't installed, or an attribute is invalid.
     """
     taken, given = hints.get(first), hints.get("return")
     inputs, outputs = getattr(call, "inputs", None), getattr(call, "outputs", None)
@@ -119,10 +119,10 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Return the example of a target's input, one row; zeros where it has none.
+    """Return an example row of a target's input; zeros if it has none.
 
     Raises:
-        NoArrays: it does not fit the specifications.
+        NoArrays: it doesn't fit the specifications.
     """
     example = getattr(call, "example", None)
     if example is None or callable(example):
@@ -146,7 +146,7 @@ def example_of(call: Any, kind: ArrayKind) -> Tensors:
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of the arrays that attributes say a target takes, whose annotation says nothing of them; empty for none."""
+    """Return the form of arrays that a target takes by its attributes, if its annotation doesn't tell; empty for none."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -156,18 +156,18 @@ def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
 
 
 def free_axes(spec: TensorSpec) -> tuple[int, ...]:
-    """Return the free axes of a specification, as axes of a batch."""
+    """Return the free axes of a specification, numbered as axes of a batch."""
     return tuple(axis for axis, size in enumerate(spec.shape, 1) if size == -1)
 
 
 def _says_nothing(annotation: Any) -> bool:
-    """Return True if an annotation says nothing of what is in a list or dict."""
+    """Return True if an annotation doesn't say what is in a list or dict."""
     kind = typing.get_origin(annotation) or annotation
     return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
 
 
 def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
-    """Return the specifications out of a target's attribute. Raises NoArrays."""
+    """Read specifications from a target's attribute. Raises NoArrays."""
     specs = []
     for name, given in found.items():
         try:
@@ -195,7 +195,7 @@ def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
 
 
 def _are_specs(found: Any) -> bool:
-    """Return True if an attribute is surely of specifications: each a datatype of the protocol and a shape."""
+    """Return True if an attribute surely holds specifications: each a datatype of the protocol and a shape."""
     return isinstance(found, Mapping) and bool(found) and all(map(_is_spec, found.values()))
 
 
@@ -210,7 +210,7 @@ def _is_spec(found: Any) -> bool:
 
 
 def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
-    """Return the specifications that an example shows: an array, or several by name. Raises NoArrays."""
+    """Return the specifications of an example: an array, or several by name. Raises NoArrays."""
     example = getattr(call, "example", None)
     if example is None or callable(example):
         raise NoArrays(
@@ -247,7 +247,7 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
 
 
 def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row whose example is of a shape. Raises NoArrays."""
+    """Return the shape of a row, with its free axes, from the attribute and the example. Raises NoArrays."""
     try:
         shape = tuple(-1 if size is None else int(size) for size in given)
     except (TypeError, ValueError):
@@ -262,7 +262,7 @@ def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
-    """Return the specification that an annotation of a list of texts, numbers or objects says of an output; empty where it says none."""
+    """Return the specification of an output annotated as a list of texts, numbers or objects; else empty."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
         members = [member for one in typing.get_args(annotation) if one is not Ellipsis for member in members_of(one)]
@@ -281,7 +281,7 @@ def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
 
 
 def _pad(call: Any, kind: ArrayKind) -> float | None:
-    """Return the number that a target's free axes are filled up with. Raises NoArrays."""
+    """Return the number that a target's free axes are padded with. Raises NoArrays."""
     pad = getattr(call, "pad", None)
     if pad is None or callable(pad):
         return None
@@ -319,7 +319,7 @@ def _can_hold(datatype: str, number: float) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of zeros of a specification; free axes are as long as 1."""
+    """Return one row of zeros of a specification; free axes have length 1."""
     shape = (1, *(abs(size) for size in spec.shape))
     count = 1
     for size in shape:
@@ -328,7 +328,7 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Return the library of the arrays that an annotation names, where it is another than numpy and its arrays can be made."""
+    """Return the library of an annotation's arrays if it isn't numpy and its arrays can be made; else empty."""
     for one in (annotation, *typing.get_args(annotation)):
         kind = typing.get_origin(one) or one
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":

@@ -1,10 +1,10 @@
-"""Batches of arrays: rows of entries put together for a target, padded where they differ, and its outputs cut up again for each.
+"""Batches of arrays: rows of entries are joined for a target, padded if they differ, and its outputs are split again.
 
-What lies in the arena is copied once, into the array of a call, and not at all for an entry that runs alone; outputs are copied once, into
-the arena. So no array that a target gets can be written to, whichever way it came about.
+A value in the arena is copied once, into the array of a call, or not at all if its entry runs alone; outputs are copied once, into
+the arena. Views of the arena are read-only, so all arrays that a target gets are.
 
-A call has rows of one shape, but for lists and for axes that little padding fills up, and no more rows than a batch may hold. A list of outputs has one for each
-row, or an exception, or an `Output` with its tokens. A row that fails fails its entry.
+A call has rows of one shape, except for lists and for axes that need little padding, and at most as many as a batch may hold. A list of outputs has one for each
+row: a value, an exception, or an `Output` with its tokens. A row that fails fails its entry.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def run(
     describe: Callable[[BaseException], str],
     keys: Mapping[int, bytes] = MappingProxyType({}),
 ) -> Outputs | Failed:
-    """Run a batch of a target that takes arrays, in as many calls as its shapes and rows need.
+    """Run a batch of a target that takes arrays, in as many calls as shapes and rows require.
 
     Arguments:
         number: number of the batch.
         inputs: values of its entries.
         kind: how the target takes and gives arrays.
-        most: most rows of a call; 0 for no bound.
-        call: calls the target with its inputs, and the places of the entries that its rows are of.
-        describe: words on an exception that the target returned.
-        keys: what only entries have in common that may be in one call, by their places; empty where all may.
+        most: limit on rows of a call; 0 for none.
+        call: calls the target with inputs, and the places of the entries whose rows they are.
+        describe: describes an exception that the target returned.
+        keys: by place, a key that entries of one call must share; empty if all may run together.
     """
     whole = Outputs(number, ValueKind.TENSORS, [None] * len(inputs), {}, tokens={})
     entries: list[Rows] = []
@@ -66,14 +66,14 @@ def run(
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Return the answer that the arrays make which a target returned for inputs that are none: one row for each. See `run`."""
+    """Answer a batch of inputs that aren't arrays by arrays with a row for each. See `run`."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
 
 
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
-    """Return the arrays of an entry, which look at its bytes. Raises ValueError with the reason."""
+    """Return the arrays of an entry, as views of its bytes. Raises ValueError with the reason."""
     value = as_tensors(value, kind.inputs)
     found = unpack(value)
     heads = check_heads([one.head for one in found], kind.inputs)
@@ -83,7 +83,7 @@ def read(value: Value, place: int, kind: ArrayKind) -> Rows:
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
-    """Yield the entries that run together: of rows of one shape, but for padded axes and lists, and of no more rows than `most`, but alone; and of one key."""
+    """Yield groups of entries that run together: with one key, rows of one shape except for padded axes and lists, and at most `most` rows unless alone."""
     of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
     for one in entries:
         mixed = kind.takes == LIST or kind.pad is not None
@@ -105,7 +105,7 @@ def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[i
 
 
 def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
-    """Return the inputs of a call, as the target takes them."""
+    """Return the inputs of a call in the target's form."""
     if kind.takes == LIST:
         [spec] = kind.inputs
         parts = [(one.arrays[spec.name], one.length) for one in group]
@@ -123,7 +123,7 @@ def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
 
 
 def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
-    """Return the array as the target gets it: one of numpy that cannot be written to, or one of torch, which knows no such, of its own."""
+    """Return the array as the target gets it: a read-only one of numpy, or a copy for torch, which has no read-only ones."""
     if kind.library and array.dtype.kind != "O":
         import torch
 
@@ -136,7 +136,7 @@ def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
 def _put(
     whole: Outputs, group: Sequence[Rows], result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Failed | None:
-    """Put what a call returned into the answer to its batch; returns the failure of all where it is no answer to them."""
+    """Put the outputs of a call into the answer to its batch. Returns the failure of all if they don't answer it."""
     expected = sum(one.length for one in group)
     try:
         if isinstance(result, list | tuple):
@@ -154,7 +154,7 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
     """Return the arrays that a target returned for so many rows, by name.
 
     Raises:
-        NoOutput: it returned anything else, or other arrays than it has declared.
+        NoOutput: it returned something else, or arrays that it didn't declare.
     """
     specs = {one.name: one for one in kind.outputs}
     if isinstance(result, Mapping):
@@ -183,7 +183,7 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
 
 
 def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column], kind: ArrayKind) -> None:
-    """Put the rows of arrays to their entries."""
+    """Give entries their rows of the arrays."""
     cutters = [cutter(name, one) for name, one in columns.items()]
     at = 0
     for one in group:
@@ -204,7 +204,7 @@ def _put_listed(
     kind: ArrayKind,
     describe: Callable[[BaseException], str],
 ) -> None:
-    """Put a list with an output or an exception for each row. Rows of several shapes are told from one entry to the next."""
+    """Give entries their rows of a list of outputs and exceptions. Shapes may differ between entries."""
     own: list[tuple[Rows, list[Any]]] = []
     at = 0
     for one in group:
@@ -230,7 +230,7 @@ def _put_listed(
 
 
 def _check_shape(spec: TensorSpec, shape: Sequence[int]) -> None:
-    """Hold an output to its specification. Raises NoOutput."""
+    """Check an output against its specification. Raises NoOutput."""
     if not fits(shape[1:], spec.shape):
         raise NoOutput(
             f"an array {quoted(spec.name)} of shape {shown_shape(shape)}; it declares {shown_shape((-1, *spec.shape))}"
@@ -242,7 +242,7 @@ def _output_name(kind: ArrayKind) -> str:
 
 
 def _unlisted(result: object) -> str:
-    """Return the words on what to write in place of what is neither an array nor a list of rows."""
+    """Explain what to return instead of a value that is neither an array nor a list of rows."""
     if result is None:
         return "; end it with return, and an array"
     if hasattr(type(result), "__next__") or hasattr(type(result), "__anext__"):
@@ -254,9 +254,9 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Return the entries in as few groups as pad little: one long row would make all rows of its call as long, and its memory without bound."""
+    """Divide entries into few groups that need little padding: one long row would make all rows of its call as long, and memory unbounded."""
     together = _Padding()
-    if all(together.takes(one) for one in entries):  # Nearly always.
+    if all(together.takes(one) for one in entries):  # The usual case.
         return [entries]
     found: list[tuple[_Padding, list[Rows]]] = []
     for one in sorted(entries, key=_bytes_of, reverse=True):
@@ -272,15 +272,15 @@ def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
-    """Return the rows of several shapes as one array, and the lengths of their free axes.
+    """Pad rows of several shapes into one array.
 
     Arguments:
         columns: arrays, the first axis of each is its rows.
         spec: specification of the input.
-        pad: number to fill up with; texts are filled up with empty ones.
+        pad: number to pad with; texts are padded with empty ones.
 
     Returns:
-        The array, and the lengths: one number for each row or, where several axes are free, one for each of them.
+        The array, and the lengths of free axes: a number for each row or, if several axes are free, one for each of them.
     """
     np = numpy()
     free = free_axes(spec)
@@ -300,7 +300,7 @@ def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, A
 
 
 class _Padding:
-    """Room that the rows of a call take when they are padded."""
+    """Memory that the rows of a call take once padded."""
 
     __slots__ = ("_own", "_rows", "_shapes")
 
@@ -309,7 +309,7 @@ class _Padding:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def takes(self, one: Rows) -> bool:
-        """Add an entry, unless too much of the room would be padding. The first one fits."""
+        """Add an entry, unless too much of the memory would be padding. The first one always fits."""
         rows, own, size = self._rows + one.length, self._own + _bytes_of(one), 0
         shapes = {}
         for name, array in one.arrays.items():

@@ -4,8 +4,8 @@
        ▲                   │               │
        └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: killed, start() anew
 
-A run that is given up leaves the child busy with a batch nobody waits for, so it is killed: answers are never
-matched to a later batch. The child sees one GPU, the one named by `device`.
+A run that is given up leaves the child busy with a batch that nobody waits for, so it is killed: answers are never
+matched to a later batch. The child sees one GPU, which `device` names.
 """
 
 from __future__ import annotations
@@ -65,23 +65,23 @@ from headway.model import (
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
-"""Seconds an idle child has to end by itself after its pipe was closed."""
+"""Seconds for an idle child to end by itself once its pipe is closed."""
 REAP_LIMIT = 10.0
-"""Seconds to wait for a killed child; one that the kernel cannot end sooner is reaped when it does."""
+"""Seconds to wait for a killed child; if the kernel takes longer, it is reaped later."""
 TURN = 1 << 20
-"""Bytes of large values that are copied or read in one turn of the event loop; a value is not divided."""
+"""Bytes of large values that are copied or read in one turn of the event loop; a value isn't divided."""
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
-"""Bound on the hand-over of outputs beyond the deadline of their batch: seconds, and bytes for each of which there are more of them."""
+"""Time to hand over outputs after their batch's deadline: seconds, and as many again for each so many bytes."""
 _CALLER = attrgetter("tenant", "caller")
 _CHECK_EVERY = 1.0
 """Seconds between looks at memory and age."""
 _MOST_SHOWN = 200
-"""Most characters of a warm-up input that an error quotes."""
+"""Characters of a warm-up input that an error quotes at most."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
-"""Function that starts a child; its arguments are those of ChildProcess."""
+"""Function that starts a child, with ChildProcess's arguments."""
 
 
 class ProcessBackend:
@@ -90,18 +90,18 @@ class ProcessBackend:
     Arguments:
         spec: target that the child loads.
         worker: name of the worker in logs and errors, for example `gpu-0`.
-        device: GPU that the child may see, the value of CUDA_VISIBLE_DEVICES; `cpu` hides all of them.
+        device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES; `cpu` hides all.
         start_timeout: seconds for loading, setup and the warm-up batches together.
-        max_batch: size of the largest batch, up to which warm-up batches are tried; 0: only one of one input is.
-        max_rows: most rows of one call of a target that takes arrays; 0 for no bound.
-        recycle_rss_bytes: bytes of the child's memory beyond which it is to be replaced; 0: never.
+        max_batch: largest size of warm-up batches; 0: only one input runs.
+        max_rows: limit on rows in one call of a target that takes arrays; 0 for none.
+        recycle_rss_bytes: memory in bytes beyond which the child is replaced; 0: never.
         log: logger of the child's output and of its end.
-        guard: ends what the child has started if this process is killed; None: no guard.
-        weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
+        guard: ends the child's descendants if this process is killed; None: no guard.
+        weights: learns what inputs weigh by a function of the target; None if there is none.
         spawn: starts the child.
-        arena_bytes: size of the memory that the child and this process share for large values; 0: none.
+        arena_bytes: size of the memory shared with the child for large values; 0: none.
         count: counts large values.
-        tiers: number of tiers; entries below all of them are bulk lines, which are the last of their batch.
+        tiers: number of tiers; entries below them are bulk lines, which come last in their batch.
     """
 
     def __init__(
@@ -141,40 +141,40 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, 0 when there is none. It is kept when the child dies, until `stop`."""
+        """Process id of the child; 0 if there is none. It stays when the child dies, until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property
     def source(self) -> str:
-        """File that the target was loaded from; empty before it was, or when there is none."""
+        """File that the target was loaded from; empty if none is known."""
         return self._source
 
     @property
     def signature(self) -> Signature:
-        """Kinds of values that the target takes and gives, and its example, as the child found them."""
+        """Signature of the target, as the child found it."""
         if self._weights is None:
             return self._signature
         return msgspec.structs.replace(self._signature, weight=self._weights.line)
 
     @property
     def warm_up(self) -> Sequence[WarmUpRun]:
-        """Sizes and run times in seconds of the batches that the last start has run once the target was warm."""
+        """Sizes and run times in seconds of the batches that the last start ran once the target was warm."""
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Spawn the child, load the target and run warm-up batches. A child that is there is ended first.
+        """Spawn the child, load the target and run warm-up batches. A former child is ended first.
 
-        The first is of one input. How large the others are, see `core.warm_up`. A target for which no input is known gets
+        The first batch has one input; for the others see `core.warm_up`. A target without a known input gets
         none.
 
-        A target that rejects the warm-up input by an exception in its place passes: no contract is broken. A batch that
+        A target that rejects the warm-up input by returning an exception passes, as that is within the contract. A batch that
         raises does not pass.
 
         Returns:
             The first warm-up batch's run time in seconds; 0 without one.
 
         Raises:
-            TargetError: any of that failed or took longer than `start_timeout` seconds. No process is left behind.
+            TargetError: any of that failed, or took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
         child = self._child = self._spawn(
@@ -186,19 +186,19 @@ class ProcessBackend:
             ready = True
         finally:
             if not ready:
-                child.dismissed = not child.doomed  # The error says what there is to say.
+                child.dismissed = not child.doomed  # The error says it all.
                 child.kill("did not become ready")
                 await self._reap(child)
         self._watch_limits()
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. When it is cancelled, or after `timeout` seconds, the child is killed; outputs that it hands over by then have longer.
+        """Run a batch. The child is killed on cancellation, or after `timeout` seconds; handing over outputs may take longer.
 
         Raises:
             BatchRaised: user code raised.
-            BadOutput: user code returned no list, or one of another length.
-            BatchTimeout: no answer came within `timeout` seconds, or large outputs were not handed over in time.
+            BadOutput: user code didn't return a list, or one of another length.
+            BatchTimeout: no answer came within `timeout` seconds, or large outputs weren't handed over in time.
             WorkerCrashed: the child died.
             WorkerAbsent: the child was gone before the batch.
         """
@@ -214,7 +214,7 @@ class ProcessBackend:
             lines = sum(entry.tier >= self._tiers for entry in entries) if entries[-1].tier >= self._tiers else 0
             mixed = len(set(map(_CALLER, entries))) > 1
             batch, content = await self._pack(arena, [entry.input for entry in entries], parameters, lines, mixed=mixed)
-            if child.doomed:  # It came to that meanwhile.
+            if child.doomed:  # Since the last await.
                 raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
             content = b""  # It may be large.
@@ -230,25 +230,25 @@ class ProcessBackend:
 
     @property
     def ended(self) -> str:
-        """Words on how its process has ended; empty while it lives."""
+        """How the child ended, in words; empty while it lives."""
         return self._child.cause if self._child is not None else ""
 
     async def gone(self) -> None:
-        """Return when the child has died or was killed; or, between batches, when it is too big or too old."""
+        """Return when the child has died or, between batches, when it is too big or too old."""
         if (child := self._child) is not None:
             await child.gone.wait()
-            if child.doomed and not child.dismissed:  # Its cause is known once it has been reaped.
+            if child.doomed and not child.dismissed:  # The cause is known once it is reaped.
                 await self._reap(child)
 
     async def stop(self) -> None:
-        """End the child: gently when it is idle, else at once. The child is reaped, and its descendants are killed."""
+        """End the child, gently if it is idle, else at once; reap it, and kill its descendants."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
         child = self._child
         if child is None:
             return
-        if child.doomed and not child.dismissed:  # It ends by itself, or was killed: the log is to say how.
+        if child.doomed and not child.dismissed:  # It ends by itself, or was killed: the log says how.
             await self._end(child)
             return
         child.dismissed = True
@@ -277,7 +277,7 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait until the target is loaded, and run the warm-up batches; returns the first one's run time, 0 without one."""
+        """Wait for the target to load, and run the warm-up batches. Returns the first run time; 0 without one."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -314,7 +314,7 @@ class ProcessBackend:
         return runs[0][1] if runs else 0.0
 
     async def _run_warm_up(self, child: Child, value: Value, size: int) -> float:
-        """Run a warm-up batch; returns its run time in seconds."""
+        """Run a warm-up batch. Returns its run time in seconds."""
         begun = time.monotonic()
         shown = values.shown(value)[:_MOST_SHOWN]
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
@@ -348,10 +348,10 @@ class ProcessBackend:
             self._deadline.cancel()
             if waiter.cancelled():
                 child.kill("was killed with the run that was cancelled")
-            del waiter  # It holds an exception whose traceback holds this frame.
+            del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """End a child whose batch runs for too long. The outputs of one that ran in time have seconds of their own on their way."""
+        """End a child whose batch runs too long. If it ran in time, its outputs get extra seconds."""
         child.catch_up()
         if waiter.done():
             return
@@ -371,7 +371,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results of a batch that was packed with this arena. A word that is no answer to it ends the child."""
+        """Return the results of a batch packed with this arena. A word that doesn't answer it ends the child."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -407,7 +407,7 @@ class ProcessBackend:
         return items
 
     def _leave_arena(self, child: Child) -> None:
-        """Use a child's arena no more: its user code still looks at what lies there."""
+        """Stop using a child's arena, as its user code still has views of it."""
         if child.arena is not None:
             child.arena = None
             self._log.warning(
@@ -418,7 +418,7 @@ class ProcessBackend:
             )
 
     def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Message) -> None:
-        """Learn from what the inputs of a batch weighed."""
+        """Learn what the inputs of a batch weighed."""
         found = word.weights if isinstance(word, Outputs) else []
         known = [(octets(value), weight) for value, weight in zip(inputs, found, strict=False) if weight]
         if known:
@@ -433,7 +433,7 @@ class ProcessBackend:
         *,
         mixed: bool = False,
     ) -> tuple[Run, bytes]:
-        """Return the batch, the last `lines` inputs of which are bulk lines, and the frame's content that asks for its run. Large inputs lie in the arena then."""
+        """Return a batch, whose last `lines` inputs are bulk lines, and the frame that asks for its run. Puts large inputs into the arena."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
@@ -453,16 +453,16 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of the child: ours, without Headway's settings.
+        """Return the child's environment: ours without Headway's settings.
 
-        They hold passwords and tokens, and the target needs none.
+        Those hold passwords and tokens, which the target doesn't need.
         """
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
 
     def _watch_limits(self) -> None:
-        """Start to watch the child's memory, if it is limited."""
+        """Start watching the child's memory, if it is limited."""
         if self._recycle_rss:
             self._check_at = asyncio.get_running_loop().time()
             self._tick()
@@ -472,7 +472,7 @@ class ProcessBackend:
         self._ticker = asyncio.get_running_loop().call_later(_CHECK_EVERY, self._tick)
 
     def _check_limits(self) -> None:
-        """Ask for a replacement when the child takes too much memory: looked at once a second at most, and not during a batch."""
+        """Ask for a replacement if the child uses too much memory; at most once a second, and not during a batch."""
         child, now = self._child, asyncio.get_running_loop().time()
         if child is None or self._busy or now < self._check_at or child.gone.is_set():
             return
@@ -484,7 +484,7 @@ class ProcessBackend:
 
 
 async def _in_turns(steps: Iterator[int]) -> None:
-    """Take steps of so many bytes each, and leave the event loop to others after every TURN of them."""
+    """Take steps, each of which yields its bytes, and give other tasks a turn after every TURN bytes."""
     left = TURN
     for size in steps:
         left -= size
@@ -494,19 +494,19 @@ async def _in_turns(steps: Iterator[int]) -> None:
 
 
 def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
-    """Add the tokens that the child tells, as far as they are possible: user code may have written what it says."""
+    """Add the tokens that the child reports, unless impossible: user code may have made them up."""
     for position, used in tokens.items():
         if 0 <= position < len(items) and 0 <= used.prompt <= used.used <= MOST_TOKENS:
             items[position] = msgspec.structs.replace(items[position], tokens=used)
 
 
 def _results(word: Outputs) -> list[ItemResult]:
-    """Return the results that an answer holds. Raises msgspec.DecodeError for what is no JSON text, NoFrame or NoTensors for no tensors."""
+    """Return the results in an answer. Raises msgspec.DecodeError for bad JSON, NoFrame or NoTensors for bad tensors."""
     outputs = word.outputs
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
     if word.kind is ValueKind.TENSORS:
-        openings = {opening_of(one) or one for one in outputs if one is not None}  # Most have the same.
+        openings = {opening_of(one) or one for one in outputs if one is not None}  # Most share one.
         if not all(header_of(Octets(one)).rows for one in openings):
             raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
@@ -519,7 +519,7 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """Return a hint on an exception of a target in a warm-up batch of this size; empty where the exception says enough."""
+    """Return a hint on a target's exception in a warm-up batch of this size; empty if the exception says enough."""
     if size > 1:
         return " If it takes fewer at once, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):
@@ -540,7 +540,7 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the specifications that a first output shows. Of inputs with free axes others may come out larger or smaller."""
+    """Return the specifications of a first output. If inputs have free axes, sizes of other outputs may differ."""
     found = specs_of(output)
     if any(-1 in one.shape for one in signature.inputs):
         found = tuple(TensorSpec(one.name, one.datatype, (-1,) * len(one.shape)) for one in found)

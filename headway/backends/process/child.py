@@ -2,15 +2,15 @@
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
-WORKER is shown in the process table; FD is the child's end of the socket pair; PARENT the process it must
-not outlive; the rest names the target. Arguments of a class may be secret, so they come by the socket pair. The child is
+WORKER shows in the process table; FD is the child's end of the socket pair; PARENT the process that it must
+not outlive; the others name the target. Arguments of a class may be secret, so they come over the socket pair. The child is
 run by its path and imports little, so that it starts in a few hundredths of a second and nothing in the working directory
 can shadow what it needs.
 
 What user code returns must be a list or tuple with one output per input. Anything else fails the whole batch
-and is never cut to fit. An exception instance, or what is no proper value in one place fails that input
-alone. User code that raises, even SystemExit, fails its batch; the process goes on. What it returns is user code,
-too, as its methods may be: to look at it may raise anything.
+and is never cut to fit. An exception instance, or an invalid value, in one place fails that input
+alone. User code that raises, even SystemExit, fails its batch; the process goes on. What it returns may have methods
+of its own, so that even looking at it may raise anything.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pipe:
 
     Arguments:
         fd: descriptor of that end.
-        arena: memory in which large values travel; None: there is none.
+        arena: shared memory for large values; None if there is none.
     """
 
     def __init__(self, fd: int, arena: Arena | None = None) -> None:
@@ -83,11 +83,11 @@ class Pipe:
 
     @property
     def holds(self) -> bool:
-        """True when part of the next frame has been read already."""
+        """True if part of the next frame was read already."""
         return bool(self._rest)
 
     def receive(self) -> bytes | bytearray | None:
-        """Return the content of the next frame; None when the parent has closed its end."""
+        """Return the content of the next frame; None once the parent has closed its end."""
         header = self._take(frames.HEADER.size)
         if header is None:
             return None
@@ -107,7 +107,7 @@ class Pipe:
         return whole[:size]
 
     def _take_large(self, size: int) -> bytearray | None:
-        """Take so many bytes, each of which is copied once."""
+        """Read so many bytes, copying each once."""
         whole = bytearray(size)
         have = min(len(self._rest), size)
         whole[:have] = self._rest[:have]
@@ -121,7 +121,7 @@ class Pipe:
         return whole
 
     def send(self, word: Ready | TargetRefused | Computed | Outputs | Failed) -> None:
-        """Write one frame, all of it."""
+        """Write a whole frame."""
         content = _encode(word)
         rest = frames.unsent(content, os.writev(self.fd, [frames.header(content), content]))
         while rest:
@@ -131,12 +131,12 @@ class Pipe:
 def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
-    """Have user code run one batch, and judge what comes back. Inputs that it cannot be given fail alone, without it.
+    """Let user code run a batch, and judge its result. Inputs that can't be given to it fail alone.
 
-    With a `weighing` a batch that is too heavy runs in parts, and the answer tells what each input weighs. `calls` learns what
-    calls cost, and may cut a batch into several. Inputs whose parameters cannot be those of one call run in several, too: queues
-    keep them apart, but for those that came before it was known of the target. A call that fails fails the batch. `most_rows` is most rows of one call of a
-    target that takes arrays; 0 for no bound.
+    With a `weighing`, a batch that is too heavy runs in parts, and the answer says what each input weighs. `calls` learns what
+    calls cost, and may cut a batch into several. Inputs with conflicting call parameters run in separate calls, too: queues
+    keep them apart, except those that came before the target was known. A call that fails fails the batch. `most_rows` limits the rows in a call of a
+    target that takes arrays; 0 for none.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
@@ -165,7 +165,7 @@ def _run_in_parts(
     calls: Calls | None,
     groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Have user code run a batch in as many calls as its `groups` and its weight ask for and saves time, those with `reasons` left out."""
+    """Let user code run a batch in as many calls as `groups` and weight require, or save time; inputs with `reasons` are left out."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -191,7 +191,7 @@ def _run_in_parts(
 
 
 def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[list[int]]:
-    """Return the positions in `places` of the inputs that may be in one call, group by group."""
+    """Return, group by group, the positions in `places` of inputs that may share a call."""
     if not groups:
         return [list(range(len(places)))] if places else []
     at = {place: position for position, place in enumerate(places)}
@@ -202,7 +202,7 @@ def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[lis
 def _parts(
     weights: list[int], weighing: Weighing | None, calls: Calls | None, groups: list[list[int]]
 ) -> Iterator[list[int]]:
-    """Yield the places of the inputs of each call of a batch of inputs of these weights."""
+    """Yield the places of the inputs of each call, for a batch of these weights."""
     for group in groups:
         of_group = [weights[at] for at in group]
         for part in [slice(0, len(group))] if weighing is None else weighing.parts(of_group):
@@ -211,8 +211,8 @@ def _parts(
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Have user code run a batch of arrays. Each row has the parameters of its request."""
-    from headway.backends.process import arrays  # Targets of texts need none of it, and start the sooner.
+    """Let user code run a batch of arrays. Each row has its request's parameters."""
+    from headway.backends.process import arrays  # Targets of texts start faster without it.
 
     parameters = batch.parameters_of_each()
     if target.takes_parameters and parameters is None:
@@ -237,7 +237,7 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Return the weights by place. Who has none is taken out of `inputs` and added to `refused`, and has 0."""
+    """Return the weights by place. An input without one moves from `inputs` to `refused`, and gets 0."""
     weights = [0] * expected
     fit = []
     for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
@@ -251,7 +251,7 @@ def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expe
 
 
 def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
-    """Put the answer to the inputs at some places into that to the whole batch."""
+    """Put the answer to some inputs into the answer to the whole batch."""
     for place, output in zip(places, word.outputs, strict=True):
         whole.outputs[place] = output
     whole.errors |= {places[place]: error for place, error in word.errors.items()}
@@ -265,14 +265,14 @@ def judge(
     gives: ValueKind = ValueKind.TEXT,
     kind: ArrayKind | None = None,
 ) -> Outputs | Failed:
-    """Return the answer that `result` makes.
+    """Judge a result of user code, and return it as an answer.
 
     Arguments:
         number: number of the batch.
         expected: number of its inputs.
-        result: value that user code returned. Looking at it may raise anything.
+        result: what user code returned. Looking at it may raise anything.
         gives: kind of its outputs.
-        kind: how it gives arrays; None where it gives none.
+        kind: how it gives arrays; None if it doesn't.
     """
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
@@ -281,7 +281,7 @@ def judge(
     result = listed(result, gives)
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
-    found = list(islice(result, expected + 1))  # It may have more than its length tells, and no end.
+    found = list(islice(result, expected + 1))  # It may be longer than its length says, even endless.
     count = len(found) if len(found) < expected else max(len(found), len(result))
     if count != expected:
         return Failed(number, True, f"the target returned {count} outputs for {expected} inputs")
@@ -304,9 +304,9 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Return the answer to a batch with so many bulk lines, without outputs that are too large together: small ones of requests fit first.
+    """Return the answer to a batch without outputs that are too large together; small outputs of requests go first.
 
-    `mixed`: the batch has several callers. Large outputs of some are then not to keep small ones of others waiting.
+    `lines`: bulk lines at its end. `mixed`: the batch has several callers, so that large outputs must not delay others' small ones.
     """
     if isinstance(word, Failed):
         return word
@@ -326,7 +326,7 @@ def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outpu
 
 
 def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
-    """Leave out the outputs at those of the places for which there is no room."""
+    """Leave out those outputs at some places that have no room."""
     for place in places:
         if sizes[place] > room:
             word.outputs[place] = None
@@ -342,7 +342,7 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Return the message with these outputs, values or None."""
+    """Return the message with these outputs; None for a failed one."""
     if gives is ValueKind.JSON:
         outputs = [None if one is None else as_json(one) for one in outputs]
     elif gives is ValueKind.BYTES:
@@ -351,7 +351,7 @@ def _answer(
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return `output` as it travels; or None, and the reason with whether the target is at fault."""
+    """Return an output as it travels; or None, with the reason and whether the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -364,7 +364,7 @@ def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, boo
 
 
 def _unlisted(result: object, expected: int) -> str:
-    """Return the words on a result that is no list, and on what to write instead."""
+    """Explain that a result isn't a list, and what to return instead."""
     if hasattr(type(result), "__next__"):
         mend = "return a list in place of yielding its items, for example return list(outputs)"
     elif hasattr(type(result), "__anext__"):
@@ -380,7 +380,7 @@ def _unlisted(result: object, expected: int) -> str:
 
 
 def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoop], Target]) -> None:
-    """Load the target as the parent asks for it, and run batches until the pipe closes.
+    """Load the target that the parent asks for, and run batches until the pipe closes.
 
     Arguments:
         pipe: pipe to the parent.
@@ -445,20 +445,18 @@ def serve(
             if (size := sum(map(len, filter(None, word.outputs)))) >= frames.LONG_HAND_OVER:
                 pipe.send(Computed(size))
             place_outputs(arena, batch, word)
-        if (
-            arena is not None and not arena.take_back()
-        ):  # What the next batch leaves there must not be seen by what was kept.
+        if arena is not None and not arena.take_back():  # User code kept a view, which must not see the next batch.
             word.keeps, pipe.arena = True, None
         pipe.send(word)
-        del content, batch, word  # Else they would be there until the next batch has come.
+        del content, batch, word  # Otherwise they would live until the next batch comes.
 
 
 def leave_signals_to_parent() -> None:
     """Ignore interrupts, requests to end, and requests to read files again.
 
-    A terminal or a service manager sends these signals to all processes at once. The parent decides, and may want
-    batches in flight to finish. The handler does nothing; SIG_IGN would be inherited by what user code starts, which
-    could then not be ended.
+    A terminal or service manager sends these signals to all processes at once. The parent decides, and may want
+    running batches to finish. The handler does nothing, as processes that user code starts would inherit SIG_IGN
+    and couldn't be ended.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
@@ -466,7 +464,7 @@ def leave_signals_to_parent() -> None:
 
 
 def not_outlive(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone. User code that hangs would not notice."""
+    """Let the kernel kill this process when its parent dies. User code that hangs wouldn't notice."""
     if sys.platform == "linux":
         import ctypes
 

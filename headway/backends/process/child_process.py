@@ -1,10 +1,10 @@
-"""A child process, from its spawn until it is reaped.
+"""A child process, from spawning to reaping.
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
-A child can die at any moment, and its end comes to light in three ways: the kernel tells (pidfd), its pipe
-closes, or it says something that makes no sense. The last two lead to SIGKILL for its whole process group, so
-that there is one way out: `_exited`, which reaps it, reads what it left behind, and wakes who waits.
+A child can die at any moment, which shows in three ways: the kernel reports it (pidfd), its pipe
+closes, or it sends nonsense. The last two lead to SIGKILL for its whole process group, so
+that there is one way out: `_exited`, which reaps it, reads its last output, and wakes all waiters.
 Everything here runs on one event loop, without a task.
 """
 
@@ -37,12 +37,12 @@ Message = Ready | TargetRefused | Outputs | Failed
 _CHILD = Path(__file__).with_name("child.py")
 _READ = 1 << 16
 _IN_FLIGHT = 1 << 20
-"""Bytes that each end may have sent before the other one has run; the system may grant fewer."""
+"""Bytes that each end may send before the other reads; the system may grant fewer."""
 _LAST_WORDS = 5
 _PIPELESS = 1.0
-"""Seconds that a child may live on after its pipe has closed, in which a dying one can say why."""
+"""Seconds that a child may live after its pipe closed, so that a dying one can say why."""
 _DROPPED_AFTER = 1.0
-"""Seconds between a flood of output and the log line that counts the dropped lines."""
+"""Seconds from a flood of output to the log line that counts the dropped lines."""
 
 _NOTHING = memoryview(b"")
 
@@ -50,7 +50,7 @@ _decode: Any = msgspec.msgpack.Decoder(Message | Computed).decode
 
 
 class Log(Protocol):
-    """Part of a structlog logger that is used here."""
+    """The methods of a structlog logger that are used here."""
 
     def info(self, event: str, **fields: Any) -> Any:
         """Log an event."""
@@ -81,7 +81,7 @@ class Output:
         self._loop.add_reader(self._fd, self.read)
 
     def read(self) -> bool:
-        """Return the log at most one chunk of output; False when there was none."""
+        """Log at most one chunk of output. Returns False if there was none."""
         try:
             chunk = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -95,7 +95,7 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Log the rest of the output, and close the pipe."""
+        """Log the remaining output, and close the pipe."""
         chunks = 0
         while self.read() and chunks < 16:
             chunks += 1
@@ -117,7 +117,7 @@ class Output:
 
 
 class Child(ABC):
-    """A running child as its backend sees it. Must be built on the event loop, in a thread that lives as long as the loop.
+    """A running child as its backend sees it. It must be made on the event loop, in a thread that lives as long as the loop.
 
     Arguments:
         worker: name of the worker, for logs and errors.
@@ -125,30 +125,30 @@ class Child(ABC):
 
     def __init__(self, worker: str) -> None:
         self.pid = 0
-        """Id of its process."""
+        """Process id."""
         self.cause = ""
         """Cause of the child's end; empty while it lives."""
         self.how = ""
-        """Cause of the child's end with its last words, which may be about any batch it ever ran."""
+        """Cause of the child's end, with its last output, which may be about any batch it ever ran."""
         self.ended = asyncio.Event()
-        """Event that the child has been reaped."""
+        """Set once the child has been reaped."""
         self.gone = asyncio.Event()
-        """Event that the child must be replaced: it is killed, has ended, or was found unfit."""
+        """Set once the child must be replaced: it was killed, has ended, or is unfit."""
         self.doomed = False
-        """True when the child has ended, or is about to."""
+        """True if the child has ended, or is about to."""
         self.dismissed = False
-        """True when the child's end is wanted."""
+        """True if the child's end is intended."""
         self.killed_by_others = False
-        """True when the child was ended by a SIGKILL that is none of ours."""
+        """True if a SIGKILL ended the child that wasn't ours."""
         self.arena: Arena | None = None
-        """Memory in which large values travel; None: there is none."""
+        """Shared memory for large values; None if there is none."""
         self.handing_over = 0
-        """Bytes or characters of the outputs that the child hands over by now; 0 where they are few, or it computes."""
+        """Bytes or characters of the outputs that the child is handing over; 0 if they are few, or it is computing."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send one frame, and await the child's next word.
+        """Send a frame. Returns a future of the child's next word.
 
         The future fails with ChildProcessError, whose text says how the child ended, when it does.
         """
@@ -193,8 +193,8 @@ class Child(ABC):
             waiter.set_result(word)
 
     def _over(self) -> None:
-        """Wake all waiters: the child has ended, and how is known."""
-        # Let go of: its exception would hold the frames that wait, and they this.
+        """Wake all waiters, as the child has ended for a known cause."""
+        # Its exception would hold the waiting frames, and they this object.
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(ChildProcessError(self.how))
@@ -211,7 +211,7 @@ class ChildProcess(Child):
         worker: name of the worker, for logs and the process table.
         log: logger of the child's output.
         guard: guard of the child's process group while the child lives.
-        arena_bytes: size of the memory in which large values travel; 0: none.
+        arena_bytes: size of the shared memory for large values; 0: none.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class ChildProcess(Child):
         self._pipeless: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._nonsense = False
-        """True once the child has sent a malformed word, after which none is believed."""
+        """True once the child has sent a malformed word; later ones are ignored."""
         self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -282,7 +282,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Have `_exited` called once the process has ended. Returns the descriptor that tells, if it is one."""
+        """Call `_exited` once the process has ended. Returns the descriptor that reports it, if any."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -318,7 +318,7 @@ class ChildProcess(Child):
         except OSError:
             self._lose_pipe()
             sent = len(self._unsent)
-        self._unsent = self._unsent[sent:] or _NOTHING  # An empty rest would hold all that it is the rest of.
+        self._unsent = self._unsent[sent:] or _NOTHING  # An empty view would keep its whole buffer alive.
         if not self._unsent:
             self._loop.remove_writer(self._socket)
 
@@ -330,7 +330,7 @@ class ChildProcess(Child):
             self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
 
     def _readable(self) -> bool:
-        """Take what the child has sent; False when there is no more."""
+        """Take what the child has sent. Returns False if there is no more."""
         if self._nonsense:
             return False
         try:
@@ -369,7 +369,7 @@ class ChildProcess(Child):
     def _exited(self) -> None:
         """Finish an ended process: reap it, read its last output, close everything, wake all waiters."""
         if self._pidfd is not None:
-            self.kill()  # for what it has started and left behind
+            self.kill()  # Its descendants may still run.
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         if self._guard is not None:
@@ -380,7 +380,7 @@ class ChildProcess(Child):
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self.arena = None  # Who still takes an output out of it holds it until then.
+        self.arena = None  # Whoever still copies an output from it holds it until done.
         for output in self._outputs:
             output.close()
         if self._pipeless is not None:

@@ -1,8 +1,8 @@
 """Words on the socket pair between a worker's parent and its child.
 
 Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
-Ready or TargetRefused, once; then it answers each Run with Outputs or Failed, and says Computed ahead of large Outputs. MAGIC tells a frame from what user code may
-have written on the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), and the words say where.
+Ready or TargetRefused, once; then it answers each Run with Outputs or Failed, and says Computed before large Outputs. MAGIC tells a frame from what user code may
+have written to the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), at places that the words give.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ HEADER = struct.Struct(">4sQ")
 """MAGIC and the number of bytes that follow."""
 MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30
-"""Largest frame either end takes, in bytes."""
+"""Limit on a frame, in bytes."""
 LONG = 64 << 10
-"""Bytes of the parameters of a batch together above which the same ones travel once."""
+"""Size in bytes of a batch's parameters above which equal ones travel once."""
 MAX_OUTPUT = MOST_OUTPUT
-"""Largest output of one input, in bytes."""
+"""Limit on the output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
-"""Largest outputs of the requests of one batch together, in characters, or bytes of JSON. What is beyond runs again, apart."""
+"""Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again, apart."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Largest outputs of LONG_HAND_OVER and more of those requests together: all that ride in the batch wait for their way."""
+"""Limit on their outputs of LONG_HAND_OVER and more together, as all of the batch waits for their transfer."""
 LARGE_BESIDE = MOST_OUTPUT // 2
-"""Largest such outputs together in a batch that has smaller ones, too, and several callers."""
+"""The same limit for a batch that also has smaller outputs, and several callers."""
 LONG_HAND_OVER = 1 << 20
-"""Bytes of the outputs of a batch from which the child says that it has them before it hands them over."""
+"""Size in bytes of a batch's outputs from which the child announces them before it hands them over."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
-"""Largest outputs of the bulk lines of one batch together: one always fits. Whoever sent the others has them run again, apart."""
+"""Limit on the outputs of all bulk lines of a batch; one always fits. The others' sender runs them again, apart."""
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
@@ -54,7 +54,7 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):
-    """Input that lies in the arena: its position in the batch, its kind as it lies there, and where it lies."""
+    """Input in the arena: its position in the batch, its kind there, and its place."""
 
     position: int
     kind: ValueKind
@@ -79,7 +79,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     mixed: bool = False
 
     def share_parameters(self) -> None:
-        """Let the same parameters travel once, if all are long together."""
+        """Let equal parameters travel once, if all of them are long."""
         texts = self.parameters
         if texts is not None and sum(map(len, texts)) > LONG:
             places: dict[bytes, int] = {}
@@ -112,7 +112,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: the target cannot be loaded. Says why, and how to mend it.
+    """Message of the child: the target can't be loaded. Says why, and how to fix it.
 
     `trace` is the traceback of what user code raised, empty if it did not.
     """
@@ -122,7 +122,7 @@ class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
 
 
 class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
-    """Message of the child: the batch ran, and Outputs of `size` bytes or characters will follow. To hand these over is no part of its run."""
+    """Message of the child: the batch ran, and Outputs of `size` bytes or characters follow. Their transfer isn't part of the run."""
 
     size: int
 
@@ -154,7 +154,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
     @property
     def are_of_kind(self) -> bool:
-        """True if all outputs are what `kind` says. User code may have written the message."""
+        """True if all outputs are of `kind`. User code may have written the message."""
         return {str if self.kind is ValueKind.TEXT else bytes, type(None)}.issuperset(map(type, self.outputs))
 
 
@@ -176,7 +176,7 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
 
 
 class NoFrame(Exception):
-    """The pipe carries something that is no frame."""
+    """The pipe carries something that isn't a frame."""
 
 
 def header(content: bytes) -> bytes:
@@ -190,7 +190,7 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return the rest of the frame with this content, of which so many bytes have been sent."""
+    """Return the rest of the frame with this content after so many bytes."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 
@@ -198,7 +198,7 @@ def length(head: bytes) -> int:
     """Return the bytes that follow a header.
 
     Raises:
-        NoFrame: the bytes are no header, or announce more than MAX_FRAME.
+        NoFrame: the bytes aren't a header, or announce more than MAX_FRAME.
     """
     magic, size = HEADER.unpack(head)
     if magic != MAGIC:

@@ -1,8 +1,8 @@
-"""Imports of user code from its source, inside the child process, never from cached bytecode.
+"""Imports of user code from its source, never from cached bytecode; in the child process, apart from what calls the code.
 
-Python takes cached bytecode for good when the source has the size and the modification time, in whole seconds, that it was
-made from. A file that is saved twice within a second is then loaded as it was first. Installed packages and Python's own
-library, which nobody edits while they are served, keep their bytecode: they are large.
+Python trusts cached bytecode if the source has the size and modification time, in whole seconds, that it was
+made from. So a file saved twice within a second would be loaded in its first form. Installed packages and Python's own
+library keep their bytecode: they are large, and nobody edits them while they are served.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 class SourceLoader(SourceFileLoader):
-    """Loader of a file's source, whatever bytecode there is."""
+    """Loader of a file's source that ignores bytecode."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the module, compiled now."""
+        """Compile the module now."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def import_from_source(folder: str) -> None:
-    """Let modules in `folder`, and in packages below it, be imported by SourceLoader from now on."""
+    """Import modules in `folder`, and in packages below it, by SourceLoader from now on."""
     root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
     library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
     make = FileFinder.path_hook(

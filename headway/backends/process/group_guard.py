@@ -1,8 +1,8 @@
 """Guard that ends the descendants of workers after this process itself was killed.
 
-A worker's process dies with its host, as the kernel sees to it (`child.py: not_outlive`). Processes that user code has
-started do not: they are in the worker's process group, and nobody is left to end it. So one small process, a shell that
-waits for its input to end, is told of each group. Its input ends when this process does, however that comes about.
+The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not processes that user code
+started: they are in the worker's process group, and nobody is left to end it. So one small process, a shell that
+waits for its input to end, learns of each group. Its input ends when this process does, for whatever reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ for one in $groups; do kill -s KILL -- "-$one"; done
 
 
 class GroupGuard:
-    """Guard of process groups, from the first one on. Does nothing where there is no shell."""
+    """Guard of process groups, started for the first one. Does nothing if there is no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -40,7 +40,7 @@ class GroupGuard:
 
     @property
     def pid(self) -> int:
-        """Process id of the guard; 0 when there is none."""
+        """Process id of the guard; 0 if there is none."""
         return self._pid
 
     def watch(self, group: int) -> None:
@@ -54,7 +54,7 @@ class GroupGuard:
             self._start()
 
     def forget(self, group: int) -> None:
-        """Stop guarding a group that has ended, as its number may soon be another's."""
+        """Stop guarding a group that has ended, as its number may be reused."""
         with contextlib.suppress(ValueError):
             self._groups.remove(group)
         self._tell(f"- {group}\n")
@@ -97,5 +97,5 @@ class GroupGuard:
 
     def _tell(self, line: str) -> None:
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # It has ended, or does not read: the next group starts another.
+            with contextlib.suppress(OSError):  # It has ended, or doesn't read: the next group starts another.
                 os.write(self._fd, line.encode())

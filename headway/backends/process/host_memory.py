@@ -1,9 +1,9 @@
 """Use of the memory that this process and its children live in.
 
-That is the tightest of: each control group from its own up to the root that has a limit, as a container has (cgroup v2:
+That is the fullest of: each control group with a limit from its own up to the root, such as a container's (cgroup v2:
 `memory.max`; v1: `memory.limit_in_bytes`), and the machine. File pages that the kernel can drop at once count as free:
 in a group those of the list `inactive_file`, as Kubernetes counts, and of the machine all that is not `MemAvailable`.
-What the system does not tell counts as empty.
+What the system doesn't report counts as empty.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 READ_EVERY = 0.9
-"""Seconds for which a reading is good: all slots of a process share it."""
+"""Seconds for which a reading is used: all slots of a process share it."""
 MOST_BYTES = 64 << 10
-"""Most bytes that are read of a file."""
+"""Bytes that are read of a file at most."""
 NO_LIMIT = 1 << 60
-"""Bytes from which a limit of cgroup v1 means none."""
+"""Limit of cgroup v1 in bytes from which it means none."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class HostMemory:
         return self._share
 
     def limit(self) -> int:
-        """Return the bytes of all memory that this process may use; 0 where the system does not tell."""
+        """Return the memory in bytes that this process may use; 0 if unknown."""
         limits = [
             _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10,
             *(_limit(path) for path, *_ in self._groups),
@@ -86,7 +86,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
         else:
             continue
         place = PurePosixPath(own.lstrip("/"))
-        # Inside a container the group's path may be that outside, of which only the root is to be seen.
+        # Inside a container the group's path may be the outside one, of which only the root is visible.
         for group in (place, *place.parents):
             if (mount / group / kind.limit).exists():
                 yield mount / group, kind
@@ -101,13 +101,13 @@ def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: s
 
 
 def _limit(path: str) -> int:
-    """Return the bytes that a control group may use; 0: any number."""
+    """Return the limit of a control group in bytes; 0 for none."""
     limit = _number(path)
     return limit if 0 < limit < NO_LIMIT else 0
 
 
 def _number(path: str) -> int:
-    """Return the number that a file tells; 0 where it tells none, as of `max`."""
+    """Return the number in a file; 0 if there is none, as for `max`."""
     try:
         return int(_text(path))
     except ValueError:
@@ -115,13 +115,13 @@ def _number(path: str) -> int:
 
 
 def _figures(path: str, *names: str) -> dict[str, int]:
-    """Return the numbers of a file with lines NAME NUMBER, of names that begin with one of `names`."""
+    """Return the numbers in a file with lines NAME NUMBER whose names begin with one of `names`."""
     words = (line.split() for line in _text(path).splitlines() if line.startswith(names))
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
 def _text(path: str) -> str:
-    """Return the text of a small file of the kernel's, which one read tells whole; empty where there is none. It is read every second."""
+    """Return a small file of the kernel's, in one read as it is read every second; empty if there is none."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,11 +1,11 @@
 """GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
 
-NVML comes with the driver; Python reaches it by the package nvidia-ml-py, an extra. Its calls may take tens of
-milliseconds, and never end when the driver hangs. So all of them are made in one thread, and nobody waits for more than LOOK_WITHIN.
+NVML comes with the driver; Python uses it through the package nvidia-ml-py, an extra. Its calls may take tens of
+milliseconds, and never return if the driver hangs. So one thread makes all of them, and nobody waits longer than LOOK_WITHIN.
 
-    figures() ──old──▶ thread reads all GPUs ──▶ the next figures() tells it
+    figures() ──old──▶ thread reads all GPUs ──▶ the next figures() returns that
 
-A GPU that is lost stays so: only a reset, or a restart of the machine, brings it back, and NVML has to be opened anew then.
+A lost GPU stays lost until a reset or a restart of the machine, after which NVML must be opened again.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 READ_EVERY = 0.9
-"""Seconds for which a reading is good."""
+"""Seconds for which a reading is used."""
 STALE_AFTER = 10.0
-"""Seconds after which figures that were not read anew are told no more."""
+"""Seconds after which old figures aren't reported any more."""
 LOOK_WITHIN = 1.0
-"""Most seconds that a look waits for a reading."""
+"""Seconds that a look waits for a reading at most."""
 FALLEN_OFF = 79
 """Code of the Xid error of a GPU that has fallen off the bus."""
 MOST_EVENTS = 100
-"""Most Xid errors of a GPU that one reading takes."""
+"""Xid errors of a GPU that one reading takes at most."""
 ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Environment variable that says how CUDA numbers GPUs, and the value by which it does so as NVML."""
+"""Environment variable for how CUDA numbers GPUs, and the value for NVML's way."""
 
 
 class NvmlGpus:
-    """GPUs of the workers of one process. Nothing is imported, and no thread started, before one is looked at.
+    """GPUs of the workers of one process. Nothing is imported and no thread started until one is looked at.
 
     Arguments:
         clock: monotonic seconds.
@@ -56,19 +56,19 @@ class NvmlGpus:
         self._pending = self._closed = False
 
     def watch(self, device: str) -> NvmlGpu:
-        """Watch a GPU. `device`: its id, as CUDA_VISIBLE_DEVICES takes it. All who watch one get the same object."""
+        """Watch a GPU. `device`: its id, as for CUDA_VISIBLE_DEVICES. All watchers of one share an object."""
         if device not in self._watched:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
     def _ask(self, anew: bool = False) -> None:
-        """Have all GPUs read soon. `anew`: also where that is asked already, as that reading may have begun."""
+        """Ask for a reading of all GPUs soon. `anew`: even if one was asked for, as that may have begun."""
         if (anew or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
 
     async def _look(self) -> None:
-        """Have all GPUs read now, and wait for that."""
+        """Ask for a reading of all GPUs now, and wait for it."""
         if self._closed:
             return
         done = asyncio.get_running_loop().create_future()
@@ -78,7 +78,7 @@ class NvmlGpus:
                 await done
 
     def _put(self, done: asyncio.Future[None] | None) -> None:
-        if self._thread is None:  # A daemon, as a call of NVML may never end.
+        if self._thread is None:  # A daemon, as a call of NVML may never return.
             self._thread = threading.Thread(target=self._read_on, name="nvml", daemon=True)
             self._thread.start()
         self._asked.put(done)
@@ -92,7 +92,7 @@ class NvmlGpus:
                 if nvml is not None:
                     for gpu in tuple(self._watched.values()):
                         gpu.read(nvml)
-            except Exception:  # It may be of another version than any that is known here.
+            except Exception:  # It may be of an unknown version.
                 log.exception("GPUs are not watched any more: NVML is not as it was thought to be")
                 nvml, self._closed = None, True
             if done is None:
@@ -108,7 +108,7 @@ def _finish(done: asyncio.Future[None]) -> None:
 
 
 def _opened() -> Nvml | None:
-    """Open NVML; None where it is not there."""
+    """Open NVML; None if it isn't there."""
     try:
         return Nvml()
     except ImportError:
@@ -133,7 +133,7 @@ class NvmlGpu(Gpu):
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
-        """Instant at which the last reading began, and what it told. Only the reading thread writes it, and only whole."""
+        """Instant at which the last reading began, and its figures. Only the reading thread writes it, and only as a whole."""
         self._loaded_at = 0.0
         self._settled: float | None = None
 
@@ -157,12 +157,12 @@ class NvmlGpu(Gpu):
         return self.figures()
 
     def loaded(self) -> None:
-        """The GPU is read at once, before the model's first batches take memory of their own."""
+        """Note that a model was loaded. The GPU is read at once, before the model's first batches take memory of their own."""
         self._loaded_at, self._settled = self._clock(), None
         self._ask(True)
 
     def read(self, nvml: Nvml) -> None:
-        """Read the GPU, in the thread for that. One that is lost is not asked again."""
+        """Read the GPU, in the reading thread. A lost one isn't asked again."""
         if self._last is None or not self._last[1].lost:
             at = self._clock()
             if (figures := nvml.read(self._device)) is not None:
@@ -187,7 +187,7 @@ class Nvml:
         self._opened: dict[str, _Handles | None] = {}
 
     def read(self, device: str) -> GpuFigures | None:
-        """Read a GPU; None where it cannot be told which one `device` is."""
+        """Read a GPU; None if it is unclear which one `device` means."""
         try:
             if device not in self._opened:
                 self._opened[device] = self._open(device)
@@ -230,7 +230,7 @@ class Nvml:
             handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
 
     def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the answer of a call; None where this GPU has no such figure, or there is nothing to tell.
+        """Return the answer of a call; None if the GPU has no such figure or event.
 
         Raises:
             _Lost: the GPU is lost.
@@ -243,7 +243,7 @@ class Nvml:
             return None
 
     def _open(self, device: str) -> _Handles | None:
-        """Find a GPU, and hear of its Xid errors from now on."""
+        """Find a GPU, and register for its Xid errors."""
         part = self._find(device)
         if part is None:
             log.info("a GPU is not watched: NVML does not know it", gpu=device)
@@ -256,7 +256,7 @@ class Nvml:
         if events is not None:
             try:
                 nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
-            except nvml.NVMLError:  # Not every GPU, driver and system tells of them.
+            except nvml.NVMLError:  # Not every GPU, driver and system reports them.
                 nvml.nvmlEventSetFree(events)
                 events = None
         return _Handles(
@@ -268,11 +268,11 @@ class Nvml:
         )
 
     def _find(self, device: str) -> Any:
-        """Return the handle of a GPU; None where NVML does not know it, or may number GPUs in another order than CUDA."""
+        """Return the handle of a GPU; None if NVML doesn't know it, or may number GPUs in another order than CUDA."""
         nvml = self._nvml
         if device.startswith("MIG-"):
             return self._told(nvml.nvmlDeviceGetHandleByUUID, device)
-        if not device.isdecimal():  # CUDA takes the beginning of a UUID for all of it, in capitals or not.
+        if not device.isdecimal():  # CUDA accepts the beginning of a UUID, in either case.
             ids = ((one, self._told(nvml.nvmlDeviceGetUUID, one) or "") for one in self._all())
             return next((one for one, uuid in ids if uuid.lower().startswith(device.lower())), None)
         if (
@@ -294,7 +294,7 @@ class Nvml:
 
 
 class _Handles:
-    """Handles of one GPU: of the part of it that a worker has (MIG), of all of it, and of its events; and its Xid errors."""
+    """Handles of one GPU: the part that a worker has (MIG), the whole, and its events; and its Xid errors."""
 
     def __init__(self, part: Any, whole: Any, events: Any, uuid: str, name: str) -> None:
         self.part, self.whole, self.events = part, whole, events

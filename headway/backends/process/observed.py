@@ -1,8 +1,8 @@
-"""Backend of a target under test, which notes the inputs of each batch, and a child in a thread of this process for it.
+"""Backend of a target under test, which notes the inputs of each batch; and its child, a thread of this process.
 
-User code is called in the thread as in a child process, and its outputs are judged by the same code, so that what is checked
-there is checked here. But it shares this process: objects that no other process could import can be run, seen and replaced by
-a test, and nothing can end what hangs. Such a thread is left behind, and another takes its place.
+The thread calls user code as a child process does, and the same code judges its outputs. But it shares this process, so that a test
+can run, see and replace objects that no other process could import. On the other hand nothing can end a call
+that hangs: such a thread is left behind, and another takes its place.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class ThreadChild(Child):
     Arguments:
         call: function, class or other object that is the target.
         name: name of the target, for errors.
-        arguments, environment: of no use here.
+        arguments, environment: ignored.
         worker: name of the worker.
-        log, guard: of no use here: what the target prints goes where this process prints.
-        arena_bytes: of no use here: all values are in this process.
+        log, guard: ignored: the target prints to this process's streams.
+        arena_bytes: ignored: all values are in this process.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class ThreadChild(Child):
         threading.Thread(target=self._live, name=f"headway-{worker}", daemon=True).start()
 
     def catch_up(self) -> None:
-        """Do nothing: such a thread stands still only when this one does."""
+        """Do nothing: the thread shares this process's pauses."""
 
     def kill(self, verdict: str = "") -> None:
-        """Give the thread up. It ends when its batch does."""
+        """Give up the thread. It ends with its batch."""
         self.hang_up()
         self._loop.call_soon(self._finish, verdict)
 
     def hang_up(self) -> None:
-        """Have the thread end after its batch."""
+        """Let the thread end after its batch."""
         self.doomed = True
         self.gone.set()
         self._asked.put(None)
@@ -99,7 +99,7 @@ class ThreadChild(Child):
         self._soon(self._hear, _decode(content))
 
     def _soon(self, act: Any, *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
+        with contextlib.suppress(RuntimeError):  # The loop may be closed.
             self._loop.call_soon_threadsafe(act, *arguments)
 
     def _finish(self, cause: str) -> None:
@@ -109,9 +109,9 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread: words come by a queue, and go as they would by a pipe.
+    """Pipe of a thread: words come through a queue, and go as through a pipe.
 
-    Unlike a process, an idle thread does not let the target's background tasks go on.
+    Unlike in a process, the target's background tasks don't run while it is idle.
     """
 
     holds = True
@@ -121,7 +121,7 @@ class _Words(Pipe):
         self._asked, self._tell = asked, tell
 
     def receive(self) -> bytes | None:
-        """Return the next word; None when the backend has hung up."""
+        """Return the next word; None once the backend has hung up."""
         return self._asked.get()
 
     def send(self, word: Message | Computed) -> None:
@@ -133,7 +133,7 @@ class ObservedBackend(ProcessBackend):
     """Backend that notes each batch, and runs it in a child process or in a thread of this one.
 
     Arguments:
-        target: target; what is no module's and no file's runs in a thread.
+        target: the target; it runs in a thread unless it comes from a module or file.
         worker, device, start_timeout, log, guard, weights: see ProcessBackend.
     """
 
@@ -166,12 +166,12 @@ class ObservedBackend(ProcessBackend):
         self._batches = target.batches
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Note a batch, unless it is a probe, and run it."""
+        """Run a batch, and note it unless it is a probe."""
         if entries[0].gateway:
             self._batches.append([_built(entry.input) for entry in entries])
         return await super().run(entries, timeout)
 
 
 def _built(value: Any) -> Any:
-    """Return the input in Python's own form; what is no text travels as the text of JSON, and arrays are nested lists."""
+    """Return an input as a Python object; arrays as nested lists."""
     return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

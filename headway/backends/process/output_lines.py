@@ -1,8 +1,8 @@
 r"""Log lines of a child's output. Pure: bytes in, bounded and printable lines out.
 
-A child may print anything: half lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r
-(progress bars), bytes that are no UTF-8 and characters that do not print are escaped (nobody can forge a line or
-steer a terminal), long lines are cut, and above `per_second` lines are only counted.
+A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r
+(progress bars), bytes that aren't UTF-8 and unprintable characters are escaped (nobody can forge a line or
+control a terminal), long lines are cut, and lines above `per_second` are only counted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 _END = b"\n"
 _FATAL, _THREAD, _FRAME = "Fatal Python error", "Current thread", '  File "'
-"""Beginnings of lines of the dump that Python writes when it dies of a signal."""
+"""First words of lines in the dump that Python writes when a signal kills it."""
 _OURS = f"{_FRAME}{Path(__file__).parent}"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3")
 
 
 def printable(text: bytes) -> str:
-    """Return `text` read as UTF-8, with escapes for malformed bytes and for characters that do not print; tabs become spaces."""
+    """Decode UTF-8, escaping malformed bytes and unprintable characters; tabs become spaces."""
     shown = text.decode("utf-8", "backslashreplace").expandtabs()
     if shown.isprintable():
         return shown
@@ -31,9 +31,9 @@ class Lines:
     """Splitter of a stream of bytes into lines.
 
     Arguments:
-        longest: bytes of a line that are kept.
+        longest: limit on a line in bytes.
         per_second: lines let through in each second.
-        tail: bytes kept at the end of the stream, for last words.
+        tail: bytes kept of the stream's end, for last words.
     """
 
     def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
@@ -46,7 +46,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """Return the lines that `chunk`, read at instant `now`, completes, as far as they are let through."""
+        """Return the lines that a chunk read at instant `now` completes, except dropped ones."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -69,7 +69,7 @@ class Lines:
         return self._let_through(lines)
 
     def finish(self) -> list[str]:
-        """Return the last line, when the stream ends without a line end."""
+        """Return the last line, if the stream ends without a line end."""
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
@@ -84,7 +84,7 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """Return the last `count` lines of the stream, dropped or not. Of a dump of Python's they are the error and frames of the target."""
+        """Return the last `count` lines of the stream, even dropped ones; of a Python dump the error and the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
@@ -106,13 +106,13 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return what a dump says of the target: the error with the lines before it, and `count` - 1 frames; nothing where it has no frame."""
+    """Return a dump's error, with the lines before it, and `count` - 1 frames of the target; nothing if there is no frame."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])
     frames = [frame for frame in stack if not frame.startswith(_OURS)]
     if len(frames) >= count:
         users = [frame for frame in frames[1:] if _LIBRARY.search(frame) is None]
-        frames = [frames[0], *users][: count - 1]  # The innermost one says what failed, the others who called it.
-    # What aborts a process from C++ has said why before.
+        frames = [frames[0], *users][: count - 1]  # The innermost says what failed, the others who called it.
+    # An abort from C++ has said why before.
     return [*words[max(0, begins - 2) : begins + 1], *map(str.strip, frames)] if frames else []

@@ -1,6 +1,6 @@
-"""Placing of large values in the arena, by the side that sends a batch or its outputs, and taking them out by the other.
+"""Large values in the arena: the side that sends a batch or its outputs places them, the other takes them out.
 
-The host copies in steps, of which each tells how many bytes it took, so that its event loop can have its turn between them.
+The host copies in steps, each of which reports its bytes, so that its event loop can run between them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from headway.core.arena import Allocator, sound
 from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 
 Count = Callable[[str, bool], None]
-"""Function that counts a large value: its direction, `in` or `out`, and whether it went by the arena."""
+"""Function that counts a large value: its direction, `in` or `out`, and whether it went through the arena."""
 
 
 class Pieces:
-    """Packed tensors that a target returned, in pieces that look at its arrays, so that they are copied where they travel.
+    """Packed tensors that a target returned, as views of its arrays, so that they are copied only once, to where they travel.
 
     Arguments:
         pieces: pieces in order.
 
     Attributes:
-        are_large: whether they are to lie in the arena.
+        are_large: whether they belong in the arena.
     """
 
     __slots__ = ("_size", "are_large", "pieces")
@@ -38,12 +38,12 @@ class Pieces:
         return self._size
 
     def joined(self) -> bytes:
-        """Copy of all pieces as one."""
+        """Return a copy of all pieces in one."""
         return b"".join(self.pieces)
 
 
 def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
-    """Move the large inputs of a batch into the arena, as far as there is room; one in each step.
+    """Move large inputs of a batch into the arena while there is room; one in each step.
 
     Raises:
         UnicodeEncodeError: a text holds a lone surrogate.
@@ -65,7 +65,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
-    """Make values of the inputs of a batch, also of those that lie in the arena; octets as views, with `lend`."""
+    """Turn the inputs of a batch into values, those in the arena, too; octets as views with `lend`."""
     inputs = run.inputs
     if list in map(type, inputs):
         inputs[:] = [(Tensors if len(one) > 1 else Octets)(one[0]) if type(one) is list else one for one in inputs]
@@ -81,7 +81,7 @@ def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
 
 
 def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
-    """Move the large outputs of a batch into the arena, as far as there is one, and room in it behind the inputs."""
+    """Move large outputs of a batch into the arena, if there is one, while there is room behind the inputs."""
     outputs = word.outputs
     if arena is None:
         if word.kind is ValueKind.TENSORS:
@@ -104,13 +104,13 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
-    """Put copies of the outputs that lie in the arena among those of the batch; each is copied in one step, and read in the next.
+    """Put copies of the outputs in the arena among those of the batch. Each is copied in one step, and read in the next.
 
-    The child is not to be trusted: it may have named places where nothing can lie, and may write there even now. What is
-    copied can no longer change, and is judged then.
+    The child can't be trusted: it may have named impossible places, and may still be writing there. A copy
+    can't change any more, so that is what is checked.
 
     Raises:
-        NoFrame: nothing can lie where an output is said to lie, or there is no text.
+        NoFrame: an output's place is impossible, or doesn't hold a text.
     """
     outputs = word.outputs
     if len(word.placed) > len(outputs):
@@ -133,7 +133,7 @@ def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> 
 
 
 def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
-    """Return the value as it lies in the arena, where a text that is ASCII is encoded piece by piece, and its kind."""
+    """Return a value as it goes into the arena, and its kind. An ASCII text stays one, to be encoded piece by piece."""
     kind = kind_of(value).kind
     if isinstance(value, str):
         return value if value.isascii() else value.encode(), kind

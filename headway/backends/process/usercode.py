@@ -6,11 +6,11 @@ The target may be:
   one object per input, `{}` for a request without parameters;
 - a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
-- either of them with an attribute `together`, the names of parameters that a call has once, or "all": a call gets inputs of
-  which these are equal. If the second parameter is annotated as a mapping, it is one, with the values of these;
+- either of them with an attribute `together`, the names of parameters that a call has once, or "all": a call gets inputs for
+  which these are equal. If the second parameter is annotated as a mapping, it gets one, with their values;
 - either of them `async`. One event loop lives as long as the process.
 
-Its annotations say whether inputs and outputs are texts, JSON values, octets or arrays (`array_kind.py`). An attribute `example`
+Its annotations say whether inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
 is its warm-up input.
 
 Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
@@ -60,7 +60,7 @@ _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target cannot be served; the text is for its author. `trace`: traceback of what user code raised, if it did."""
+    """The target can't be served; the text is for its author. `trace`: traceback of user code's exception, if any."""
 
     def __init__(self, text: str, trace: str = "") -> None:
         super().__init__(text)
@@ -68,7 +68,7 @@ class Refusal(Exception):
 
 
 def describe(exc: BaseException) -> str:
-    """Type and text of an exception, bounded and proper Unicode, whatever its own `__str__` does."""
+    """Return the type and text of an exception, bounded and as valid Unicode, whatever its `__str__` does."""
     try:
         text = str.__str__(str(exc))[:_MAX_TEXT]
     except BaseException:
@@ -78,7 +78,7 @@ def describe(exc: BaseException) -> str:
 
 
 def trace(exc: BaseException) -> str:
-    """Return the traceback of an exception of user code, without the frames of those who call it; bounded and proper Unicode."""
+    """Return the traceback of user code's exception, without its callers' frames, bounded and as valid Unicode."""
     from traceback import TracebackException
 
     try:
@@ -93,7 +93,7 @@ def trace(exc: BaseException) -> str:
 
 
 def _keep_own_frames(told: TracebackException | None) -> None:
-    """Leave out the frames of Headway and of the import system, which are the same whatever user code does."""
+    """Drop the frames of Headway and of the import system, which are always the same."""
     if told is not None:
         own = os.path.dirname(__file__)  # noqa: PTH120
         told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((own, "<frozen importlib"))]
@@ -102,13 +102,13 @@ def _keep_own_frames(told: TracebackException | None) -> None:
 
 
 class UserLoop:
-    """The event loop of async targets, made when the first one needs it: asyncio is slow to import."""
+    """The event loop of async targets, made when first needed: asyncio is slow to import."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return `result` itself, or its value when it is awaitable."""
+        """Return `result`, or what it returns if it is awaitable."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -123,7 +123,7 @@ class UserLoop:
             self._loop.close()
 
     def idle(self, fd: int) -> None:
-        """Let the user's background tasks, if there is a loop, go on until `fd` is readable."""
+        """Let the user's background tasks run, if there is a loop, until `fd` is readable."""
         if self._loop is None:
             return
         readable: asyncio.Future[None] = self._loop.create_future()
@@ -149,7 +149,7 @@ class Target:
     Arguments:
         call: the user's callable.
         name: the target as the user wrote it.
-        source: the file it comes from, empty when there is none.
+        source: the file it comes from; empty if there is none.
         loop: finishes what is async.
         module: module that the user named it in; None for none.
 
@@ -158,15 +158,15 @@ class Target:
         call: the user's callable.
         module: module that the user named it in; None for none.
         signature: kinds of its inputs and outputs, and its example.
-        arrays: how it takes and gives arrays; None where it has to do with none.
+        arrays: how it takes and gives arrays; None if it doesn't.
         takes_parameters: whether it gets the parameters of each input.
         per_call: parameters that a call has once.
         takes_mapping: whether it gets the parameters as one mapping.
-        takes_views: whether it gets octets as views, which end with its batch.
-        one_call: whether it says that it wants each batch in one call.
+        takes_views: whether it gets bytes as views, which end with its batch.
+        one_call: whether it wants each batch in one call.
 
     Raises:
-        Refusal: `call` cannot be called with a list of inputs, or its example is none.
+        Refusal: `call` can't be called with a list of inputs, or its example is invalid.
     """
 
     def __init__(self, call: Callable[..., Any], name: str, source: str, loop: UserLoop, module: object = None) -> None:
@@ -217,7 +217,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and by place the reasons for which others cannot be given to it."""
+        """Return the inputs as user code gets them, and by place the reasons why others can't be given to it."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -242,7 +242,7 @@ class Target:
         return self._loop.finish(self.call(inputs, decoded))
 
     def calls(self, parameters: list[bytes] | None) -> dict[bytes, list[int]]:
-        """Return the places of the inputs that may be in one call, by the text of the parameters that this has once; empty where all may."""
+        """Return the places of inputs that may share a call, by the text of the call's parameters; empty if all may."""
         if not self.per_call or not parameters or parameters.count(parameters[0]) == len(parameters):
             return {}
         from headway.core.call_parameters import values_of  # Few targets need it.
@@ -254,14 +254,14 @@ class Target:
         return found if len(found) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return the parameters that a call has once, in their normal form: which input of the call they come from makes no difference."""
+        """Return a call's parameters in normal form, so that it doesn't matter which of its inputs they come from."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input, those that the call has once in front and in their normal form."""
+        """Return the parameters of an input, those of the call first and in normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -270,10 +270,10 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that a call of a target has once, as its attribute `together` says. A method of this name says nothing.
+    """Return the parameters that a call of a target has once, by its attribute `together`. A method of that name doesn't count.
 
     Raises:
-        Refusal: it names none, or the target takes no parameters.
+        Refusal: it isn't a list of names, or the target takes no parameters.
     """
     names = getattr(call, "together", ())
     if callable(names) or names == ():
@@ -297,7 +297,7 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the kind of arrays that a target takes and gives; None for none. What reads it is imported where it may be there."""
+    """Return the kind of arrays that a target takes and gives; None for none. Imports what reads it only if there may be some."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
     told = any(map(has_arrays, hints.values())) or any(isinstance(one, Mapping) for one in attributes)
     if not told and not are_arrays(getattr(call, "example", None)):
@@ -308,7 +308,7 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Return the value of a target's example, which stands for one of its inputs; None when it has none."""
+    """Return the value of a target's example, which is one input; None if it has none."""
     if example is None:
         return None
     try:
@@ -321,7 +321,7 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return True if `call` takes parameters, and whether by name; and the name under which it takes the inputs."""
+    """Return whether `call` takes parameters, whether by name, and the name of its parameter for inputs."""
     import inspect
 
     try:
@@ -369,7 +369,7 @@ def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str =
 
 
 def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
-    """Build and set up a target that has been found.
+    """Build and set up a target.
 
     Arguments:
         found: function or class, or an object that can be called.
@@ -416,7 +416,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Return the refusal of a file with a relative import; says under which name its package would be known."""
+    """Return the refusal of a file with a relative import, with the name under which its package would be known."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -463,7 +463,7 @@ def _meant(where: object, part: str) -> str:
 
 
 def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
-    """Return an instance of a class target, set up."""
+    """Make an instance of a class target, and set it up."""
     positional, named = class_arguments.read(arguments)
     given = f"with ({class_arguments.shown(arguments)})" if arguments else "without arguments"
     try:
@@ -483,7 +483,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal of a class that does not take the arguments given; None where its signature does."""
+    """Return the refusal of a class whose signature doesn't fit the arguments; None if it does."""
     import inspect
 
     try:
@@ -501,5 +501,5 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
 
 
 def _device() -> str:
-    """Return the GPU left visible to this process, under the name that frameworks use."""
+    """Return the GPU that this process sees, by the name that frameworks use."""
     return "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"

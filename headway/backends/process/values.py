@@ -1,6 +1,6 @@
-"""Values of user code: which kinds a target takes and gives, and how its values travel.
+"""Values of user code: the kinds that a target takes and gives, and how they travel.
 
-What user code returns may be anything, and to look at it may raise anything.
+What user code returns may be anything, and looking at it may raise anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headway.core import values
 from headway.model import Octets, Output, Tensors, Value, ValueKind
 
 Encode = Callable[[object], Value]
-"""Function that makes what travels of an output; raises NoOutput."""
+"""Function that encodes an output to travel; raises NoOutput."""
 
 _JSON_NAMES = (
     (str, "str", "a text"),
@@ -33,18 +33,18 @@ _JSON_NAMES = (
     ((int, float), "number", "a number"),
     (type(None), "null", "null"),
 )
-"""Types of Python's, each with the name of the JSON type that stands for it, and in words."""
+"""Python's types, each with the name of its JSON type, and in words."""
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
 _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
 _NUMPY_NAMES = ("np", "numpy")
 _MOST_SHOWN = 500
 _LARGE = 1 << 16
-"""Bytes of a JSON text above which the garbage collector rests while its value is built."""
+"""Size of a JSON text in bytes above which the garbage collector pauses while its value is built."""
 
 
 class NoOutput(Exception):
-    """The output cannot be sent. The text completes "the target returned …"; `mend`: what its author is to write."""
+    """The output can't be sent. The text completes "the target returned …"; `mend`: what its author should write."""
 
     def __init__(self, text: str, mend: str = "") -> None:
         super().__init__(text)
@@ -52,7 +52,7 @@ class NoOutput(Exception):
 
 
 class NoArrays(Exception):
-    """The target cannot take or give arrays as it is. The text is a whole sentence without its full stop, with its mend."""
+    """The target can't take or give arrays as it is. The text is a sentence without its full stop, with the remedy."""
 
 
 def kind_of(value: object) -> str:
@@ -64,18 +64,18 @@ def kind_of(value: object) -> str:
 
 
 def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a target's parameters and output by name; empty where they cannot be resolved."""
+    """Return the annotations of a target's parameters and output by name; empty if they can't be resolved."""
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
-    except NameError as exc:  # A name that only a type checker knows.
+    except NameError as exc:  # Perhaps a name that only a type checker imports.
         return _with_numpy(function) if exc.name in _NUMPY_NAMES else {}
-    except BaseException:  # Whatever user code makes of it.
+    except BaseException:  # User code may raise anything.
         return {}
 
 
 def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function whose module imports numpy for a type checker alone, as linters advise."""
+    """Return the annotations of a function whose module imports numpy for type checkers only, as linters advise."""
     try:
         import inspect
 
@@ -88,8 +88,8 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the name of the type of one input, where an annotation says that a target takes one and no list of them; else empty."""
-    if hasattr(call, "__wrapped__"):  # A decorator gives the annotations of what it wraps, and may take a list itself.
+    """Return the type's name if an annotation says that a target takes one input rather than a list; else empty."""
+    if hasattr(call, "__wrapped__"):  # A decorator shows the annotations of what it wraps, but may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation
     if not _is(kind, _SINGLE):
@@ -98,7 +98,7 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives, by its annotations; without any, by its example; without that, texts.
+    """Return the kinds that a target takes and gives by its annotations, else by its example; texts without either.
 
     Arguments:
         hints: its annotations.
@@ -113,29 +113,29 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 
 def are_one_mapping(annotation: Any) -> bool:
-    """Return True if parameters of this annotation are one mapping, and no list of them."""
+    """Return True if an annotation of parameters means one mapping, not a list of them."""
     return any(_is(typing.get_origin(one) or one, (Mapping,)) for one in members_of(annotation))
 
 
 def is_array(annotation: Any) -> bool:
-    """Return True if an annotation is the type of an array, of numpy or another library."""
+    """Return True if an annotation is an array type, of numpy or another library."""
     kind = typing.get_origin(annotation) or annotation
     return isinstance(kind, type) and hasattr(kind, "tolist") and hasattr(kind, "__array__")
 
 
 def has_arrays(annotation: Any) -> bool:
-    """Return True if an annotation is the type of an array, or of what holds some."""
+    """Return True if an annotation is an array type, or contains one."""
     return is_array(annotation) or any(map(has_arrays, typing.get_args(annotation)))
 
 
 def are_arrays(example: object) -> bool:
-    """Return True if an example is an array, or a mapping of nothing but arrays. A single number of numpy is none."""
+    """Return True if an example is an array, or a mapping of arrays only. A numpy scalar isn't one."""
     found = list(example.values()) if isinstance(example, Mapping) else [example]
     return bool(found) and all(is_array(type(one)) and hasattr(one, "__setitem__") for one in found)
 
 
 def list_of(value: object) -> str:
-    """Return the annotation of a list of such values, as its author would write it; empty for None, and for what is no value."""
+    """Return the annotation for a list of such values, as its author would write it; empty for None and for non-values."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -146,13 +146,13 @@ def list_of(value: object) -> str:
 
 
 def octets_type(annotation: Any) -> type:
-    """Return the type in which a target gets octets, by the annotation of its inputs: bytes, bytearray or memoryview."""
+    """Return the type in which a target gets bytes, by its inputs' annotation: bytes, bytearray or memoryview."""
     found = typing.get_args(annotation)[:1]
     return found[0] if found and found[0] in _OCTETS else bytes
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
-    """Return the types of JSON values that an annotation of a list allows, by name and in words; empty where it allows any."""
+    """Return the JSON types that a list's annotation allows, by name and in words; empty if it allows any."""
     allowed: dict[str, str] = {}
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
@@ -170,12 +170,12 @@ def json_types(annotation: Any) -> Mapping[str, str]:
 def decoder(
     takes: ValueKind, octets: type = bytes, types: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Value], object]:
-    """Make the function that turns an input into what user code gets; it raises ValueError with the reason.
+    """Return a function that turns an input into what user code gets, or raises ValueError with the reason.
 
     Arguments:
         takes: kind of the inputs.
-        octets: type in which user code gets octets.
-        types: types of the JSON values that it takes, as `json_types` has them.
+        octets: type in which user code gets bytes.
+        types: JSON types that it takes, from `json_types`.
     """
     if takes is ValueKind.BYTES:
         return partial(_octets_in, octets)
@@ -183,19 +183,19 @@ def decoder(
 
 
 def encoder(gives: ValueKind) -> Encode:
-    """Make the function that turns an output into what travels."""
+    """Return a function that encodes an output to travel."""
     return {ValueKind.TEXT: _text_out, ValueKind.JSON: _json_out, ValueKind.BYTES: _octets_out}[gives]
 
 
 def listed(result: object, gives: ValueKind) -> object:
-    """Return the outputs of a batch as a list, where they are an array of numpy, torch or the like."""
+    """Return the outputs of a batch as a list, if they are an array of numpy, torch or the like."""
     if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
         return result.tolist()  # type: ignore[attr-defined]
     return result
 
 
 def kind_of_elements(annotation: Any) -> ValueKind | None:
-    """Return the ValueKind of the elements that an annotation of a list says; None when it says nothing of them."""
+    """Return the kind of the elements of an annotated list; None if the annotation doesn't tell."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
     elements = [one for one in typing.get_args(annotation) if one is not Ellipsis]
@@ -212,7 +212,7 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, without exceptions, which may stand for any output; else the annotation itself. An Output is its value."""
+    """Return the members of a union, without exceptions, which may replace any output; else the annotation. An Output is its value."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
         return [one for member in members for one in members_of(member)]
@@ -256,7 +256,7 @@ def _json_in(types: Mapping[str, str], value: Value) -> object:
             f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}{hint}"
         )
     paused = len(value) > _LARGE and gc.isenabled()
-    if paused:  # It would look again and again through what is being built; half of the time goes into that.
+    if paused:  # It would scan the growing value again and again, for half of the time.
         gc.disable()
     try:
         return values.build(value)
@@ -290,7 +290,7 @@ def _text_out(output: object) -> Value:
 
 
 def _annotated(output: object) -> str:
-    """Return the words on the annotation of a target whose outputs are such values."""
+    """Explain how to annotate a target whose outputs are such values."""
     found = list_of(output)
     return found and f"; if its outputs are to be that, annotate them: write -> {found} behind its parameters"
 
@@ -329,7 +329,7 @@ def _checked(text: bytes) -> bytes:
 
 
 def _endless(output: object) -> bool:
-    """Return True if there is a NaN or an infinity among the numbers of an output. As JSON they would be null."""
+    """Return True if an output has NaN or infinities, which would be null as JSON."""
     layer = [msgspec.to_builtins(output, enc_hook=_plain)]
     while layer:
         below: list[object] = []
@@ -346,7 +346,7 @@ def _endless(output: object) -> bool:
 
 
 def _plain(value: Any) -> object:
-    """Return the arrays and numbers of numpy, torch and the like as Python's own."""
+    """Convert arrays and numbers of numpy, torch and the like to Python's own."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
         raise TypeError(f"it holds {kind_of(value)}")

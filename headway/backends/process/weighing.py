@@ -1,7 +1,7 @@
 """Weights of inputs by a function of the target, in the child process.
 
-A batch was put together by what its inputs were estimated to weigh. What they do weigh is known here, so the bound is kept
-here: a batch that turns out heavier runs in parts, one after the other, each within the bound. An input that is heavier by itself
+A batch was put together by its inputs' estimated weights. Their true weights are known here, so the limit is kept
+here: a batch that turns out heavier runs in parts, one after the other, each within the limit. An input above it
 runs alone.
 """
 
@@ -23,7 +23,7 @@ _MOST_SHOWN = 60
 
 
 class NoWeight(Exception):
-    """The function has no weight for an input. `fault`: whether the function is at fault, and not the input."""
+    """The function has no weight for an input. `fault`: whether the function, not the input, is at fault."""
 
     def __init__(self, text: str, fault: bool, trace: str = "") -> None:
         super().__init__(text)
@@ -36,7 +36,7 @@ class Weighing:
     Arguments:
         target: the target.
         function: name of the function: a method of the target, or a function of its module.
-        most: most weight of a batch; 0 for no bound.
+        most: limit on a batch's weight; 0 for none.
         loop: finishes what is async.
 
     Raises:
@@ -54,10 +54,10 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Return the weight of an input as the target gets it, at least 1.
+        """Return the weight of an input, in the form that the target gets, at least 1.
 
         Raises:
-            NoWeight: the function raises, or returns no number from 0 on.
+            NoWeight: the function raises, or doesn't return a number from 0 on.
         """
         try:
             found = self._loop.finish(self._call(value))
@@ -73,7 +73,7 @@ class Weighing:
         return min(max(weight, 1), MOST_WEIGHT)
 
     def parts(self, weights: Sequence[int]) -> Iterator[slice]:
-        """Yield the parts in which a batch of inputs with these weights runs, in order; one part where they fit together."""
+        """Yield the parts in which a batch with these weights runs, in order; one part if they fit together."""
         begin = together = 0
         for place, weight in enumerate(weights):
             together += weight
@@ -83,7 +83,7 @@ class Weighing:
         yield slice(begin, len(weights))
 
     def _try(self, target: Target) -> None:
-        """Weigh the warm-up input, so that a function that fails for all inputs is seen at once."""
+        """Weigh the warm-up input, so that a function that fails for all inputs is noticed at once."""
         value = target.signature.warm_up_input
         if value is None:
             return
@@ -98,7 +98,7 @@ class Weighing:
 
 
 def _whole(found: Any) -> int | None:
-    """Return the number that user code returned, rounded up; None where it is none, or less than 0."""
+    """Return a number that user code returned, rounded up; None if it isn't one, or is below 0."""
     if isinstance(found, bool) or not hasattr(type(found), "__float__"):
         return None
     try:
@@ -109,7 +109,7 @@ def _whole(found: Any) -> int | None:
 
 
 def _find(target: Target, name: str) -> Any:
-    """Return the function of a target, by name."""
+    """Return a function of a target by name."""
     places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
     for place in places:
         found = getattr(place, name, None)

@@ -1,1 +1,1 @@
-"""Parts of the backends of all remote APIs, however they are reached: tries, pauses, blame, credentials, large answers."""
+"""Parts that all backends of remote APIs share: tries, pauses, blame, credentials, large answers."""

@@ -1,13 +1,13 @@
 """A remote API that takes a batch: one call per batch, in one of the dialects (`headway.dialects`).
 
-Where parameters are those of a whole request, inputs with different ones go in requests of their own, a few at a time. So do
+If parameters apply to a whole request, inputs with different ones go in separate requests, a few at a time. So do
 tensors whose rows are of another shape, and rows beyond the largest batch.
 
-All tries and pauses together stay within the batch's timeout; a pause that would not is not begun. What the API asks
-for is kept by all slots, as they share the breaker. A batch of which nothing was sent, as no connection came about, has
-not run. Once a byte was sent nobody knows, and it counts as a run.
+All tries and pauses together stay within the batch's timeout; a pause that wouldn't is skipped. A rest that the API asks
+for is kept by all slots, as they share the breaker. A batch that found no connection, so that nothing was sent, has
+not run. Once a byte was sent it may have, and counts as a run.
 
-Neither credentials nor the URL's query leave the backends, nor what the API writes into an error's body but for the log.
+Credentials and the URL's query never leave the backends. The body of an API's error goes to the log alone.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ log = get_logger(__name__)
 MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 METADATA_TIMEOUT = 10.0
-"""Most seconds for what the API says of its model, its tries included."""
+"""Seconds for asking the API about its model, tries included."""
 _NO_ITEM = ItemResult(None)
 _MAX_SHOWN = 200
 _MODELS_TIMEOUT = 2.0
-"""Most seconds for the list of the API's models, after a start that failed."""
+"""Seconds for asking for the API's list of models after a failed start."""
 _MODELS_SHOWN = 10
 
 _BY_STATUS = {
@@ -71,16 +71,16 @@ _BY_STATUS = {
     429: "It asks for fewer calls: bound them by --remote-rate, and check its quota.",
 }
 OF_FORM = (400, 415, 422)
-"""Statuses of an API that wants another form of a request."""
+"""Statuses of an API that expects another format."""
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
 _TOLD = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
-"""Words with which an API names what it misses, and the format whose requests have that."""
+"""Names of a missing member in an API's error, and the format that has it."""
 _READ = 4096
-"""Bytes of an answer that are looked at."""
+"""Bytes of an answer that are searched for it."""
 
 
 class Answered(NamedTuple):
-    """Answer of a try that went well.
+    """Answer of a successful try.
 
     Attributes:
         body: body of the answer.
@@ -92,7 +92,7 @@ class Answered(NamedTuple):
 
 
 class TryVerdict(NamedTuple):
-    """Verdict on a status that is no success.
+    """Verdict on the status of a failed try.
 
     Attributes:
         final: whether no other try makes sense now.
@@ -106,7 +106,7 @@ class TryVerdict(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """Outcome of a try that brought no answer.
+    """Outcome of a failed try.
 
     Attributes:
         problem: what went wrong, for operators.
@@ -128,12 +128,12 @@ class Tried(NamedTuple):
 
     @classmethod
     def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
-        """Return the outcome of a try whose status is no success, and that a client may read of."""
+        """Return the outcome of a try with a failure status, about which a client may read."""
         return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
 class RemoteBackend(ABC):
-    """Backend of one slot of a remote API: one batch at a time, on connections of its own. Subclasses know the way there.
+    """Backend of one slot of a remote API: one batch at a time, on its own connections. Subclasses make these.
 
     Arguments:
         spec: the API's URL.
@@ -141,15 +141,15 @@ class RemoteBackend(ABC):
         credentials: header fields that go with each request; None for none.
         certificates: certificates of the connections; None: the system's authorities are trusted, and none is shown.
         start_timeout: seconds for the warm-up request, its tries included.
-        max_tries: most tries for one request.
-        max_rows: most rows of tensors in one request, unless one entry has more by itself; 0 for no bound.
-        breaker: keeps the rest that the API asks for, and since when it is away; slots of one API share it. None: one of its own.
+        max_tries: limit on tries for one request.
+        max_rows: limit on rows of tensors in one request, unless a single entry has more; 0 for none.
+        breaker: knows the rest that the API asked for, and since when it is away; slots of one API share it. None: its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
-        pace: bounds the calls, of all slots of the API that share it; None: nothing does.
+        pace: limits the calls of all slots that share it; None: no limit.
 
     Attributes:
-        retries: tries beyond the first of their request.
+        retries: tries after the first of a request.
         rested: seconds of rest that the API has asked for.
     """
 
@@ -182,7 +182,7 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     def _open(self) -> None:
-        """Make ready to connect."""
+        """Get ready to connect."""
 
     @abstractmethod
     async def _close(self) -> None:
@@ -190,10 +190,10 @@ class RemoteBackend(ABC):
 
     @abstractmethod
     async def _try(self, call: RemoteCall, left: float) -> Answered | Tried:
-        """Return one try, for which `left` seconds are left.
+        """Try once, within `left` seconds.
 
         Raises:
-            BackendError: no answer can be had, whatever is tried.
+            BackendError: no try can succeed.
             TimeoutError: the time is over.
         """
 
@@ -209,13 +209,13 @@ class RemoteBackend(ABC):
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Batches that are known to be warm: none, as each further call may cost money."""
+        """Batches run while warm: none, as each further call may cost money."""
         return ()
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input.
+        """Send a batch of one warm-up input, unless none is known to fit.
 
-        Returns its run time in seconds; 0 where no warm-up input is known to fit.
+        Returns its run time in seconds; 0 without one.
 
         Raises:
             TargetError: the API did not answer it as a batch must be answered.
@@ -245,10 +245,10 @@ class RemoteBackend(ABC):
         """Run a batch.
 
         Raises:
-            RemoteAbsent: nothing was sent, as no connection came about.
-            RemoteError: its tries are spent, or no try makes sense.
-            RemoteRefused: the API rejected an input of it, or all together, which may be too many.
-            BadOutput: the answer is none of as many outputs.
+            RemoteAbsent: there was no connection, so nothing was sent.
+            RemoteError: no tries are left, or none makes sense.
+            RemoteRefused: the API rejected an input, or the batch, which may be too large.
+            BadOutput: the answer doesn't have an output for each input.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
         groups, wrong = grouped(entries, self._dialect, self._max_rows)
@@ -259,7 +259,7 @@ class RemoteBackend(ABC):
         return items
 
     async def gone(self) -> None:
-        """Wait for ever, as there is no process here that could die."""
+        """Wait for ever: there is no process here that could die."""
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
@@ -267,10 +267,10 @@ class RemoteBackend(ABC):
         await self._close()
 
     async def _learn(self) -> None:
-        """Go by what the API says of its model, where it says anything.
+        """Adopt what the API says about its model, if it says anything.
 
         Raises:
-            TargetError: the model takes or gives something else than can be sent and read.
+            TargetError: the model takes or gives something that can't be sent or read.
             RemoteAbsent: no connection came about.
         """
         if (call := self._remote.metadata) is None:
@@ -298,7 +298,7 @@ class RemoteBackend(ABC):
         return advice(error, 0, b"") if tried is None else advice(error, tried.status, tried.body)
 
     async def _other_models(self, error: BackendError) -> str:
-        """Return the sentence on the models that the API says it has, where the one that it was asked for is none of them."""
+        """Return a sentence on the API's models if the requested one isn't among them; else empty."""
         call, model = self._remote.models, self._remote.model
         if call is None or not isinstance(error, RemoteError | RemoteRefused) or isinstance(error, RemoteAbsent):
             return ""
@@ -317,7 +317,7 @@ class RemoteBackend(ABC):
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the items of each group. A lone input that the API turns down fails alone, if there are other groups."""
+        """Return the items of each group. If there are several, a lone input that the API rejects fails alone."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
@@ -398,7 +398,7 @@ class RemoteBackend(ABC):
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """Return one try; see `_try`. If the batch is sampled it has a span of its own, which the API is told."""
+        """Try once; see `_try`. If the batch is sampled, the try has a span, which the API gets as its parent."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -416,18 +416,18 @@ class RemoteBackend(ABC):
             run.end_try(context, begun, number, problem, self._place)
 
     def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body that nobody else may read: it may hold credentials, hosts, or others' data."""
+        """Log the beginning of a body. Nobody else may read it: it may hold credentials, hosts, or others' data."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
     def _is_secret(self, text: str) -> bool:
-        """Return True if a text quotes the URL's query, or a credential."""
+        """Return True if a text quotes the URL's query or a credential."""
         secrets = [value for _, value in parse_qsl(urlsplit(self._remote.url).query) if value]
         secrets += [part for value in self._credentials.current().values() for part in value.split()]
         return any(secret in unquote_plus(text) for secret in secrets)
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Return the error that names the API to operators. Clients do not learn where it is."""
+        """Return an error that names the API to operators, but not to clients."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
@@ -436,7 +436,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Return the error of a batch that went in several requests: the first one of which it is not certain that nothing ran."""
+    """Return the error of a batch of several requests: the first that doesn't rule out a run."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error
@@ -444,9 +444,9 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Return the items with their shares in the tokens of all: of the prompts by the lengths of the inputs, of the rest by those of the outputs.
+    """Give items their shares of the tokens: of prompt tokens by the lengths of inputs, of the others by those of outputs.
 
-    One that failed has none, so that the tokens of the answered inputs are what the API has charged.
+    Failed items get none, so that the tokens of the answered inputs add up to what the API charged.
     """
     there = [place for place, item in enumerate(items) if item.output is not None]
     prompts = shares(all.prompt, [len(octets(inputs[place])) for place in there])
@@ -456,7 +456,7 @@ def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: Token
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return the sentence on what to look at.
+    """Return a sentence on what to check.
 
     Arguments:
         error: error of the batch.
@@ -485,6 +485,6 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
 
 
 def asked_for(body: bytes | bytearray) -> str:
-    """Return the name of the format of which an answer misses a member; empty where it tells none."""
+    """Return the format that has the member an API's error names as missing; empty if it names none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
     return next((name for words, name in _TOLD if re.search(rf"\b({words})\b", text)), "")

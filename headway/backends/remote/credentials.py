@@ -20,20 +20,20 @@ _OURS = frozenset((
     "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host",
     "inference-header-content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "x-request-timeout-ms",
 ))  # fmt: skip
-"""Fields that are set by what is sent, or by the connection."""
+"""Fields that the body or the connection sets."""
 
 
 class BadHeaders(ValueError):
-    """The text is none of header fields. Says in which line."""
+    """The text isn't header fields; says in which line."""
 
 
 def read_header_fields(text: str) -> dict[str, str]:
-    """Read one `Name: value` a line. Empty lines, and those that begin with #, are passed over.
+    """Read lines of `Name: value`. Empty lines and comments (#) are skipped.
 
-    They may be credentials, so no message quotes any of them.
+    Values may be credentials, so no message quotes them.
 
     Raises:
-        BadHeaders: a line is none, or a field is there twice or not for others to set.
+        BadHeaders: a line isn't a field, or a field comes twice or can't be set.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -51,16 +51,16 @@ def read_header_fields(text: str) -> dict[str, str]:
 
 
 class Credentials:
-    """Bearer token, and header fields of a file that is read again whenever it has changed.
+    """Bearer token, and header fields from a file that is read again when it changes.
 
-    A file that has become bad, or is gone, is logged once; what it said before still counts.
+    If the file becomes bad or disappears, that is logged once, and its former fields still count.
 
     Arguments:
         token: bearer token; empty for none.
         file: path of a file of header fields, as `read_header_fields` reads them; empty for none.
 
     Raises:
-        SettingError: the file cannot be read, or does not go with the rest.
+        SettingError: the file can't be read, or conflicts with the token.
     """
 
     def __init__(self, token: str = "", file: str = "") -> None:
@@ -79,7 +79,7 @@ class Credentials:
         return "Credentials(…)"
 
     def current(self) -> Mapping[str, str]:
-        """Return the header fields as they are now."""
+        """Return the current header fields."""
         if self._path is not None and (now := stamp(self._path)) != self._seen:
             self._seen = now
             try:

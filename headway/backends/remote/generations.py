@@ -1,7 +1,7 @@
-"""Connections of one slot to a remote API, in generations: those in use, and older ones on which something still runs.
+"""Connections of one slot to a remote API, in generations: the current one, and older ones that still run something.
 
-A generation is given up, and the next use makes another one, when it has been idle, when what it was made by has changed, and
-when who uses it says so. What runs on it ends there.
+A generation is given up when it was idle for long, when its certificates or other inputs changed, and
+when its user says so. What runs on it finishes there; the next use makes a new one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Generic, TypeVar
 import msgspec
 
 AT_ONCE = 8
-"""Most uses of a slot's connections at once, for a batch that has to go in several requests."""
+"""Requests that a slot sends at once for one batch."""
 
 T = TypeVar("T")
 
 
 class NotStarted(Exception):
-    """Use of connections that were not opened."""
+    """Connections were used before they were opened."""
 
 
 class Generation(msgspec.Struct, Generic[T], eq=False):
-    """Connections that are given up together. `stamp` is of what they were made by; another one means that they are too old."""
+    """Connections that are given up together, once the inputs they were made from no longer have the same `stamp`."""
 
     content: T
     stamp: object
@@ -35,16 +35,16 @@ class Generations(Generic[T]):
     """Generations of connections.
 
     Arguments:
-        make: makes connections, of which each connects when it is used first.
+        make: makes connections, which connect when first used.
         end: closes connections.
-        stamp: what connections are made by, such as certificates, as that is now.
+        stamp: returns what connections are made from now, such as certificates.
         clock: monotonic seconds.
-        idle: seconds for which idle connections are kept at most.
+        idle: seconds for which idle connections are kept.
 
     Attributes:
-        idle: as given; to be changed by who knows better.
-        current: generation that is used next; None: one is made then.
-        retired: former ones on which something still runs.
+        idle: as given; may be changed.
+        current: generation for the next use; None: one is made then.
+        retired: former ones that still run something.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Generations(Generic[T]):
         self._used_at = 0.0
 
     def open(self) -> None:
-        """Make ready to connect."""
+        """Get ready to connect."""
         self._opened = True
 
     async def close(self) -> None:
-        """Close all connections, whatever they do."""
+        """Close all connections, even those in use."""
         self._opened = False
         all = [*self.retired, *([] if self.current is None else [self.current])]
         self.current = None
@@ -77,14 +77,14 @@ class Generations(Generic[T]):
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Generation[T]]:
-        """Connections for one request, which waits for a place.
+        """Yield connections for one request, once there is a place.
 
         Raises:
             NotStarted: `open` was not called.
         """
         async with self._places:
             generation, former = self._next()
-            generation.running += 1  # Before anything is waited for: what nothing runs on may be closed.
+            generation.running += 1  # Before any await: a generation on which nothing runs may be closed.
             try:
                 if former is not None:
                     await self._end_unused(former)
@@ -95,13 +95,13 @@ class Generations(Generic[T]):
                 await self._end_unused(generation)
 
     def give_up(self, generation: Generation[T]) -> None:
-        """Have the next use make connections of its own."""
+        """Let the next use make new connections."""
         if self.current is generation:
             self.current = None
             self.retired.append(generation)
 
     def _next(self) -> tuple[Generation[T], Generation[T] | None]:
-        """Return the generation for the next use, and the former one, if that has just been given up."""
+        """Return the generation for the next use, and the former one if it was just given up."""
         if not self._opened:
             raise NotStarted
         former, stamp = self.current, self._stamp()

@@ -1,4 +1,4 @@
-"""Groups of a batch's entries: those that go to a remote API in one request."""
+"""Groups of a batch's entries that go to a remote API in one request each: pure, apart from the backend that sends them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class RequestGroup(NamedTuple):
 def grouped(
     entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
 ) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
-    """Group a batch: by parameters where those are of a whole request, and by the shape of a row, in parts of so many rows.
+    """Group a batch by row shape, by parameters if those apply to a whole request, and into parts of limited rows.
 
     Arguments:
         entries: the batch.
         dialect: dialect of the API.
-        most_rows: most rows of one request, unless one entry has more by itself; 0 for no bound.
+        most_rows: limit on rows of one request, unless a single entry has more; 0 for none.
 
     Returns:
-        The groups, and the items of the entries whose inputs cannot be sent, by place.
+        The groups, and by place the items of entries whose inputs can't be sent.
     """
     signature = dialect.signature
     of_form: dict[Hashable, list[RequestGroup]] = {}
@@ -63,13 +63,13 @@ def grouped(
 
 
 def rows_of_each(inputs: Sequence[Value]) -> list[int]:
-    """Return the rows of each input, as `Dialect.decode` takes them; none where the inputs are no tensors."""
+    """Return the rows of each input, for `Dialect.decode`; empty if the inputs aren't tensors."""
     headers = [header_of(one) for one in inputs if isinstance(one, Tensors)]
     return [0 if one.single else one.rows for one in headers]
 
 
 class _NotTaken(Exception):
-    """An input cannot be sent."""
+    """An input can't be sent."""
 
     def __init__(self, item: ItemResult) -> None:
         super().__init__(item.error)
@@ -92,21 +92,21 @@ def _taken(value: Value, signature: Signature) -> Value:
 
 
 def _form_of(value: Value, signature: Signature) -> Hashable:
-    """Return the shapes of rows that inputs have in common which go in one request."""
+    """Return the row shapes of an input; inputs of one request have the same."""
     if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
         return ()
     heads = header_of(value).heads
-    named = len(signature.inputs) > 1  # Else the name may be any.
+    named = len(signature.inputs) > 1  # A sole input may have any name.
     return tuple(sorted((one.name if named else "", one.shape[1:]) for one in heads))
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Cut a number of tokens into parts that add up to it, in proportion to the weights; even parts where these are all 0."""
+    """Divide tokens in proportion to the weights, evenly if all are 0; the parts add up."""
     whole = sum(weights)
     if not whole:
         weights, whole = [1] * len(weights), len(weights)
     parts, before, done = [], 0, 0
-    for weight in weights:  # Each begins where the one before it ends, so that none is lost to rounding.
+    for weight in weights:  # Each part begins where the last one ends, so that rounding loses none.
         before += weight
         end = total * before // whole
         parts.append(end - done)

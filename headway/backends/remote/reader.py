@@ -1,11 +1,11 @@
-"""Reader of large answers of a remote API, in a process of its own: decoding them would hold up the event loop.
+"""Reader of large answers of a remote API, in a separate process, as decoding would block the event loop.
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
 DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
 
-The process writes its result piece by piece: a word for the whole, empty if all is well, then one item for each input.
-Each is msgpack after its length. A reader that is no longer wanted is killed, wherever it is in its work.
+The process writes its result piece by piece: an error for the whole, empty if there is none, then an item for each input.
+Each is msgpack after its length. A reader that is no longer needed is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.dialects.table import DIALECTS
 from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
 APART_FROM = 4 << 20
-"""Bytes from which an answer is worth a process. Decoding fewer takes some milliseconds at most."""
+"""Size in bytes from which an answer gets a process. Decoding less takes a few milliseconds at most."""
 _CHUNK = 1 << 18
 _LENGTH = struct.Struct(">Q")
 
@@ -36,7 +36,7 @@ _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool, bool, T
 async def read(
     dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
 ) -> list[ItemResult]:
-    """Read one item for each of the `expected` inputs, as the dialect finds them; a large answer in a process of its own.
+    """Read an item for each of the `expected` inputs; from a large answer in a process of its own.
 
     Arguments:
         dialect: the dialect.
@@ -46,7 +46,7 @@ async def read(
         rows: rows of each input, as `Dialect.decode` takes them.
 
     Raises:
-        NoOutputs: the answer holds another number of outputs.
+        NoOutputs: the answer has another number of outputs.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
@@ -57,7 +57,7 @@ async def read(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-    except OSError:  # Short of processes, the answer still counts for more than the time.
+    except OSError:  # Out of processes: an answer is worth blocking for.
         return _decoded(dialect, body, expected, json_bytes, rows)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
@@ -97,7 +97,7 @@ def _decoded(
 
 
 def _bounded(item: ItemResult) -> ItemResult:
-    """Return the item, or a failed one in the place of one whose output is too long."""
+    """Return the item, or a failed one if its output is too long."""
     size = len(item.output or "")
     if size <= MOST_OUTPUT:
         return item

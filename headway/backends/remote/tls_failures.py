@@ -1,7 +1,7 @@
-"""Explanations of what fails in TLS towards a remote API, and how to mend it. Such an API has run nothing.
+"""Explanations of TLS failures towards a remote API, with a remedy. Such an API has run nothing.
 
-A server may say that it refuses a certificate only after the client's handshake is done, when a request has left: in TLS 1.3
-always. nginx says it in an answer of its own, and gRPC not at all: it says that it could not read something, or that the
+A server may refuse a certificate only after the client's handshake is done and a request has left: in TLS 1.3
+always. nginx says so in an answer of its own. gRPC doesn't: it says that it couldn't read something, or that the
 connection was closed.
 """
 
@@ -15,7 +15,7 @@ SHOWN = "the TLS handshake failed"
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
 _ANOTHER_CERTIFICATE = "Show one of an authority that it knows, which has not ended"
-"""Mend of a certificate that the API refuses."""
+"""Remedy for a certificate that the API refuses."""
 _NO_TLS = "it does not speak TLS on this port. Write {scheme}:// in its URL, or name the port that does"
 
 _TITLES = {
@@ -23,24 +23,24 @@ _TITLES = {
     b"The SSL certificate error": f"it refuses the certificate of remote_cert. {_ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
-"""Titles of nginx's answers with 400, each with what it means."""
+"""Titles of nginx's 400 answers, with their meaning."""
 
 _TITLE = re.compile(rb"<title>400 ([^<]*)</title>")
 _WHOLE = 1000
-"""Most bytes of such an answer."""
+"""Limit on the size of such an answer in bytes."""
 
 _OF_CERTIFICATE = re.compile("ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_|ACCESS_DENIED)")
-"""Reasons of OpenSSL where the other side refuses the certificate that it was shown."""
+"""OpenSSL's reasons when the other side refuses our certificate."""
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED(?:: ([\w ,()'-]+))?")
-"""Words of gRPC for a certificate that does not do."""
+"""gRPC's words for an unacceptable certificate."""
 _OTHER_NAME = re.compile("(host ?name|address) mismatch", re.IGNORECASE)
 _NOT_NOW = re.compile("certificate (has expired|is not yet valid)")
 _CLOSED = re.compile("TSI_DATA_CORRUPTED|Socket closed|Connection reset|ALERT_|recv_?msg|EOF", re.IGNORECASE)
-"""Words of gRPC for a connection that the API ended while it was made."""
+"""gRPC's words for a connection that the API ended during the handshake."""
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Explain to operators what has failed in TLS."""
+    """Explain a TLS failure to operators."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _distrust(error.verify_message.rstrip("."))
     reason = getattr(error, "reason", None) or str(error)
@@ -56,7 +56,7 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def explain_words(said: str) -> str:
-    """Explain to operators why gRPC got no connection, out of the few words that it has for it; empty where TLS is not why."""
+    """Explain to operators why gRPC got no connection, from its few words; empty if TLS isn't the cause."""
     if found := _UNTRUSTED.search(said):
         return _distrust(found[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:
@@ -74,7 +74,7 @@ def explain_words(said: str) -> str:
 
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
-    """Explain what has failed in TLS where a proxy says it with an answer; else empty."""
+    """Explain a TLS failure that a proxy reports by an answer; empty if it doesn't."""
     found = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
     return _TITLES.get(found[1], "") if found else ""
 
@@ -84,7 +84,7 @@ def _another_host(why: str) -> str:
 
 
 def _distrust(why: str) -> str:
-    """Explain why the API's certificate does not do, by OpenSSL's words."""
+    """Explain why the API's certificate is unacceptable, by OpenSSL's words."""
     if _OTHER_NAME.search(why):
         return _another_host(why)
     if _NOT_NOW.search(why):

@@ -1,6 +1,6 @@
-"""Admission: accept no entry that cannot be served in time.
+"""Admission: accept no entry that can't be served in time.
 
-An entry is admitted when what is ahead of it drains before its deadline:
+An entry is admitted if what is ahead of it drains before its deadline:
 
     ahead ≤ drain · (deadline − ℓ − margin)
 
@@ -8,14 +8,14 @@ An entry is admitted when what is ahead of it drains before its deadline:
 tiers send, and never less than the reserved share. "Ahead" are the tiers above and its own. So a lower tier
 is refused first, and an accepted entry is not overtaken into lateness.
 
-In steady overload the queue stands at its bound, so whoever is admitted waits as long as it may. Where run times vary, waits do,
-too, and of those that were admitted many would be a little late. So the margin covers two standard deviations of the wait. A
-full batch is let in all the same, as GPUs would else run half full.
+In steady overload the queue stays at its bound, so that entries wait as long as they may. If run times vary, waits do,
+too, and many admitted entries would be a little late. So the margin covers two standard deviations of the wait. A
+full batch is admitted all the same, as otherwise GPUs would run half full.
 
-What is ahead of an entry does not delay it when the next batches of the free GPUs hold both. The queue admits such an entry
-whatever its deadline is, as it waits for nobody.
+What is ahead of an entry doesn't delay it if the next batches of the free GPUs hold both. The queue admits such an entry
+whatever its deadline.
 
-The bound is Little's law turned round (Little, "A proof for the queuing formula L = λW", 1961): a queue that
+The bound is Little's law reversed (Little, "A proof for the queuing formula L = λW", 1961): a queue that
 drains at a fixed rate has a depth for every wait.
 """
 
@@ -29,15 +29,15 @@ import msgspec
 from headway.model import Entry
 
 MIN_MARGIN = 0.005
-"""Least seconds of a deadline that are kept for everything but waiting and running."""
+"""Shortest margin in seconds: part of a deadline kept for everything but waiting and running."""
 MARGIN_SHARE = 0.02
-"""Share of the deadline that is kept for everything but waiting and running, when that is more than MIN_MARGIN."""
+"""The margin as a share of the deadline, if that is more than MIN_MARGIN."""
 WAIT_DEVIATIONS = 2.0
-"""Standard deviations by which a wait may be longer than expected, for an entry to be in time all the same."""
+"""Standard deviations by which a wait may exceed its mean without making an entry late."""
 LEAST_SHARE = 0.01
-"""Least share of the drain with which the wait of a tier is computed, even if the tier gets less."""
+"""Smallest share of the drain for computing the wait of a tier, even if the tier gets less."""
 MIN_WAIT = 0.001
-"""Least seconds that a refused client is told to wait."""
+"""Shortest wait in seconds that a refused client is told."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -45,10 +45,10 @@ class Refused(msgspec.Struct, frozen=True):
 
     Attributes:
         wait: seconds until the entry would be admitted.
-        tier_only: whether an entry of the highest tier would be admitted now.
-        most: most inputs of such a request that are admitted at once, where it has too many for ever; negative where not even one is
-            answered in time at the pace that is known, and so many are tried all the same; else 0.
-        apart: whether what waits in the quarantine of its caller is too much.
+        tier_only: whether the highest tier would be admitted now.
+        most: if such a request always has too many inputs, how many are admitted at once; negative if by the known pace not even one is
+            answered in time, but so many are tried all the same; else 0.
+        apart: whether its caller's quarantine is full.
     """
 
     wait: float
@@ -58,15 +58,15 @@ class Refused(msgspec.Struct, frozen=True):
 
 
 class AdmissionLimits(msgspec.Struct, frozen=True):
-    """Figures by which entries are admitted, made anew from time to time.
+    """Figures for admission, recomputed from time to time.
 
     Attributes:
-        drains: size per second that reaches each tier, highest first; all 0 when nothing is known yet. Size is that of
+        drains: size per second that reaches each tier, highest first; all 0 while unknown. Size is that of
             `QueueLimits.size`: entries, unless they are weighed.
         batch_seconds: run time in seconds of a full batch that is slower than the mean by one standard deviation.
         max_batch: size of a full batch.
         spread: square of WAIT_DEVIATIONS of a wait, in seconds² for each second of it.
-        known: bounds that were asked for, by tier and timeouts.
+        known: bounds computed so far, by tier and timeouts.
     """
 
     drains: tuple[float, ...]
@@ -77,19 +77,19 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def unknown(cls, tiers: int) -> AdmissionLimits:
-        """Return the limits before the first batch was measured: every entry is admitted."""
+        """Return limits for the time before the first measured batch: every entry is admitted."""
         return cls((0.0,) * tiers, 0.0)
 
     @classmethod
     def of(
         cls, max_batch: float, slots: float, seconds: float, deviation: float, rates: Sequence[float], reserved: float
     ) -> AdmissionLimits:
-        """Return the limits from what the fleet can do.
+        """Return limits computed from what the fleet can do.
 
         Arguments:
             max_batch: size of a full batch.
             slots: whole GPUs.
-            seconds: mean run time of a full batch; 0 before any was measured.
+            seconds: mean run time of a full batch; 0 if unknown.
             deviation: standard deviation of run times in seconds.
             rates: size that arrives per second in each tier, highest first.
             reserved: share of each batch kept for lower tiers, 0 to 1.
@@ -105,7 +105,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return cls(tuple(drains), seconds + deviation, max_batch, spread)
 
     def allowed(self, tier: int, entry: Entry) -> float:
-        """Return the most size that may be ahead of `entry` in `tier`."""
+        """Return how much may be ahead of `entry` in `tier`, by size."""
         batch_seconds = self.batch_seconds
         wait = entry.queue_timeout
         if entry.timeout - batch_seconds < wait:
@@ -119,7 +119,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return drain * (wait - margin)
 
     def bound(self, tier: int, entry: Entry) -> float:
-        """Return `allowed`, which is found once for all entries with the same timeouts."""
+        """Return `allowed`, computed once for all entries with the same timeouts."""
         kind = (tier, entry.queue_timeout, entry.timeout)
         allowed = self.known.get(kind)
         if allowed is None:
@@ -131,7 +131,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
         return max(self.drains[tier], self.drains[0] * LEAST_SHARE)
 
     def most(self, entry: Entry, size: float) -> float:
-        """Return the most entries like `entry`, each of this size, that are answered in time where nothing else is asked."""
+        """Return how many entries like `entry`, each of this size, are answered in time if nothing else waits."""
         return math.inf if self.batch_seconds <= 0.0 else math.ceil(self.allowed(0, entry) / size)
 
     def judge(self, ahead: float, first: float, tier: int, entry: Entry) -> Refused | None:
@@ -144,7 +144,7 @@ class AdmissionLimits(msgspec.Struct, frozen=True):
             entry: the entry; only its deadlines count.
         """
         if ahead == 0 or self.batch_seconds <= 0.0:
-            return None  # A bad estimate must not lock everybody out: what has nothing ahead of it may try.
+            return None  # A bad estimate must not lock everybody out: an entry with nothing ahead of it may try.
         allowed = self.allowed(tier, entry)
         if ahead < allowed:
             return None

@@ -1,10 +1,10 @@
 """Places of large values in an arena: memory that a worker's process and its host share.
 
-One batch at a time has the arena. Its values lie one after the other from the beginning: first the inputs, placed by the
-host, then the outputs, placed by the worker. The next batch begins at the beginning again, so memory that was touched once
-is used again and again. The generation of a place is the number of its batch, so no place means what another batch left.
+One batch at a time has the arena. Its values lie in a row from the start: first the inputs, placed by the
+host, then the outputs, placed by the worker. The next batch starts over, so memory that was touched once
+is used again and again. The generation of a place is the number of its batch, so that a place never refers to another batch's value.
 
-Pure: who holds the memory asks here where a value goes, and whether a place that the other side names can be.
+Pure: the owners of the memory ask here where a value goes, and whether a place named by the other side is possible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 ALIGNMENT = 64
-"""Bytes of which the offset of a place is a multiple, as arrays of numbers like it."""
+"""Offsets of places are multiples of so many bytes, which suits arrays of numbers."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def end(self) -> int:
-        """Offset of the first byte behind it."""
+        """Offset of the first byte after it."""
         return self.offset + self.length
 
 
@@ -39,7 +39,7 @@ class Allocator:
         used: bytes at the beginning of the arena that are taken already.
 
     Attributes:
-        used: bytes at the beginning of the arena that are taken.
+        used: bytes taken at the beginning of the arena.
     """
 
     __slots__ = ("_generation", "_size", "used")
@@ -49,7 +49,7 @@ class Allocator:
         self.used = used
 
     def take(self, length: int) -> Place | None:
-        """Return the place of a value of so many bytes; None when there is no room for it."""
+        """Return a place for so many bytes; None if there is no room."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         if offset + length > self._size:
             return None
@@ -58,7 +58,7 @@ class Allocator:
 
 
 def sound(places: Iterable[Place], size: int, generation: int, used: int) -> bool:
-    """Return True if the other side may have placed its values so: in order, within the arena, without overlap, for this batch.
+    """Return True if places are possible: in order, within the arena, without overlap, and of this batch.
 
     Arguments:
         places: places in the order in which they were taken.

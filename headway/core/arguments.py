@@ -1,4 +1,4 @@
-"""Arguments of a class target, written as in a call: `"'minilm', size=3"`. Only literals are read; nothing is evaluated."""
+"""Arguments of a class target, written as in a call: `"'minilm', size=3"`. Only literals are allowed; nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 MOST_CHARS = 100_000
-"""Most characters of such a text."""
+"""Limit on the characters of such a text."""
 
 
 class NoArguments(ValueError):
-    """The text holds no arguments. Says why, and quotes no value."""
+    """The text isn't arguments. Says why, without quoting a value."""
 
 
 def read(text: str) -> tuple[list[Any], dict[str, Any]]:
     """Return the positional and named arguments that a text holds.
 
     Raises:
-        NoArguments: the text is no list of literals.
+        NoArguments: the text isn't a list of literals.
     """
     if not text.strip():
         return [], {}
@@ -43,10 +43,10 @@ def read(text: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 def write(named: Mapping[str, object]) -> str:
-    """Return the text of named arguments, as `read` takes it.
+    """Return named arguments as a text for `read`.
 
     Raises:
-        NoArguments: a name is no identifier, or a value has no literal.
+        NoArguments: a name isn't an identifier, or a value has no literal.
     """
     for name in named:
         if not name.isidentifier():
@@ -57,7 +57,7 @@ def write(named: Mapping[str, object]) -> str:
 
 
 def shown(text: str) -> str:
-    """Return the arguments as they may be printed: their names without their values, which may be secret."""
+    """Return the arguments for printing: names without values, which may be secret."""
     positional, named = read(text)
     return ", ".join(["…"] * len(positional) + [f"{name}=…" for name in named])
 

@@ -26,7 +26,7 @@ class RandomSource(Protocol):
 
 
 def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
-    """Return the arrivals of many independent clients: exponential gaps.
+    """Return arrivals of many independent clients: exponential gaps.
 
     Arguments:
         rate: mean arrivals per second.
@@ -40,7 +40,7 @@ def poisson(rate: float, rng: RandomSource) -> Iterator[float]:
 
 
 def uniform(rate: float) -> Iterator[float]:
-    """Return the arrivals at equal gaps, the first at 0.
+    """Return arrivals at equal gaps, the first at 0.
 
     Arguments:
         rate: arrivals per second.
@@ -53,7 +53,7 @@ def uniform(rate: float) -> Iterator[float]:
 
 
 def replay(recorded: Iterable[float], rate: float) -> Iterator[float]:
-    """Return the recorded arrivals, sped up or slowed down to a mean rate.
+    """Return recorded arrivals, sped up or slowed down to a mean rate.
 
     Every gap is multiplied by (recorded rate / wanted rate), which keeps the burstiness. At its end the record
     starts again, one mean gap later.
@@ -162,7 +162,7 @@ def _rows(lines: Iterable[str], name: str, setting: str) -> Iterator[tuple[int, 
 
 
 def _column(cells: Sequence[str], name: str, setting: str) -> tuple[int, bool]:
-    """Find the column of the instants by the first line, and whether that line is a header."""
+    """Find the column of instants in the first line, and whether that line is a header."""
     names = [cell.strip().lstrip("\ufeff").upper() for cell in cells]
     if COLUMN in names:
         return names.index(COLUMN), True

@@ -34,12 +34,12 @@ class Departure(msgspec.Struct):
 
     @property
     def whole(self) -> bool:
-        """True if it has bulk entries alone; see `core.bulk`."""
+        """True if it has only bulk entries; see `core.bulk`."""
         return self.bulk > 0 and self.bulk == len(self.members)
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: entries that run again, are dead, get no more tries, or are too late; and its bulk entries, which end."""
+    """Outcome of a failed batch: how many entries run again; which are dead, out of retries, or too late; and its bulk entries, which end."""
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)
@@ -53,7 +53,7 @@ BUSY_TIME = 5.0
 
 
 class RunningBatches:
-    """Batches that have left and not come back.
+    """Batches on GPUs.
 
     Attributes:
         utilisation: busy share of the slots over the last seconds, 0 to 1, as of the last call.
@@ -68,17 +68,17 @@ class RunningBatches:
 
     @property
     def busy(self) -> int:
-        """Number of GPUs that run one."""
+        """Number of busy GPUs."""
         return len(self._sizes)
 
     @property
     def largest(self) -> float:
-        """Size of the largest batch; 0 when none runs."""
+        """Size of the largest batch; 0 if none runs."""
         return max(self._sizes, default=0.0)
 
     @property
     def size(self) -> float:
-        """Size of all batches that run."""
+        """Size of all batches together."""
         return sum(self._sizes)
 
     def left(self, size: float, slots: int, now: float) -> None:

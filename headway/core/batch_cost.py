@@ -1,17 +1,17 @@
-"""What a batch costs: which of three lines tells its run time, and into which calls it is best cut.
+"""What a batch costs: which of three lines predicts its run time, and into which calls it is best cut.
 
     number   α + β·n           every input takes the same time
     weight   α + β·Σw          an input takes time by its weight, such as its length
-    padded   α + β·n·max w     all inputs are filled up to the longest
+    padded   α + β·n·max w     all inputs are padded to the longest
 
-The three are fitted side by side to the calls that have run. The one whose forecasts were best of late holds. It is that
-by number until another one is clearly better, so a model whose batches always take the same time stays what it is.
+All three are fitted to the calls that ran. The one whose recent forecasts were best holds. It is that
+by number until another one is clearly better, so that a model whose batches always take the same time keeps it.
 
-A batch of a model that pads is sorted and cut where that saves time, by dynamic programming over the places of the cuts.
+A batch of a model that pads is sorted and cut if that saves time, by dynamic programming over the places of the cuts.
 
-Batches that each have one input of the greatest length there is fit the line by number, too. So where α is known to be little, or where all batches are
-full and nobody can know, one runs in two calls on trial now and then, the lighter inputs first. Where these take less time than their
-number says, more trials follow soon; where not, ever fewer.
+Batches that all contain an input of the greatest length fit the line by number, too. So if α is known to be small, or if all batches are
+full so that it can't be known, a batch runs in two calls on trial now and then, the lighter inputs first. If these take less time than their
+number predicts, more trials follow soon; otherwise ever fewer.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from headway.core.weight_estimate import octets
 from headway.model import CostLine, CostShape, Value, WorkerInfo, WorkerStatus
 
 NUMBER_ERROR = 0.03
-"""Mean relative error of forecasts below which the line by number holds, however good the others are."""
+"""Mean relative error of forecasts below which the line by number holds whatever the others are."""
 BETTER = 0.8
-"""Error of another line, as a share of that of the line that holds, from which it takes over."""
+"""Error of another line, relative to the one that holds, at which it takes over."""
 RECENT = 0.05
 """Weight of the newest call in the mean error of a line."""
 KNOWN_CALLS = 16
-"""Calls that must have run before another line than that by number can hold."""
+"""Calls that must run before a line other than that by number can hold."""
 FIRST_TRIALS, MORE_TRIALS, LAST_TRIALS = 8, 256, 8192
-"""Calls between two trials: at first; at most, as long as they tell of a gain, and at least once one did not; at most."""
+"""Calls between two trials: at first; at most while trials show a gain, and at least once one didn't; at most."""
 MORE = 1.5
-"""Growth of the distance between two trials after one that told of a gain. It doubles after others."""
+"""Growth of the distance between trials after one that showed a gain; it doubles after others."""
 AS_FORETOLD = 0.75
-"""Share of the time that the line by number foretells, from which on the lighter inputs take about as long: little is to be gained."""
+"""Time of the lighter inputs, relative to the forecast by number, from which there is little to gain."""
 SPARED = 0.25
-"""Least share of number × longest that a trial spares."""
+"""Smallest share of number × longest that a trial must spare."""
 FULL = 0.95
-"""Share of the largest batch from which on the mean one is about as large: their times tell little of smaller ones then."""
+"""Mean batch, relative to the largest, from which all are about as large: their times say little about smaller ones."""
 NOTICED = 0.1
-"""Relative change of a line from which it is told anew."""
+"""Relative change of a line from which it is reported again."""
 MOST_CALLS = 4
-"""Most calls that a batch is cut into."""
+"""Limit on the calls of a batch."""
 LEAST_SAVED = 0.1
-"""Least share of a batch's time that a cut has to save."""
+"""Smallest share of a batch's time that a cut must save."""
 MOST_PLACES = 64
-"""Most places of a batch at which a cut is considered."""
+"""Limit on the places of a batch at which a cut is considered."""
 
 
 class BatchCost:
@@ -56,7 +56,7 @@ class BatchCost:
 
     Attributes:
         shape: shape of the line that holds.
-        errors: mean relative error of each line's forecasts of late.
+        errors: mean relative error of each line's recent forecasts.
     """
 
     def __init__(self) -> None:
@@ -65,28 +65,28 @@ class BatchCost:
         self._lines = {shape: ServiceModel() for shape in CostShape}
         self._calls = self._batches = self._inputs = self._padded = 0.0
         self._largest = 0.0
-        """Size of the largest batch, slowly forgotten."""
+        """Size of the largest batch, which decays slowly."""
         self._observed, self._trial_at, self._distance = 0, KNOWN_CALLS, float(FIRST_TRIALS)
         self._tries = False
         """True if the next call is the first of a batch on trial."""
 
     @property
     def cuts(self) -> bool:
-        """True if the next batch may be run in several calls."""
+        """True if the next batch may run in several calls."""
         if self.shape is CostShape.NUMBER and self._observed >= self._trial_at:
             return self._may_try(self._lines[CostShape.NUMBER].largest)
         return self.shape is CostShape.PADDED
 
     def _may_try(self, spared: float) -> bool:
-        """Return True if a batch may run in two calls on trial, which spare so many inputs of the greatest length.
+        """Return True if a batch may run in two calls on trial that spare so many inputs of the greatest length.
 
-        If the model pads, they take no longer than one, by the slope of the line by number. Without one nobody knows.
+        If the model pads, they take no longer than one call, by the slope of the line by number; without a slope it is unknown.
         """
         line = self._lines[CostShape.NUMBER]
         return line.alpha <= line.beta * spared if line.beta else self._inputs >= FULL * self._batches * self._largest
 
     def calls(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the calls that a batch is run in, because they are best or on trial: places of the inputs of each. `weights` are at least one."""
+        """Return the calls for a batch, the best ones or a trial: places of the inputs of each. There is at least one weight."""
         if self.shape is CostShape.PADDED or not self.cuts:
             return cut(weights, self.line)
         self._trial_at = self._observed + FIRST_TRIALS
@@ -99,7 +99,7 @@ class BatchCost:
         return [order[:end], order[end:]]
 
     def observe(self, weights: Sequence[int], seconds: float) -> None:
-        """Learn from a call of inputs of these weights, at least one, that took so many seconds."""
+        """Learn from a call of inputs of these weights, at least one."""
         if seconds <= 0.0:
             return
         count, longest = len(weights), max(weights)
@@ -118,7 +118,7 @@ class BatchCost:
             self._choose()
 
     def _note_trial(self, ratio: float) -> None:
-        """Note the time of the lighter inputs of a batch on trial, over what their number foretold."""
+        """Note the time of a trial's lighter inputs, relative to the forecast by their number."""
         self._tries = False
         if ratio < AS_FORETOLD:
             self._distance = min(MORE * self._distance, MORE_TRIALS)
@@ -127,7 +127,7 @@ class BatchCost:
         self._trial_at = self._observed + int(self._distance)
 
     def note_batch(self, weights: Sequence[int]) -> None:
-        """Learn the size of a batch, and how long its inputs would all be, filled up to the longest."""
+        """Learn the size of a batch, and the total of its inputs padded to the longest."""
         count = len(weights)
         self._batches = self._batches * DECAY + 1.0
         self._largest = max(count, self._largest * DECAY)
@@ -147,9 +147,9 @@ class BatchCost:
         return self.line_of(self.shape)
 
     def line_of(self, shape: CostShape) -> CostLine:
-        """Return the line of one shape, whether it holds or not."""
+        """Return the line of a shape, even if it doesn't hold."""
         line = self._lines[shape]
-        longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # Turns are divided by it.
+        longest = max(self._padded / self._inputs, 1.0) if self._inputs else 1.0  # It is a divisor elsewhere.
         return CostLine(shape, line.alpha, line.beta, longest, self.errors[shape])
 
 
@@ -174,7 +174,7 @@ def _mean(lines: Sequence[CostLine]) -> CostLine:
 
 
 def is_news(line: CostLine | None, known: CostLine | None) -> bool:
-    """Return True if a line differs so much from one that is gone by that this is to be replaced."""
+    """Return True if a line differs enough from the known one to replace it."""
     if line is None or known is None:
         return line is not known
     now, before = line.alpha + line.beta * line.longest, known.alpha + known.beta * known.longest
@@ -228,9 +228,9 @@ def cut(weights: Sequence[int], line: CostLine) -> list[list[int]]:
 
 
 SURE = 64
-"""Calls after which most are no longer looked at, where every input takes the same time."""
+"""Calls after which most are ignored, if every input takes the same time."""
 LOOKED_AT = 8
-"""One in so many calls is looked at then."""
+"""One in so many calls is observed then."""
 
 
 class Calls:
@@ -252,7 +252,7 @@ class Calls:
         return not self._whole and self._cost.cuts
 
     def parts(self, weights: Sequence[int]) -> list[list[int]]:
-        """Return the calls that a batch of inputs of these weights is run in: places of the inputs of each."""
+        """Return the calls for a batch of these weights: places of the inputs of each."""
         return self._cost.calls(weights) if self.cuts and weights else [list(range(len(weights)))]
 
     def ran(self, inputs: Sequence[Value], seconds: float) -> None:
@@ -264,14 +264,14 @@ class Calls:
         self.ran_in_parts(weights, [(weights, seconds)])
 
     def ran_in_parts(self, weights: Sequence[int], calls: Sequence[tuple[Sequence[int], float]]) -> None:
-        """Learn from a batch of these weights that ran in calls of inputs of such weights, which took so many seconds each."""
+        """Learn from a batch of these weights, given the weights and seconds of each of its calls."""
         if weights:
             self._cost.note_batch(weights)
         for part, seconds in calls:
             self._cost.observe(part, seconds)
 
     def news(self) -> CostLine | None:
-        """Return the line that holds, if it is another one than was told last."""
+        """Return the line that holds, if it differs from the last one returned."""
         line = self._cost.line
         if not is_news(line, self._told) or (self._told is None and line.shape is CostShape.NUMBER):
             return None

@@ -5,12 +5,12 @@ closed ──threshold failures in a row──▶ half open ──success──�
    │                               failure▼    │cooldown (doubles each time, up to a cap), or the rest asked for
    └──────the backend asks for rest─────▶ open─┘
 
-Failures in a row may be the fault of what was asked. So the first probe comes at once, before any rest, and is
-to be made with something that is known to work. A failure that is certainly none of what was asked, as no connection came
-about, needs no others in a row.
+Failures in a row may be the fault of the inputs. So the first probe comes at once, before any rest, and should
+use an input that is known to work. A failure that is certainly not the inputs' fault, such as a missing connection,
+counts without others in a row.
 
-Half open, one run at a time has the permit to be the probe. A permit ends by itself: a probe that is never heard of
-again keeps nobody out for good.
+Half open, one run at a time has the permit to be the probe. A permit expires, so that a lost probe
+doesn't keep others out for good.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Breaker:
 
     Arguments:
         threshold: failures in a row after which a probe decides.
-        cooldown: seconds for which the breaker stays open when the first probe has failed.
+        cooldown: seconds for which the breaker stays open after the first failed probe.
     """
 
     def __init__(self, threshold: int, cooldown: float) -> None:
@@ -50,17 +50,17 @@ class Breaker:
         self._silent_since: float | None = None
 
     def state(self, now: float) -> State:
-        """Return the closed, half open or open at instant `now`."""
+        """Return the state at instant `now`."""
         if self._open_until is None:
             return State.CLOSED
         return State.HALF_OPEN if now >= self._open_until else State.OPEN
 
     def allow(self, now: float, within: float) -> bool:
-        """Decide whether one more run may start. Half open, the first run that asks becomes the probe.
+        """Return True if another run may start. Half open, the first that asks becomes the probe.
 
         Arguments:
             now: the instant.
-            within: seconds after which the run, if it becomes the probe, no longer keeps others out.
+            within: seconds for which the run, as a probe, keeps others out.
         """
         state = self.state(now)
         if state is State.CLOSED:
@@ -75,17 +75,17 @@ class Breaker:
         return now if self._open_until is None else max(now, self._open_until)
 
     def rest_left(self, now: float) -> float:
-        """Return the seconds left of the rest that the backend has asked for; 0 when there is none."""
+        """Return the seconds left of a rest that the backend asked for."""
         return max(self._rest_until - now, 0.0)
 
     def success(self, now: float) -> None:
-        """Note a run that ended well. A rest that the backend asked for stays, since the run may have begun before it."""
+        """Note a successful run. A rest that the backend asked for stays, since the run may have begun before."""
         self._failures = 0
         if now >= self._rest_until:
             self._open_until = self._permit_until = None
 
     def failure(self, now: float, *, certain: bool = False) -> None:
-        """Note a run that failed. `certain`: it was certainly not the fault of what was asked."""
+        """Note a failed run. `certain`: it was certainly not the inputs' fault."""
         self._failures += 1
         if self._open_until is not None:
             if self._permit_until is not None:
@@ -106,15 +106,15 @@ class Breaker:
         self._open_until = max(self._rest_until, self._open_until or self._rest_until)
 
     def lost(self, now: float) -> None:
-        """Note that the backend has not answered as it should; only the first such instant is kept."""
+        """Note that the backend doesn't answer as it should; only the first such instant is kept."""
         if self._silent_since is None:
             self._silent_since = now
 
     def regained(self, now: float) -> float | None:
-        """Note that the backend has answered. Returns the seconds since it did not; None where it did all along."""
+        """Note that the backend answered. Returns the seconds since it stopped to; None if it never did."""
         since, self._silent_since = self._silent_since, None
         return None if since is None else now - since
 
     def forget(self) -> None:
-        """Give up the probe before it ran, so that another run may be the probe."""
+        """Give up the probe before it ran, so that another run may take its place."""
         self._permit_until = None

@@ -1,10 +1,10 @@
-"""Budgets that several owners share: connections, or bytes in flight.
+"""Budgets that owners share, such as connections or bytes in flight.
 
 The greediest owner leaves something for the others.
 
 Dynamic thresholds (Choudhury and Hahne, 1998): an owner may hold at most g times what is free. One owner alone gets g /
-(1 + g) of all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for those who come
-with little. So nothing is set aside while nobody is greedy, and there is no share to configure.
+(1 + g) of all. Each of n greedy ones gets g / (1 + n · g), and 1 / (1 + n · g) stays free: enough for owners that need
+little. So nothing is reserved while nobody is greedy, and there is no share to configure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Budget:
 
     Arguments:
         total: number of units.
-        greed: multiple of the free units that one owner may hold; 0: no bound but `total`.
+        greed: multiple of the free units that one owner may hold; 0: no limit but `total`.
 
     Attributes:
         free: units that no owner holds.
@@ -36,12 +36,12 @@ class Budget:
         return self._used.get(owner, 0)
 
     def take(self, owner: str, amount: int, most: int = 0) -> bool:
-        """Let an owner hold more units. False, and nothing is taken, when that is more than it may hold.
+        """Take units for an owner. Returns False, and takes nothing, if that is more than it may hold.
 
         Arguments:
             owner: name of the owner. One that holds nothing yet may take the last unit.
             amount: number of further units.
-            most: units that it may hold whatever is free; 0 for no such bound.
+            most: limit on its units whatever is free; 0 for none.
         """
         used = self._used.get(owner, 0)
         left, wanted = self.free - amount, used + amount
@@ -52,7 +52,7 @@ class Budget:
         return True
 
     def give(self, owner: str, amount: int) -> None:
-        """Take units back from an owner."""
+        """Return units of an owner."""
         used = self._used[owner] - amount
         self.free += amount
         if used:

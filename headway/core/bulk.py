@@ -1,27 +1,27 @@
-"""Bulk entries: a class below all tiers, which takes seats that would be empty and GPUs that would be idle.
+"""Bulk entries: a class below all tiers, for seats that would be empty and GPUs that would be idle.
 
-A bulk entry is no reason for a batch of others to leave, and none of the figures that decide about others know of it: depth,
+A bulk entry never makes a batch of others leave, and no figure that decides about others includes it: depth,
 arrivals, admission. It rides in two ways.
 
-    seats   in a batch that leaves anyway, once all others have been packed
-    whole   in a batch of bulk entries alone, on a GPU that is expected to stay idle for the time of a batch
+    seats   in a batch that leaves anyway, once all others are packed
+    whole   in a batch of bulk entries only, on a GPU that is expected to stay idle for the time of a batch
 
-A batch takes as many bulk entries as its members can afford. Where the run time of a batch hardly grows with its size those are all
-empty seats; else as many as keep the members within the latency that was promised. Where the model fills inputs up to the longest of a
-call, none heavier than the heaviest member takes a seat while lighter ones wait, and a whole batch has entries of like weight, and takes no longer than a
+A batch takes as many bulk entries as its members can afford. If run times hardly grow with size, those are all
+empty seats; otherwise as many as keep the members within the promised latency. If the model pads inputs to the longest of a
+call, lighter entries go before any that is heavier than all members, and a whole batch has entries of similar weight, and takes no longer than a
 full batch of others.
 
-A whole batch is a bet. A request that comes meanwhile and finds no GPU waits for at most one batch. Arrivals during a batch are taken for
-Poisson, so as many GPUs are left to others as make that rarer than `QueueLimits.delayed`. What happens is counted all the same:
-each entry that has left earns that share of a credit, and each that has waited for a GPU while bulk had one costs one. No bet is
-placed that the credit could not pay. Where nobody has asked for QUIET seconds the fleet counts as idle, and bulk has all its GPUs.
+A whole batch is a bet: a request that then finds no GPU waits for at most one batch. Arrivals during a batch count as
+Poisson, so enough GPUs are left to others to make that rarer than `QueueLimits.delayed`. The outcome is counted all the same:
+each entry that left earns that share of a credit, and each that waited for a GPU while bulk had one costs one. No bet is
+placed that the credit couldn't pay for. Without a request for QUIET seconds the fleet counts as idle, and bulk gets all GPUs.
 
-So that no job waits for long beside idle GPUs, the credit begins with FIRST_CREDIT. While it pays for one, one GPU at a time may begin a
-whole batch though no other is left, if nothing waits and at most one request is expected meanwhile, or none has come for SETTLED
-seconds: the rate of what came before tells little then.
+So that no job waits long beside idle GPUs, the credit starts at FIRST_CREDIT. While it pays for a bet, one GPU at a time may begin a
+whole batch even if no other is left, provided that nothing waits and at most one request is expected meanwhile, or none came for SETTLED
+seconds, as the rate of earlier ones then says little.
 
-Bulk entries that may fail, or that are large, ride `apart`: in whole batches alone, where their shapes say which belong together. A batch that
-fails is searched by whoever sent its bulk entries. The others of it never hear of that: they run again, once, before anybody
+Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, in which all have one shape. If a batch
+fails, the sender of its bulk entries searches them. The batch's other entries are unaffected: they run again before anybody
 suspects them. (The idea of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
 """
 
@@ -39,25 +39,25 @@ from headway.core.fair_queue import QUEUED, RUNNING, QueuedEntry, TierQueue
 from headway.core.packing import Nearness
 
 STRETCH = 1.03
-"""Multiple of its expected run time up to which a full batch counts as no longer than the one that leaves."""
+"""A full batch up to so many times longer than the one that leaves counts as equally long."""
 WITHIN = 0.8
-"""Share of the promised latency by which a batch with bulk entries is expected to be back."""
+"""Share of the promised latency within which a batch with bulk entries should be back."""
 QUIET = 30.0
 """Seconds without an entry of others after which a fleet counts as idle."""
 FIRST_CREDIT = 1.0
-"""Credit at first."""
+"""Initial credit."""
 SETTLED = 0.5
-"""Seconds without an entry of others after which the rate of those before says no more whether one comes."""
+"""Seconds without an entry of others after which their earlier rate no longer predicts the next."""
 SPACING = 0.8
-"""Least gap between whole batches, as a share of the even one, so that GPUs do not all become free at once."""
+"""Smallest gap between whole batches, relative to an even one, so that GPUs don't all become free at once."""
 LOOK = 0.05
 """Seconds after which a whole batch that may not leave yet is looked at again."""
 MOST_PAGES = 64
-"""Most pages of large entries in a whole batch together, unless it is a single one."""
+"""Limit on the pages of large entries in a whole batch, unless there is only one."""
 APART_AHEAD = 256
-"""Entries that are looked at for those that ride apart with the first."""
+"""Entries that are searched for some to ride apart with the first."""
 BATCHES_WAITING = 4
-"""Full batches for each GPU that wait at most; whoever feeds bulk entries holds the rest."""
+"""Limit on waiting entries, in full batches for each GPU; the sender holds back further ones."""
 _WEIGHT = attrgetter("weight")
 
 
@@ -88,9 +88,9 @@ class BulkClass:
 
     Attributes:
         busy: whole batches that run.
-        credit: entries that may yet be delayed, less those that were.
-        delayed: entries of others that have waited for a GPU that had a whole batch.
-        ended: instant at which a whole batch came back last.
+        credit: entries that may still be delayed.
+        delayed: entries of others that waited for a GPU with a whole batch.
+        ended: instant at which the last whole batch came back.
     """
 
     def __init__(self, delayed: float, most_credit: float) -> None:
@@ -105,22 +105,22 @@ class BulkClass:
         return self._seats.depth + len(self._apart) + len(self._again)
 
     def push(self, queued: QueuedEntry) -> None:
-        """Let an entry wait."""
+        """Add an entry."""
         if _rides_apart(queued):
             self._apart.append(queued)
         else:
             self._seats.push(queued)
 
     def hand_back(self, members: Sequence[QueuedEntry]) -> None:
-        """Have entries that never ran wait anew, ahead of all others."""
-        self._seats.sweep()  # Those that left out of turn still have their places there.
+        """Put back entries that never ran, ahead of all others."""
+        self._seats.sweep()  # Entries that left out of turn still have their places.
         for queued in members:
             queued.state, queued.attempts = QUEUED, 0
         self._apart[:0] = [queued for queued in members if _rides_apart(queued)]
         self._again[:0] = [queued for queued in members if not _rides_apart(queued)]
 
     def drop(self, queued: QueuedEntry) -> None:
-        """Take an entry out that waits."""
+        """Remove a waiting entry."""
         for line in (self._apart, self._again):
             if queued in line:
                 line.remove(queued)
@@ -128,7 +128,7 @@ class BulkClass:
         self._seats.drop(queued)
 
     def fill(self, count: int, weight: float) -> list[QueuedEntry]:
-        """Take entries for the empty seats of a batch: so many at most, of so much weight together."""
+        """Take entries for the empty seats of a batch, within a number and a total weight."""
         taken: list[QueuedEntry] = []
         while len(taken) < count and weight > 0.0 and (queued := self._next(weight)) is not None:
             taken.append(queued)
@@ -139,9 +139,9 @@ class BulkClass:
     def fill_near(
         self, count: int, weight: float, members: int, heaviest: int, near: Nearness, padded: float = 0.0
     ) -> list[QueuedEntry]:
-        """Take entries nearest in weight to the heaviest of a batch of so many members, where the model fills inputs up.
+        """Take entries closest in weight to the heaviest of a batch, if the model pads inputs.
 
-        Lighter ones go first. Heavier ones ride only as far as the batch weighs no more than `padded` with each place filled up.
+        Lighter ones go first. Heavier ones ride only while the batch, padded, weighs no more than `padded`.
         """
         taken: list[QueuedEntry] = []
         for queued in self._by_nearness(heaviest, near.most):
@@ -167,13 +167,13 @@ class BulkClass:
         return queued
 
     def _by_nearness(self, weight: int, most: int) -> list[QueuedEntry]:
-        """Of the entries whose turns come next those up to a weight, the heaviest first, then the others, the lightest first; of these by turn."""
+        """Return the next entries: first those up to a weight, from the heaviest, then the others, from the lightest; equal ones by turn."""
         ahead = list(islice(chain(self._again, self._seats.in_turn()), most))
         lighter = sorted([queued for queued in ahead if queued.weight <= weight], key=_WEIGHT, reverse=True)
         return lighter + sorted([queued for queued in ahead if queued.weight > weight], key=_WEIGHT)
 
     def _take_early(self, queued: QueuedEntry, cost: float) -> None:
-        """Take an entry out of turn, which costs its tenant so many rounds, unless it was handed back."""
+        """Take an entry out of turn, at a cost in rounds to its tenant unless it was handed back."""
         if queued in self._again:
             self._again.remove(queued)
             queued.state, queued.attempts = RUNNING, 1
@@ -189,9 +189,9 @@ class BulkClass:
         near: Nearness | None = None,
         padded: float = 0.0,
     ) -> list[QueuedEntry]:
-        """Take the entries of a whole batch. What rides apart goes first, since it has no other way.
+        """Take the entries of a whole batch. Entries that ride apart go first, as they have no other way.
 
-        With `near`, they are of like weight, and weigh no more than `padded` if each counts as the heaviest.
+        With `near`, they are of similar weight, and weigh no more than `padded` if each counts as the heaviest.
         """
         self.busy, self._left = self.busy + 1, now
         if now >= forecast.newest + QUIET:
@@ -232,22 +232,22 @@ class BulkClass:
         self.busy, self.ended = self.busy - 1, now
 
     def earn(self, entries: int) -> None:
-        """Note that entries of others have left."""
+        """Note that entries of others left."""
         self.credit = min(self.credit + self._delayed * entries, self._most_credit)
 
     def charge(self, entries: int, now: float) -> None:
-        """Note that entries of others have waited for a GPU that had a whole batch. The first after a silence cost no credit."""
+        """Note that entries of others waited for a GPU with a whole batch. The first after a silence are free."""
         self.delayed += entries
         if now <= self._excused:
             return
         self.credit = max(self.credit - entries, -self._most_credit)
 
     def near(self, now: float) -> bool:
-        """Return True if others that leave now may have waited for a whole batch."""
+        """Return True if entries of others that leave now may have waited for a whole batch."""
         return self.busy > 0 or now - self.ended <= LEEWAY
 
     def opens_at(self, forecast: Forecast, now: float) -> float:
-        """Return the instant from which a whole batch may leave on a GPU that is idle: the present one or before, or when to look again."""
+        """Return the instant from which a whole batch may leave on an idle GPU, or when to look again."""
         if not self.depth:
             return math.inf
         held = self.held(forecast, now)
@@ -256,7 +256,7 @@ class BulkClass:
         return now + min(LOOK, held) if held < math.inf else held
 
     def held(self, forecast: Forecast, now: float) -> float:
-        """Return the seconds until a whole batch may leave on a GPU that is idle, if no others come; 0 now; infinite: they ride in seats alone."""
+        """Return the seconds until a whole batch may leave on an idle GPU, if no others come; infinite if entries ride in seats only."""
         if forecast.whole < forecast.slots:
             return math.inf
         left = forecast.slots - self.busy - 1
@@ -267,7 +267,7 @@ class BulkClass:
         return max(forecast.newest + QUIET - now, 0.0)
 
     def _may_begin(self, forecast: Forecast, now: float) -> bool:
-        """Return True if a whole batch may leave though no GPU is left to others: the first one, while hardly anybody comes."""
+        """Return True if a first whole batch may leave although no GPU is left to others, as hardly any come."""
         if self.busy or forecast.waiting or self.credit < 1.0:
             return False
         return forecast.rate * forecast.seconds <= 1.0 or now >= forecast.newest + SETTLED
@@ -282,7 +282,7 @@ def seats(alpha: float, beta: float, size: float, limit: float, waited: float, p
         size: size of the batch without them.
         limit: size of a full batch.
         waited: seconds for which its oldest member has waited.
-        promise: latency in seconds that was promised; 0 for none.
+        promise: promised latency in seconds; 0 for none.
     """
     if alpha + beta * limit <= STRETCH * (alpha + beta * size):
         return limit
@@ -290,7 +290,7 @@ def seats(alpha: float, beta: float, size: float, limit: float, waited: float, p
 
 
 def _none_left(forecast: Forecast, left: int) -> float:
-    """Return the chance that so many GPUs are not enough for the batches of others that begin while a whole batch runs."""
+    """Return the chance that others need more than `left` GPUs while a whole batch runs."""
     mean = forecast.rate * forecast.seconds
     if forecast.gap > 0.0:
         mean = min(mean, forecast.seconds / forecast.gap)

@@ -1,7 +1,7 @@
-"""Parameters that a call of a target has once: requests ride together only where these are equal.
+"""Parameters that a call of a target has once: requests ride together only if these are equal. Apart, as few targets need it.
 
-They are compared by their normal form, which is also what the call gets, so that no answer depends on who rides beside: 5.0 is 5,
--0.0 is 0, and the members of objects are in order. What is absent equals what is absent. From 2⁵³ on, where two integers may be the
+They are compared in normal form, in which the call gets them, too, so that no answer depends on its neighbours: 5.0 is 5,
+-0.0 is 0, and the members of objects are sorted. Absent values are equal. From 2⁵³ on, where two integers may be the
 same number with a fraction, 2⁵³ and 2⁵³.0 stay what they are, and are not equal.
 """
 
@@ -18,10 +18,10 @@ from headway.core.rows import NUMBER_BYTES
 from headway.model import ALL_PARAMETERS, PerCall, WorkerInfo
 
 _INPUTS = frozenset(("messages",))
-"""Members of parameters that are the input itself, as a chat's target gets them. They are none of "all"."""
+"""Parameters that are the input itself, as for a chat's target. "all" doesn't include them."""
 
 _EXACT = 1 << 53
-"""Numbers with a fraction or an exponent below this are exact. They become integers, if they are."""
+"""Below this, numbers with a fraction or an exponent are exact, and become integers if they are whole."""
 
 
 def _number(text: str) -> float:
@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def per_call(workers: Iterable[WorkerInfo]) -> PerCall:
-    """Return the parameters that a call has once, by what workers of one model tell: all that any of them names."""
+    """Return the parameters that a call has once: all that any worker of the model names."""
     names = set[str]()
     for worker in workers:
         if worker.per_call == ALL_PARAMETERS:
@@ -52,12 +52,12 @@ def seen(workers: Iterable[WorkerInfo]) -> PerCall:
 
 
 def unseen(parameters: bytes, sees: PerCall) -> list[str]:
-    """Return the names of parameters that a target which gets these never sees."""
+    """Return the names of parameters that a target never sees if it gets only `sees`."""
     return [name for name in _members(parameters or b"{}") if sees != ALL_PARAMETERS and name not in sees]
 
 
 def values_of(parameters: bytes, names: PerCall) -> bytes:
-    """Return the normal form, as text, of what parameters have under these names; empty where they have none of them.
+    """Return the parameters with these names in normal form, as text; empty if there are none.
 
     Values longer than CANONICAL, or out of range, stay as they are written.
     """

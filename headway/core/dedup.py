@@ -1,20 +1,20 @@
 """One answer for several requests of a tenant: tasks, idempotency keys, identical requests.
 
-Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight* is what is known under one:
+Pure: no clock. `headway.model.DedupKey` says what a dedup key means. A *flight* is the state of one:
 
                     ┌── join ──▶ followers
     (none) ─begin─▶ in flight ──end──▶ kept ─────▶ (none)
                     └── end, nothing to keep ───▶ (none)
 
 The original of a flight may itself follow another: the first entry under an idempotency key may join an identical
-request. So outcomes run along chains. An original that nobody waits for any more runs on while it has followers. Under an
-idempotency key it runs on in any case, as its client may ask again.
+request. So outcomes pass along chains. An original that nobody waits for any more runs on while it has followers. Under an
+idempotency key it always runs on, as its client may ask again.
 
-Identical requests are told apart by the code that answers, too: a flight of theirs belongs to the newest code of its queue
-at that time, and only outputs of that code are kept. So what older code has answered, or still runs, is nothing to those
-who ask once a worker with other code is there.
+Identical requests are also distinguished by the code that answers: their flight belongs to the newest code of its queue
+at that time, and only outputs of that code are kept. So answers and runs of older code don't count for requests
+that come once a worker with other code is there.
 
-When an original is too late, its followers, who came later, are not: they are offered anew, and so are those that follow
+If an original is too late, its followers, which came later, needn't be: they are offered again, and so are those that follow
 them, in the order in which they joined, so that the first of them is the next original. A follower that waits for a task gets the
 task's failure.
 """
@@ -38,27 +38,27 @@ from headway.errors import REJECTED_BY_MODEL
 from headway.model import DedupKey, DedupKind, Entry, Failure, QueueName, Reply, Value
 
 FlightKey = tuple[str, DedupKind, str]
-"""Tenant, kind and key, with the model in front where the key is good for one, and the code behind that of identical requests."""
+"""Tenant, kind and key. The key starts with the model if it is for one model only, and that of identical requests ends with the code."""
 
 STALE = 64
-"""Former followers that may be remembered before they are swept."""
+"""Former followers that may pile up before they are swept."""
 
 
 def digest(model: str, version: str, input: Value, parameters: bytes) -> bytes:
-    """Return the SHA-256 of what is asked. Inputs and parameters that mean the same have the same digest, however they are written.
+    """Return the SHA-256 of a request. Inputs and parameters that mean the same have the same digest, however they are written.
 
-    `version` is the version that the client asks for; empty where it leaves the choice.
+    `version` is the version that the client asks for; empty for any.
     """
     return digest_of(named(model, version), input, parameters)
 
 
 def named(model: str, version: str) -> bytes:
-    """Return the beginning of what is hashed of a request for a model; see `digest`."""
+    """Return the beginning of the hashed text of a request for a model; see `digest`."""
     return b"".join([_size(len(name)) + name for name in (model.encode(), version.encode())])
 
 
 def digest_of(named: bytes, input: Value, parameters: bytes) -> bytes:
-    """Return `digest` of a request that begins so."""
+    """Return the `digest` of a request, given what `named` returned."""
     text, written = values.canonical(input), canonical(parameters)
     hashed = hashlib.sha256(named + _size(len(text)))
     hashed.update(text)
@@ -72,7 +72,7 @@ _size = struct.Struct(">Q").pack
 def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
     """Return True if an outcome is kept for later requests under a dedup key.
 
-    For identical requests only outputs of this code are kept, and of a version that they ask for: a worker of another one may have
+    For identical requests only outputs of this code are kept, and of a version that they ask for, as a worker of another may have
     helped out.
     """
     kind = dedup_key.kind
@@ -85,7 +85,7 @@ def keeps(dedup_key: DedupKey, reply: Reply, code: str = "") -> bool:
 
 
 def _answers(versions: str, ran: str) -> bool:
-    """Return True if a version is one of those that identical requests ask for. One that is not told is."""
+    """Return True if a version is among those that identical requests ask for, or unknown."""
     return not ran or f",{ran}," in f",{versions},"
 
 
@@ -97,37 +97,37 @@ def unkept(entry: Entry, reply: Reply, limits: KeptLimits) -> bool:
 
 
 def is_task(entry: Entry) -> bool:
-    """Return True if the outcome of an entry may be fetched by its id. An entry that only waits for a task is none."""
+    """Return True if the outcome of an entry can be fetched by its id. That isn't so if it only waits for a task."""
     return any(dedup_key.kind is DedupKind.TASK and dedup_key.key == entry.id for dedup_key in entry.dedup_keys)
 
 
 def follower(
     id: str, task: str, tenant: str, gateway: str, seconds: float, nonce: int = 0, model: str = "", version: str = ""
 ) -> Entry:
-    """Return the entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
+    """Make an entry that follows a task, wherever that was submitted: it gets the task's outcome, and never runs.
 
     Arguments:
         id: UUIDv7 text; unique together with `tenant`.
         task: id of the task.
         tenant: name of the account that the task belongs to.
         gateway: id of the gateway that gets the reply.
-        seconds: seconds from the enqueue until the outcome is worthless to who waits.
+        seconds: seconds from the enqueue until the outcome is worthless.
         nonce: number of the submission.
-        model: name of the model that answers the task; empty where that is not known.
-        version: version in whose queue the task is, where the model is known.
+        model: name of the model that answers the task; empty if unknown.
+        version: version in whose queue the task is, if the model is known.
     """
     keys = (DedupKey(DedupKind.TASK, task),)
     return Entry(id, model, "", 0, tenant, gateway, seconds, seconds, dedup_keys=keys, nonce=nonce, version=version)
 
 
 def task_followed(entry: Entry) -> str:
-    """Return the id of the task that an entry only follows; empty for one that asks for something of its own."""
+    """Return the id of the task that an entry only follows; else empty."""
     found = (one.key for one in entry.dedup_keys if one.kind is DedupKind.TASK and one.key != entry.id)
     return next(found, "")
 
 
 def passed_on(reply: Reply, to: QueuedEntry, kind: DedupKind, kept: bool) -> Reply:
-    """Return the outcome of another entry, addressed to `to`."""
+    """Return another entry's outcome, addressed to `to`."""
     entry = to.entry
     return msgspec.structs.replace(
         reply, id=entry.id, tenant=entry.tenant, nonce=entry.nonce, shared=kind, kept=kept, unkept=False
@@ -150,8 +150,8 @@ class Consequences(msgspec.Struct):
 
     Attributes:
         replies: outcomes of other entries.
-        anew: former followers that are to be offered again, in this order.
-        idle: originals that nobody waits for any more; they need not run.
+        anew: former followers to offer again, in this order.
+        idle: originals that nobody waits for any more; they needn't run.
     """
 
     replies: list[tuple[QueuedEntry, Reply]] = msgspec.field(default_factory=list)
@@ -185,9 +185,9 @@ class Dedup:
         return bool(self._begun)
 
     def serve(self, queue: QueueName, codes: Iterable[str], cold: Iterable[str] = ()) -> None:
-        """Note the codes of the healthy workers of a queue, and those of its cold ones. One that was not there before is the newest.
+        """Note the codes of the healthy workers of a queue, and of its cold ones. A code that is new becomes the newest.
 
-        Those of cold workers count while no worker is healthy. While there is neither, the last codes stay.
+        Those of cold workers count while no worker is healthy. Without either, the last codes stay.
         """
         healthy, known = set(codes), self._codes.get(queue, [])
         there = healthy.union(cold)
@@ -206,14 +206,14 @@ class Dedup:
         return queued
 
     def unwanted(self, queued: QueuedEntry) -> bool:
-        """Return True if an entry runs for its followers alone: it gets no reply itself."""
+        """Return True if an entry runs only for its followers: it gets no reply itself."""
         return queued in self._unwanted
 
     def join(self, queued: QueuedEntry, now: float) -> Failure | Consequences | None:
-        """Look for an answer in common with others. None: there is none yet, so the entry has to run.
+        """Look for a shared answer. None: there is none yet, so the entry must run.
 
         Returns:
-            A failure: the entry is refused. Consequences: it has joined, or has its outcome, which is among the replies.
+            A failure: the entry is refused. Consequences: it joined, or its outcome is among the replies.
         """
         found = None
         for dedup_key in queued.entry.dedup_keys:
@@ -244,7 +244,7 @@ class Dedup:
         return Consequences()
 
     def begun_anew(self, queued: QueuedEntry) -> list[_Flight] | None:
-        """Return the flights of an entry whose dedup keys are all new, for `start`; None where it has to `join`."""
+        """Return new flights for an entry whose dedup keys are all new, for `start`; None if it must `join`."""
         flights = [self._new_flight(queued, dedup_key) for dedup_key in queued.entry.dedup_keys]
         known = [flight for flight in flights if flight.key in self._flights or flight.dedup_key.keep <= 0.0]
         return None if known else flights
@@ -261,9 +261,9 @@ class Dedup:
             self._begun[queued] = flights
 
     def begin(self, queued: QueuedEntry, now: float, version: str | None = None) -> None:
-        """Let an entry that runs, or joins, begin the flights of all its dedup keys that have none yet.
+        """Begin flights for all dedup keys of an entry that have none yet; it runs or joins.
 
-        `version`: version of the flight that it joins. Requests that are identical get their answers from their own.
+        `version`: version of the flight that it joins. Identical requests get answers of their own version.
         """
         own = version in (None, queued.entry.version)
         begun = [
@@ -276,17 +276,17 @@ class Dedup:
         self.start(queued, begun)
 
     def end(self, queued: QueuedEntry, reply: Reply, now: float, *, late: bool = False) -> Consequences:
-        """Note the outcome of an entry. `late`: the entry failed only because its own time is over."""
+        """Note the outcome of an entry. `late`: it failed only because its own time is over."""
         return self.end_all([(queued, reply)], now, late=late)
 
     def answers_alone(self, members: Sequence[QueuedEntry], longest: int) -> bool:
-        """Return True if outputs of at most so many characters are for these entries alone, and small enough to be kept."""
+        """Return True if outputs of at most `longest` characters are for these entries only, and small enough to be kept."""
         if self._followed and any(flight.followers for one in members for flight in self._begun.get(one, ())):
             return False
         return self._unwanted.isdisjoint(members) and OVERHEAD + 4 * longest <= self.limits.largest
 
     def end_all(self, ended: list[tuple[QueuedEntry, Reply]], now: float, *, late: bool = False) -> Consequences:
-        """Note the outcomes of entries; see `end`. Those that follow them are added."""
+        """Note the outcomes of entries; see `end`. Adds those of their followers."""
         consequences = Consequences()
         for original, outcome in ended:
             self._unwanted.discard(original)
@@ -306,7 +306,7 @@ class Dedup:
         return consequences
 
     def cancel(self, queued: QueuedEntry, *, deleted: bool = False) -> Consequences:
-        """Stop waiting for an entry. If no other entry waits for it, it is among the idle of the consequences.
+        """Stop waiting for an entry. If no other entry waits for it, it is among the consequences' idle ones.
 
         Arguments:
             queued: an original or a follower.
@@ -328,14 +328,14 @@ class Dedup:
         return consequences
 
     def with_id(self, entry: Entry, now: float) -> Entry:
-        """Give an entry whose id the client chose the dedup key of a kept task of that id. Another body misuses the id."""
+        """Give an entry whose id the client chose the dedup key of a kept task of that id. With another body it misuses the id."""
         if isinstance(self.outcome(entry.tenant, entry.id, now), Reply):
             dedup_keys = (DedupKey(DedupKind.TASK, entry.id, entry.digest), *entry.dedup_keys)
             return msgspec.structs.replace(entry, dedup_keys=dedup_keys)
         return entry
 
     def outcome(self, tenant: str, id: str, now: float) -> Reply | QueuedEntry | None:
-        """Return the outcome of a task, or its original; None when there is no such task."""
+        """Return the outcome of a task, or its original; None if there is no such task."""
         flight = self._flights.get((tenant, DedupKind.TASK, id))
         if flight is None or (flight.reply is not None and flight.until <= now):
             return None
@@ -358,11 +358,11 @@ class Dedup:
         return late
 
     def next_due(self) -> float:
-        """Return the instant at which the first follower is due, or was; infinite when there is none."""
+        """Return the instant at which the first follower is or was due; infinite if there is none."""
         return self._due[0][0] if self._due else math.inf
 
     def leave(self, queued: QueuedEntry) -> Consequences:
-        """Note that a follower has its own outcome, and waits for its original's no longer."""
+        """Note that a follower has its own outcome, and no longer waits for its original's."""
         flight = self._unfollow(queued)
         consequences = Consequences()
         if flight is not None and flight.original is not None:
@@ -377,7 +377,7 @@ class Dedup:
         return flight
 
     def _key(self, queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
-        """Return the name of a flight. An idempotency key is good for one model; a task's id is the same whatever its model."""
+        """Return the key of a flight. An idempotency key counts for one model, a task's id for all."""
         entry, kind, key = queued.entry, dedup_key.kind, dedup_key.key
         if kind is DedupKind.KEY:
             key = f"{entry.model}\0{key}"
@@ -386,7 +386,7 @@ class Dedup:
         return entry.tenant, kind, key
 
     def _code(self, queued: QueuedEntry) -> str:
-        """Return the newest code that answers an entry; empty while none is known."""
+        """Return the newest code that answers an entry; empty if unknown."""
         codes = self._codes.get(queued.entry.queue)
         return codes[0] if codes else ""
 
@@ -398,7 +398,7 @@ class Dedup:
         return flight
 
     def _freed(self, flight: _Flight) -> dict[QueuedEntry, None]:
-        """Return the followers of a flight, which cease to follow."""
+        """Detach and return the followers of a flight."""
         followers, flight.followers = flight.followers, {}
         for follower in followers:
             del self._followed[follower]
@@ -406,7 +406,7 @@ class Dedup:
         return followers
 
     def _scatter(self, flight: _Flight, consequences: Consequences) -> None:
-        """Offer all followers anew, each before its own followers."""
+        """Offer all followers again, each before its own followers."""
         loose = [flight]
         for each in loose:
             for follower in self._freed(each):
@@ -423,7 +423,7 @@ class Dedup:
             heapq.heapify(self._due)
 
     def _release(self, queued: QueuedEntry, consequences: Consequences) -> None:
-        """Let go of an entry that nobody waits for, and of those that only ran for it."""
+        """Drop an entry that nobody waits for, and those that only ran for it."""
         while queued in self._unwanted and not any(map(_is_awaited, self._begun.get(queued, ()))):
             self._unwanted.discard(queued)
             queued.reservation = None
@@ -445,7 +445,7 @@ class Dedup:
         useful = dedup_key.keep > 0.0 and keeps(dedup_key, reply, flight.code)
         size = weight(reply.output)
         if useful and reply.output is not None and size > self.limits.largest:
-            useful = dedup_key.kind is DedupKind.TASK  # Who asks for the task is told why its output is not there.
+            useful = dedup_key.kind is DedupKind.TASK  # A poll is told why there is no output.
             failure, size = failures.too_large(size), FAILURE_BYTES
             reply = Reply(reply.id, reply.tenant, None, failure, shared=reply.shared, kept=reply.kept)
         if not useful:
@@ -467,10 +467,10 @@ class Dedup:
 
 
 def _is_awaited(flight: _Flight) -> bool:
-    """Return True if the original of a flight runs though it is unwanted itself, as its client may ask again under the key."""
+    """Return True if the original of a flight runs although unwanted, as its client may ask again under the key."""
     return bool(flight.followers) or flight.dedup_key.kind is DedupKind.KEY
 
 
 def _own(queued: QueuedEntry, dedup_key: DedupKey) -> bool:
-    """Return True if an entry is the task itself, and does not only wait for it."""
+    """Return True if an entry is the task itself rather than waiting for it."""
     return dedup_key.key == queued.entry.id

@@ -1,6 +1,6 @@
-"""Bounds of the departure board, and how the notices of all processes become the rows of its history.
+"""Limits of the departure board, and the rows of its history made from all processes' notices.
 
-A row has a fixed size, and is that of the whole fleet: half an hour takes as much memory with a hundred processes as with one.
+A row has a fixed size and covers the whole fleet, so that half an hour takes as much memory with a hundred processes as with one.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterable, Sequence
 from headway.model.board import HistoryRow, Notice
 
 RECENT_SECONDS = 180
-"""Seconds for which whole notices are kept, with their departures."""
+"""Seconds for which whole notices are kept."""
 RECENT_NOTICES = 4000
-"""Most whole notices in a process, which has four a second."""
+"""Limit on whole notices in one process, which makes four a second."""
 RECENT_BYTES = 16 << 20
-"""Bytes of whole notices over Redis, about, where many processes post."""
+"""Approximate limit in bytes on whole notices in Redis, where many processes post."""
 HISTORY_SECONDS = 1800
-"""Seconds for which the counts and the figures of the fleet are kept."""
+"""Seconds for which the fleet's counts and figures are kept."""
 STEP = 2
 """Seconds of one row."""
 WATCH_SECONDS = 5.0
-"""Seconds for which the board counts as watched after somebody has looked."""
+"""Seconds after a look for which the board counts as watched."""
 RECORD_SECONDS = 3.0
-"""Seconds for which a process has the right to record the figures of the fleet, unless it renews that."""
+"""Seconds for which a process may record the fleet's figures, unless it renews that."""
 
 
 def counts(notice: Notice) -> bool:
-    """Return True if a notice has something for the history."""
+    """Return True if a notice adds to the history."""
     return notice.flow is not None or notice.fleet is not None or bool(notice.scalings)
 
 
 def add_to(row: HistoryRow, notice: Notice) -> None:
-    """Add what a notice counts to a row."""
+    """Add a notice's counts to a row."""
     row.fleet = notice.fleet or row.fleet
     row.scalings += notice.scalings
     if (flow := notice.flow) is None:
@@ -56,7 +56,7 @@ class BoardHistory:
         self._rows = {row.step: row for row in rows}
 
     def add(self, notice: Notice) -> HistoryRow | None:
-        """Return the row to which the counts of a notice were added; None when there are none. What has become too old goes."""
+        """Add a notice's counts. Returns the changed row; None if there are no counts. Drops old rows."""
         if not counts(notice):
             return None
         step = int(notice.at // STEP)

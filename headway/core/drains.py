@@ -1,4 +1,4 @@
-"""Drains: which workers a name means, and what is left of the models when those claim nothing more."""
+"""Drains: which workers a name means, and which models would be left without. Pure, apart from the route that uses it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from headway.core.excerpt import nearest
 from headway.model import Drain, ProcessInfo, QueueName, WorkerInfo, WorkerStatus
 
 NEAR = 3
-"""Most names that are listed for one that nobody has."""
+"""Limit on the similar names listed for an unknown one."""
 
 
 class NoDrain(Exception):
-    """Error for a drain that cannot be; says why."""
+    """The drain is impossible; says why."""
 
 
 class UnknownName(NoDrain):
-    """Error for a name that no worker, process or host has."""
+    """No worker, process or host has the name."""
 
 
 def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> list[Drain]:
-    """Return the drains of the worker, or of all workers of the process or host, that has a name.
+    """Return drains for the worker with a name, or for all workers of the process or host with it.
 
-    A worker that has left counts where its process can bring it back: until it is undrained it comes back without a backend.
+    A worker that left counts if its process can bring it back, which then happens without a backend until it is undrained.
 
     Arguments:
         name: id of a worker or a process, or name of a host.
@@ -30,7 +30,7 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
         members: processes of the fleet.
 
     Raises:
-        UnknownName: nothing with workers has the name; lists near ones.
+        UnknownName: nothing with workers has the name; lists similar ones.
     """
     homes = {
         one.worker_id: home
@@ -54,10 +54,10 @@ def wanted(name: str, workers: Sequence[WorkerInfo], members: Sequence[ProcessIn
 def ended(
     name: str, drains: Sequence[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]
 ) -> list[Drain]:
-    """Return the drains that end when a name is undrained: of that worker, or of all workers of that process or host.
+    """Return the drains that end when a name is undrained: those of that worker, or of that process or host.
 
     Raises:
-        UnknownName: nothing of the name is drained; lists near ones.
+        UnknownName: nothing with the name is drained; lists similar ones.
         NoDrain: it is a worker whose whole process is drained, with or without a drain of its own.
     """
     home = _home(name, members) if any(one.worker_id == name for one in workers) else None
@@ -72,7 +72,7 @@ def ended(
 
 
 def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: Sequence[ProcessInfo]) -> set[str]:
-    """Return the ids of the workers that some drains mean."""
+    """Return the ids of the workers that drains cover."""
     names = {one.name for one in drains}
     found = set()
     for one in workers:
@@ -83,7 +83,7 @@ def covered(drains: Collection[Drain], workers: Iterable[WorkerInfo], members: S
 
 
 def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
-    """Return the models, or their versions, in words, that have a healthy worker, and none but these."""
+    """Return the models and versions, in words, whose healthy workers are all among these."""
     left: dict[QueueName, bool] = {}
     for one in workers:
         if one.status is WorkerStatus.HEALTHY:
@@ -96,13 +96,13 @@ def bared(drained: Collection[str], workers: Iterable[WorkerInfo]) -> list[str]:
 
 
 def outlived(drains: Iterable[Drain], members: Iterable[ProcessInfo]) -> list[str]:
-    """Return the names of the drains whose processes are gone without a word."""
+    """Return the names of drains whose processes have disappeared."""
     there = {one.id for one in members}
     return [one.name for one in drains if one.process not in there]
 
 
 def _home(worker: str, members: Sequence[ProcessInfo]) -> ProcessInfo | None:
-    """Return the process of a worker; None where it is not known. Without a fleet around it, a process leaves its name out of a worker's."""
+    """Return the process of a worker; None if unknown. A process without a fleet doesn't put its name into its workers'."""
     process = worker.partition("/")[0]
     alone = members[0] if len(members) == 1 else None
     return next((one for one in members if one.id == process), alone)

@@ -1,17 +1,17 @@
-"""Fair queueing: which entries ride. Tiers go in order with a share kept for the lowest; tenants take turns in a tier.
+"""Fair queueing: which entries ride. Tiers go in order, with a share kept for the lowest; tenants of a tier take turns.
 
 Inside a tier, entries are served in rounds, and a tenant gets one place in each: its next entry goes into the round
 after its last one, or into the first that has not begun. So a flood of one tenant fills rounds of its own, and a tenant
-that comes back after a pause has saved up nothing. This is self-clocked fair queueing with unit cost (Golestani, "A
+that comes back after a pause hasn't saved up anything. This is self-clocked fair queueing with unit cost (Golestani, "A
 self-clocked fair queueing scheme for broadband applications", INFOCOM 1994), where the tags are whole numbers and a
 bucket for each replaces the sorting; the virtual token counter applies the same to inference (Sheng et al., "Fairness
 in Serving Large Language Models", OSDI 2024).
 
-A large entry costs as many rounds as it has pages: its tenant's next one goes into the round after those. It is itself
+A large entry costs as many rounds as it has pages: its tenant's next entry goes into the round after those. It is itself
 served by when it begins, not by when it would end, so that one large entry of a tenant that sends little waits no
-longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). Where batches are bounded by weight,
+longer than a small one (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). If batches are limited by weight,
 an entry costs rounds in proportion to its weight, and several light ones of a tenant share a round. Its place in the batch
-is the least that it costs: a batch that is full by number costs as many rounds as one that is full by weight.
+is its minimum cost: a batch that is full by number costs as many rounds as one that is full by weight.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ QUEUED, RUNNING, RETRYING, GONE, FOLLOWS = 0, 1, 2, 3, 4
 _COST, _WEIGHT, _DUE = attrgetter("cost"), attrgetter("weight"), attrgetter("queue_due")
 _ENTRY, _TENANT = attrgetter("entry"), attrgetter("entry.tenant")
 _HAS_LEFT = attrgetter("state")
-"""True if an entry waits for its first departure no more: QUEUED alone is false."""
+"""States of an entry. Only QUEUED is false: it waits for its first departure."""
 _EVEN = frozenset((1,))
-"""Costs of entries of which each takes one round."""
+"""Costs of entries that take one round each."""
 
 PAGE = 64 << 10
 """Characters of input and parameters that cost one round."""
 BATCH_PAGES = 16
-"""Most pages of a batch for large entries together where several tenants ask; a single entry may have more."""
+"""Limit on the pages of large entries in a batch if several tenants ask; a single entry may have more."""
 LOOKED_AT = 256
-"""Most rounds that are counted one by one to tell what is served before an entry; most that a weight costs."""
+"""Limit on rounds counted one by one to find what is served before an entry, and on the cost of a weight."""
 BATCH_ROUNDS = 32
-"""Most rounds that the weight of a full batch costs."""
+"""Limit on the rounds that a full batch's weight costs."""
 MEAN_WEIGHT = 0.02
-"""Part of the newest arrival in the mean weight of a tier's entries."""
+"""Weight of the newest arrival in the mean of a tier's entry weights."""
 
 STALE = 64
-"""Entries that may stay in a queue after they have left it, before they are swept."""
+"""Entries that may linger in a queue after leaving, before they are swept."""
 LOOK_AHEAD = 64
-"""Entries that are looked at for one that may ride with a batch, ahead of those whose turn it is."""
+"""Entries searched for one that fits a batch out of turn."""
 FORGET_ABOVE = 1024
-"""Tenants without waiting entries whose last round is remembered, before past rounds are dropped."""
+"""Tenants without waiting entries whose last round is remembered before past rounds are dropped."""
 
 
 class QueuedEntry(msgspec.Struct, eq=False):
-    """An admitted entry and its state; owned by one queue. Entries are compared by identity, whatever they hold.
+    """An admitted entry and its state, owned by one queue. Compared by identity.
 
     Attributes:
         entry: the entry that was admitted.
@@ -63,11 +63,11 @@ class QueuedEntry(msgspec.Struct, eq=False):
         due: instant by which it must be answered.
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
-        weight: weight with which it counts, that of a full batch at most; see `QueueLimits.weight`.
+        weight: its weight, at most that of a full batch; see `QueueLimits.weight`.
         held: what its gateway holds of it and gets back with its output; None where that is looked up. `key`: its tenant and id, then.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
-        reservation: its bytes of the room, for as long as it has no outcome.
+        reservation: its bytes in memory, until it has an outcome.
         round: round of its tier queue in which it is served.
         hung: whether its last run was ended at the GPU deadline.
         state: QUEUED (waits for its first departure), RUNNING, RETRYING (its batch failed, or was handed back), GONE,
@@ -91,7 +91,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
 
 
 def queued_at(entry: Entry, now: float, cost: float = 1, weight: int | None = None) -> QueuedEntry:
-    """Return an entry that is admitted at instant `now`. Its weight costs so many rounds, and counts as `weight` if given."""
+    """Make an entry that is admitted at instant `now`, with a cost in rounds, and another weight if given."""
     weight = entry.weight if weight is None else weight
     timeout, queue_timeout = entry.timeout, entry.queue_timeout
     length = len(entry.input) + len(entry.parameters)
@@ -113,8 +113,8 @@ class TierQueue:
     Attributes:
         depth: number of those still queued.
         weight: their weight.
-        mean: mean weight of recent arrivals, whether they came in or not; 0 before the first.
-        shaped: whether one may be among those still queued that only rides with entries of its shape, where entries are weighed.
+        mean: mean weight of recent arrivals, even refused ones; 0 before the first.
+        shaped: whether some may ride only with entries of their shape, if entries are weighed.
     """
 
     __slots__ = (
@@ -137,43 +137,43 @@ class TierQueue:
         self._round: list[QueuedEntry] = []
         """Entries left of the round being served, last first."""
         self._rounds: dict[float, list[QueuedEntry]] = {}
-        """Rounds that have not begun, if they have entries."""
+        """Rounds with entries that haven't begun."""
         self._next: float = 1
-        """Number of the first round that has not begun."""
+        """Number of the first round that hasn't begun."""
         self._gaps: dict[float, int] = {}
-        """Entries that were dropped of each round that has not begun, where there are any."""
+        """Number of dropped entries in rounds that haven't begun, if any."""
         self._begun = 0
-        """Entries still queued of the round being served, so that a refusal need not count."""
+        """Entries still queued in the round being served, so that a refusal needn't count."""
         self._latest: dict[str, float] = {}
-        """Rounds up to which each tenant's entries cost; the next begins in the one that is not used up."""
+        """Last round that each tenant's entries have paid for; the next entry starts in the one that isn't used up."""
         self._rough = 0
-        """Last round that an entry has cost whose cost is not one round, or whose tenant has a round that is not used up.
+        """Last round paid for by an entry that doesn't cost one round, or whose tenant has a partly used round.
 
-        Up to there a tenant's entries may be rounds apart, or share one. Beyond it all tenants have used up whole rounds.
+        Up to there a tenant's entries may be rounds apart, or share one. Beyond, all tenants have used whole rounds.
         """
         self._arrivals: deque[QueuedEntry] = deque()
         self._dropped = 0
-        """Entries that are in the rounds still, though they were dropped."""
+        """Dropped entries that are still in the rounds."""
         self.depth = 0
         self.weight = 0
         self.mean = 0.0
         self.shaped = False
 
     def counted(self) -> Counter[str]:
-        """Return the waiting entries by tenant."""
+        """Return the number of waiting entries by tenant."""
         return Counter(queued.entry.tenant for queued in self._arrivals if queued.state == QUEUED)
 
     @property
     def tenants(self) -> int:
-        """Tenants that have entries here, or had some since the queue was last empty."""
+        """Number of tenants with entries since the queue was last empty."""
         return len(self._latest)
 
     def push(self, queued: QueuedEntry) -> None:
-        """Give an entry its place: its tenant's turn in the first round that the tenant is not in yet."""
+        """Give an entry its place: its tenant's turn in the first round without the tenant."""
         self.push_all((queued,))
 
     def push_all(self, entries: Sequence[QueuedEntry]) -> None:
-        """Give entries their places, in the order in which they came."""
+        """Give entries their places in order of arrival."""
         if self._rough < self._next and _EVEN.issuperset(map(_COST, entries)):
             latest_of, rounds, next_round = self._latest, self._rounds, self._next
             for tenant, queued in zip(map(_TENANT, entries), entries, strict=True):
@@ -193,7 +193,7 @@ class TierQueue:
         self.weight += sum(map(_WEIGHT, entries))
 
     def _push_rough(self, queued: QueuedEntry) -> None:
-        """Give an entry its place that may cost more or less than a round, or come after some that do."""
+        """Give a place to an entry that may cost more or less than a round, or follow some that do."""
         tenant, cost = queued.entry.tenant, queued.cost
         latest = max(self._latest.get(tenant, 0), self._next - 1)
         queued.round = latest // 1 + 1
@@ -204,15 +204,15 @@ class TierQueue:
 
     def tidy(self) -> None:
         """Let go of entries that have left. Call it after some have."""
-        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that waits on, many may have left.
+        if len(self._arrivals) > 2 * self.depth + STALE:  # Behind a head that still waits, many may have left.
             self._arrivals = deque(one for one in self._arrivals if one.state == QUEUED)
 
     def ahead(self, tenant: str) -> int:
-        """Return the upper bound on the entries that are served before the next entry of a tenant.
+        """Return an upper bound on the entries that are served before the next entry of a tenant.
 
-        It counts what is left of the round being served and, for each round up to the tenant's own, as many as are in
+        It counts the rest of the round being served and, for each round up to the tenant's own, as many as are in
         the first of them. A tenant's entries are in consecutive rounds, so later rounds are no wider. A tenant that
-        floods fills rounds of its own, and is behind few that others are behind. Where entries cost more or less than a
+        floods fills rounds of its own, and waits behind few that others wait behind. If entries cost more or less than a
         round, rounds are counted one by one.
         """
         begun = self._begun
@@ -225,14 +225,14 @@ class TierQueue:
         return begun + sum(self._wide(number) for number in range(first, first + rounds))
 
     def _wide(self, number: float) -> int:
-        """Return the entries still queued of a round that has not begun."""
+        """Return the number of queued entries in a round that hasn't begun."""
         return len(self._rounds.get(number, ())) - self._gaps.get(number, 0)
 
     def pop(self, pages: float | None = None, weight: float = math.inf, shape: int | None = None) -> QueuedEntry | None:
-        """Take the entry whose turn it is; it is RUNNING from then on.
+        """Take the entry whose turn it is, and mark it RUNNING.
 
-        None when it has more than `pages` pages or is heavier than `weight`, where the former are given. If it is of another shape than
-        the one given, it stays, and the next one of that shape is taken, for which its tenant pays nothing; see `_pop_alike`.
+        Returns None if it has more than `pages` pages or is heavier than `weight`, if given. If its shape isn't
+        the one given, it stays, and the next of that shape is taken, free for its tenant; see `_pop_alike`.
         """
         places = self._round
         while self.depth:
@@ -267,7 +267,7 @@ class TierQueue:
     def _pop_alike(self, pages: float, weight: float, shape: int) -> QueuedEntry | None:
         """Take the first entry of a shape out of turn, unless it has too many pages, is too heavy, or is too far behind.
 
-        It has a seat that would have been empty, so its tenant gets its turn back.
+        It takes a seat that would have been empty, so its tenant gets its turn back.
         """
         for queued in itertools.islice(self.in_turn(), LOOK_AHEAD):
             if queued.entry.shape == shape:
@@ -279,9 +279,9 @@ class TierQueue:
         return None
 
     def pop_of_fewest(self, limit: int, weight: float) -> QueuedEntry | None:
-        """Take the first entry of the tenant whose next ones make the fewest batches of this number and weight, each of one shape.
+        """Take the first entry of the tenant whose next ones, by shape, make the fewest batches of this number and weight.
 
-        Nobody is preferred where the entry whose turn it is rides with any. Whoever is not in turn pays nothing, as with `_pop_alike`.
+        If the entry whose turn it is rides with any other, it goes first. Entries out of turn are free, as with `_pop_alike`.
         """
         ahead = list(itertools.islice(self.in_turn(), LOOK_AHEAD))
         if not ahead or not ahead[0].entry.shape:
@@ -301,9 +301,9 @@ class TierQueue:
         return first
 
     def in_turn(self) -> Iterator[QueuedEntry]:
-        """Yield the entries still queued, in the order of their turns."""
+        """Yield the queued entries in the order of their turns."""
         left = self.depth
-        if not left:  # The numbers of rounds never end.
+        if not left:  # Round numbers never end.
             return
         coming = itertools.chain.from_iterable(self._rounds.get(number, ()) for number in itertools.count(self._next))
         for queued in itertools.chain(reversed(self._round), coming):
@@ -314,7 +314,7 @@ class TierQueue:
                     return
 
     def take(self, count: int, *, small: bool) -> list[QueuedEntry]:
-        """Take the next `count` entries, or all there are, whatever they weigh; they are RUNNING from then on.
+        """Take up to `count` entries, whatever they weigh, and mark them RUNNING.
 
         `small`: only those before the first of more than one page.
         """
@@ -329,7 +329,7 @@ class TierQueue:
         taken = begun[: -left - 1 : -1]
         del begun[len(begun) - len(taken) :]
         if len(taken) < left:
-            # No number is left out: a tenant's entries are in consecutive rounds, the first of them in the next.
+            # No number is skipped: a tenant's entries are in consecutive rounds, starting with the next.
             coming = itertools.chain.from_iterable(map(rounds.__getitem__, itertools.count(int(number))))
             taken += itertools.islice(coming, left - len(taken))
             last = taken[-1]
@@ -352,24 +352,24 @@ class TierQueue:
         return taken
 
     def drop(self, queued: QueuedEntry) -> None:
-        """Take an entry out of turn, for good; its tenant gets the place back."""
+        """Remove an entry for good; its tenant gets the place back."""
         self._take_out(queued, GONE)
         self.tidy()
 
     def take_early(self, queued: QueuedEntry, cost: float) -> None:
-        """Take an entry out of turn that rides now. Its tenant pays `cost` rounds for it rather than what it was to cost."""
+        """Take an entry out of turn to ride now. Its tenant pays `cost` rounds instead of its usual cost."""
         self._take_out(queued, RUNNING)
         queued.attempts = 1
         if self.depth:
             self.charge(queued.entry.tenant, cost)
 
     def charge(self, tenant: str, cost: float) -> None:
-        """Have the next entries of a tenant wait so many rounds longer."""
+        """Delay the next entries of a tenant by so many rounds."""
         self._latest[tenant] = latest = max(self._latest.get(tenant, 0), self._next - 1) + cost
         self._rough = max(self._rough, math.ceil(latest))
 
     def _take_out(self, queued: QueuedEntry, state: int) -> None:
-        """Take an entry out of turn, which is in this state from then on; its tenant gets the place back."""
+        """Take an entry out and set its state; its tenant gets the place back."""
         queued.state = state
         tenant = queued.entry.tenant
         latest = self._latest.get(tenant, 0)
@@ -390,20 +390,20 @@ class TierQueue:
             self.sweep()
 
     def oldest(self) -> QueuedEntry | None:
-        """Return the entry that has waited longest, whichever entry's turn it is."""
+        """Return the entry that has waited longest."""
         arrivals = self._arrivals
         _skip(arrivals)
         return arrivals[0] if arrivals else None
 
     def sweep(self) -> None:
-        """Let go of all dropped entries."""
+        """Remove all dropped entries from the rounds."""
         self._dropped = 0
         self._gaps.clear()
         for places in (self._round, *self._rounds.values()):
             places[:] = [queued for queued in places if queued.state == QUEUED]
 
     def _first(self) -> QueuedEntry:
-        """Return the first entry of the rounds that have not begun."""
+        """Return the first entry of the rounds that haven't begun."""
         rounds = (self._rounds.get(number, ()) for number in itertools.count(self._next))
         return next(queued for places in rounds for queued in places if queued.state == QUEUED)
 
@@ -426,7 +426,7 @@ class TierQueue:
             self._latest = {tenant: latest for tenant, latest in self._latest.items() if latest > begun}
 
     def _start_afresh(self) -> None:
-        """Reset the rounds of an empty queue, and let go of all that is no longer queued."""
+        """Reset the rounds of an empty queue, and drop everything that is no longer queued."""
         self._round = []
         self._dropped = 0
         self._rounds.clear()
@@ -437,7 +437,7 @@ class TierQueue:
 
 
 def _skip(line: deque[QueuedEntry]) -> None:
-    """Let go of the entries at the head of a line that have left it."""
+    """Drop entries at the head of a line that have left."""
     left = len(list(itertools.takewhile(_HAS_LEFT, line)))
     if left == len(line):
         line.clear()
@@ -449,8 +449,8 @@ def _skip(line: deque[QueuedEntry]) -> None:
 class DeadlineQueue:
     """Queued entries by the instant at which they are due.
 
-    Deadlines come almost in order, since most requests use the configured timeout: those go to a deque, and
-    only what is due sooner than the one before it pays for a heap.
+    Deadlines come almost in order, since most requests use the configured timeout: these go to a deque, and
+    only an entry due sooner than the one before pays for a heap.
     """
 
     __slots__ = ("_full_at", "_heap", "_line", "_order")
@@ -460,7 +460,7 @@ class DeadlineQueue:
         self._heap: list[tuple[float, int, QueuedEntry]] = []
         self._order = 0
         self._full_at = STALE
-        """Entries in deque and heap together from which those that have left are swept."""
+        """Number of entries in deque and heap at which those that left are swept."""
 
     def push(self, queued: QueuedEntry) -> None:
         """Add an entry, keyed by its `queue_due`."""
@@ -491,7 +491,7 @@ class DeadlineQueue:
             self._full_at = 2 * (len(self._line) + len(self._heap)) + STALE
 
     def earliest(self) -> float:
-        """Return the instant at which the first entry is due; infinite when none waits."""
+        """Return the instant at which the first entry is due; infinite if none waits."""
         line, heap = self._line, self._heap
         _skip(line)
         while heap and heap[0][2].state != QUEUED:
@@ -500,7 +500,7 @@ class DeadlineQueue:
         return min(first, heap[0][0]) if heap else first
 
     def overdue(self, now: float) -> Iterator[QueuedEntry]:
-        """Take out all entries that are due by `now` and still queued."""
+        """Take out all queued entries that are due by `now`."""
         while self.earliest() <= now:
             if self._heap and (not self._line or self._heap[0][0] < self._line[0].queue_due):
                 yield heapq.heappop(self._heap)[2]

@@ -1,10 +1,10 @@
 """Freshness of a worker, from the age of its last heartbeat.
 
-A worker that is killed says nothing any more. Three heartbeats that fail to come are enough to believe it, so that
-limits tighten within 3 s: its capacity is published and heard of half a second later each. A process that only stood
-still for that long counts again with its next heartbeat; nothing of what it runs is given away before its lease ends.
+A killed worker falls silent. Three missing heartbeats are enough to believe that, so that
+limits tighten within 3 s: publishing its capacity, and learning of that, take half a second each. A process that only stood
+still that long counts again from its next heartbeat; its batches stay its own until their leases end.
 
-A worker that rests says so, and beats half as often. It is given as long beyond the heartbeat that fails to come: a second.
+A resting worker says so, and beats half as often. It is allowed the same second after the missing heartbeat.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ import msgspec
 from headway.model import Departed, EndKind, ProcessInfo, WorkerInfo, WorkerStatus
 
 HEARTBEAT_EVERY = 0.5
-"""Seconds between heartbeats of a worker that works, and at the same ticks between the looks of whoever goes by them."""
+"""Seconds between heartbeats of a working worker, and, at the same ticks, between looks at them."""
 REST_EVERY = 1.0
-"""Seconds between heartbeats, and between looks, of who rests: a third of a lease."""
+"""Seconds between heartbeats, and between looks, at rest: a third of a lease."""
 STANDBY_EVERY = 2.0
 """Seconds between heartbeats, and between looks, of a process that rests; see `headway.fleet.pace`."""
 REST_AFTER = 3.0
 """Seconds after its last batch, or its last change, from which a worker rests."""
 DEGRADED_AFTER = 1.5
-"""Seconds without a heartbeat after which a worker that works is not believed any more."""
+"""Seconds without a heartbeat after which a working worker isn't believed any more."""
 OFFLINE_AFTER = 10.0
 DEPARTED_SECONDS = 600.0
-"""Seconds for which it is known of a process that is gone how that ended."""
+"""Seconds for which the ends of processes are remembered."""
 MOST_DEPARTED = 200
-"""Most of these that are known; the oldest go first."""
+"""Limit on remembered ends; the oldest go first."""
 SILENT_AFTER = 3.0
 """Seconds after which a process that says nothing no longer counts: three heartbeats. One that rests is given as long beyond the first that
 fails to come."""
 UNKNOWN_FOR = 10.0
-"""Seconds for which a model or version that was there counts as not known, once the registry has lost its workers without a word.
+"""Seconds for which a model or version counts as unknown, rather than gone, once its workers vanished from the registry.
 
-So long may a worker take to say again that it is there after the broker has lost its state. Workers that leave say so.
+A worker may take that long to register again after the broker lost its state. Workers that leave say so.
 """
 MEMORY_SCARCE = 0.9
 """Share of its memory in use above which a worker counts as lost capacity."""
 MEMORY_AMPLE = 0.85
 """Share below which it counts again."""
 MEMORY_GROWN = 0.02
-"""Share that must have come to what a GPU's models took when they were loaded, where that alone is near MEMORY_SCARCE."""
+"""Share that must be used on top of what a GPU's models took when loaded, if that alone is near MEMORY_SCARCE."""
 
 
 def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> WorkerStatus:
-    """Return the status to believe: what the worker reported, unless it has been silent for `age` seconds.
+    """Return the status to believe: the reported one, unless the worker has been silent for too long.
 
-    What is not loaded sends no heartbeats. `every`: see WorkerInfo.
+    Models that aren't loaded send no heartbeats. `age`: seconds of silence. `every`: see WorkerInfo.
     """
     if age >= OFFLINE_AFTER and status is not WorkerStatus.COLD:
         return WorkerStatus.OFFLINE
@@ -59,17 +59,17 @@ def judged(status: WorkerStatus, age: float, every: float = HEARTBEAT_EVERY) -> 
 
 
 def grace(every: float) -> float:
-    """Return the seconds for which a worker that beats `every` so many seconds may be silent beyond DEGRADED_AFTER."""
+    """Return the seconds beyond DEGRADED_AFTER for which a worker with this heartbeat period may be silent."""
     return max(every - HEARTBEAT_EVERY, 0.0)
 
 
 def degraded_at(worker: WorkerInfo) -> float:
-    """Return the instant from which a healthy worker is not believed any more unless it beats again."""
+    """Return the instant from which a healthy worker isn't believed without a new heartbeat."""
     return worker.last_heartbeat + DEGRADED_AFTER + grace(worker.every)
 
 
 def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
-    """Return the line of the registry as it is to be believed at instant `now`."""
+    """Return a worker's entry in the registry as to be believed at instant `now`."""
     status = judged(worker.status, now - worker.last_heartbeat, worker.every)
     if status is worker.status:
         return worker
@@ -77,13 +77,13 @@ def believed(worker: WorkerInfo, now: float) -> WorkerInfo:
 
 
 def heard(members: Sequence[ProcessInfo]) -> Sequence[ProcessInfo]:
-    """Return the processes that are still heard of. The newest heartbeat says what time it is: after an outage of the broker all are as old."""
+    """Return the processes that aren't silent. The newest heartbeat tells the time, as after an outage of the broker all are old."""
     newest = max((member.last_seen for member in members), default=0.0)
     return [one for one in members if newest - one.last_seen < SILENT_AFTER + one.every - REST_EVERY]
 
 
 def lost(member: ProcessInfo) -> Departed:
-    """Return the end of a process that was not heard of any more."""
+    """Return the end of a process that fell silent."""
     reason = (
         f"nothing was heard of it for {OFFLINE_AFTER:g} s: it was killed, stands still, or lost the way to the broker"
     )
@@ -94,20 +94,20 @@ def lost(member: ProcessInfo) -> Departed:
 
 
 def latest(departed: Iterable[Departed], members: Iterable[ProcessInfo]) -> list[Departed]:
-    """Return the last end of each that has not come back, newest first."""
+    """Return the last end of each process that hasn't come back, newest first."""
     back = {member.id for member in members}
     last = {one.id: one for one in sorted(departed, key=lambda one: one.at) if one.id not in back}
     return [*reversed(last.values())]
 
 
 def scarce(used: float, before: bool, settled: float = 0.0) -> bool:
-    """Decide whether memory with a share `used` counts as scarce.
+    """Return True if memory counts as scarce.
 
     Arguments:
         used: share in use, 0 to 1.
-        before: whether it did until now.
-        settled: share that is always in use, as by a model that takes all of a GPU's memory at once. A smaller load would
-            not free it, so that it does not count.
+        before: whether it counted so until now.
+        settled: share that is always in use, such as by a model that takes all GPU memory at once. A smaller load wouldn't
+            free it, so it doesn't count.
     """
     if used > max(MEMORY_SCARCE, settled + MEMORY_GROWN):
         return True

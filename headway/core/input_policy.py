@@ -1,13 +1,13 @@
-"""Input policy: rules on the texts that a model gets. A first line against prompt injection, and no cure.
+"""Input policy: rules on the texts that a model gets. A first line of defence against prompt injection, not a cure.
 
 A text goes through the rules that apply to its tier and model, by kind and not by their place in the file:
 
     length → characters to refuse → characters to remove → normalisation → longest run → patterns
 
-So whatever a pattern looks for is found in the text that the model would get. Removing and normalising once is enough: no
+So patterns see the text that the model would get. Removing and normalising once is enough: no
 form of normalisation makes a character that a rule removes. A rule in shadow neither changes nor refuses; it is only noted.
 
-All of it takes time linear in the text. What searches for patterns is made elsewhere.
+All of it takes time linear in the text. The functions that search for patterns are made elsewhere.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ CHARACTERS: Mapping[str, str] = {
     "tags": "\U000e0000-\U000e007f",
     "variation-selectors": "\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef",
 }
-"""Characters that nobody sees, but for tab, line ends and U+0000, which no input has; by the name of their class, as ranges of a regular expression."""
+"""Invisible characters, by name of their class, as ranges of a regular expression; without tab, line ends, and U+0000, which no input has."""
 
 LEAST_RUN = 8
-"""Least number that the longest run may be set to; a search for shorter ones would take longer."""
+"""Smallest limit on the longest run; a search for shorter runs would take longer."""
 MOST_MARKS = 64
-"""Most combining marks in a row of a text to normalise: to sort them takes time that grows with their number squared."""
+"""Limit on combining marks in a row in a text to normalise: sorting them takes quadratic time."""
 GROWTH = 3
-"""Times its length that a piece of a text may have once it is normalised: some characters stand for 18 others."""
+"""Limit on the growth of a piece of text when normalised: some characters stand for 18 others."""
 PIECE = 1024
 """Characters of such a piece."""
 MOST_TEXTS = 10_000
-"""Most different texts in one JSON value, each of which is looked at by itself."""
+"""Limit on different texts in one JSON value, as each is checked by itself."""
 TOO_MANY = "too-many-texts"
-"""Name under which a JSON value with more texts is refused; no rule of a file has it."""
+"""Rule name for refusing a JSON value with more texts; no rule of a file has it."""
 
 Search = Callable[[str], bool]
-"""Function that tells whether a text has what it looks for."""
+"""Function that returns True if a text has what it looks for."""
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _read_text = msgspec.json.Decoder(str).decode
 _ALIKE = re.compile(r"(?s)(.)(?=\1)")
-"""Character that is followed by its like."""
+"""A character followed by the same one."""
 
 
 class Effect(enum.Enum):
@@ -74,11 +74,11 @@ class Effect(enum.Enum):
 
 
 Noted = set[tuple[str, Effect]]
-"""Names of rules, and the effects that each has had on one request."""
+"""Names of rules, with their effects on one request."""
 
 
 class InputRule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule; of the attributes that say what it does, one is set.
+    """One rule. One of the attributes that say what it does is set.
 
     Attributes:
         name: name of the rule, as clients and metrics have it.
@@ -86,11 +86,11 @@ class InputRule(msgspec.Struct, frozen=True, kw_only=True):
         characters: names of classes of characters.
         action: what becomes of a text with one of these: `remove` them, or `refuse` it.
         longest: most characters of a text.
-        longest_run: most times that a character may follow itself, plus one.
+        longest_run: limit on a run of one character.
         patterns: regular expressions; a text in which one is found is refused.
         function: function that judges texts, written as a target is.
-        deadline_ms: most time of one call of the function.
-        on_failure: what becomes of a request on which the function gives no verdict: `refuse` or `admit`.
+        deadline_ms: limit on the time of one call of the function.
+        on_failure: what happens to a request without a verdict of the function: `refuse` or `admit`.
         processes: processes that run the function.
         tiers: names of the tiers that it is for; empty for all.
         models: names of the models that it is for; empty for all.
@@ -140,17 +140,17 @@ class Screen:
         self._controls = any("control" in rule.characters for rule in rules)
         self._forms = [(rule.name, rule.shadow, form) for rule in rules for form in FORMS if rule.normalise == form]
         if self._forms:
-            _marks()  # A tenth of a second, which no request should wait for.
+            _marks()  # This takes a tenth of a second, for which no request should wait.
         self._lengths = [(rule.name, rule.shadow, rule.longest) for rule in rules if rule.longest]
         runs = [(rule.name, rule.shadow, run_over(rule.longest_run)) for rule in rules if rule.longest_run]
         found = [(rule.name, rule.shadow, searches[rule.name]) for rule in rules if rule.patterns]
         self._searches: Sequence[tuple[str, bool, Search]] = (*runs, *found)
 
     def value(self, value: Value, noted: Noted) -> tuple[Value, str]:
-        """Return the value as the model gets it, and the name of the rule that refuses it; empty where none does.
+        """Return the value as the model gets it, and the name of the rule that refuses it, or empty.
 
-        Of a JSON value each text is looked at, decoded, names of members among them, also of those that another of the same
-        name hides. Octets are looked at if they are UTF-8, and so is each element of tensors of BYTES; numbers are let be.
+        Of a JSON value each text is checked, decoded, including names of members, even of members that a later one of the same
+        name hides. Octets are checked if they are UTF-8, and so is each element of BYTES tensors; numbers aren't.
         """
         if isinstance(value, str):
             return self.text(value, noted)
@@ -159,7 +159,7 @@ class Screen:
         return self._json(value, noted) if isinstance(value, bytes) else self._octets(value, noted)
 
     def text(self, text: str, noted: Noted) -> tuple[str, str]:
-        """Return the text as the model gets it, and the name of the rule that refuses it; empty where none does."""
+        """Return the text as the model gets it, and the name of the rule that refuses it, or empty."""
         for name, shadow, longest in self._lengths:
             if len(text) > longest and _refused(name, shadow, noted):
                 return text, name
@@ -223,7 +223,7 @@ class Screen:
 
 
 def texts_of(value: Value) -> list[str]:
-    """Return the texts in a value, in order: a text itself, octets that are UTF-8, or each text in a JSON value or in tensors once."""
+    """Return the texts in a value in order: a text itself, octets that are UTF-8, or each text in JSON or tensors once."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, Tensors):
@@ -234,7 +234,7 @@ def texts_of(value: Value) -> list[str]:
 
 
 def has_texts(value: Tensors) -> bool:
-    """Return True if there are tensors of BYTES among some. Raises NoTensors."""
+    """Return True if there are tensors of BYTES. Raises NoTensors."""
     return any(one.datatype == BYTES for one in header_of(value).heads)
 
 
@@ -249,7 +249,7 @@ def _texts_of_tensors(value: Tensors) -> list[str]:
 
 
 def text_of(octets: Octets) -> str | None:
-    """Return the text that octets are in UTF-8; None where they are none."""
+    """Decode octets as UTF-8; None if they aren't."""
     try:
         return octets.content.decode()
     except UnicodeDecodeError:
@@ -257,7 +257,7 @@ def text_of(octets: Octets) -> str | None:
 
 
 def normalise(text: str, form: Form) -> str | None:
-    """Return the normalised form of a text; None for one that would take long, or grow beyond measure, as no text of people does."""
+    """Normalise a text. Returns None if that would take long, or make it far longer, which people's texts never do."""
     marks, too_many = _marks()
     if not marks.isdisjoint(text[::MOST_MARKS]) and too_many.search(text) is not None:
         return None
@@ -272,7 +272,7 @@ def normalise(text: str, form: Form) -> str | None:
 
 @functools.cache
 def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
-    """Return the combining marks, or characters that stand for such alone; and the expression that finds too many in a row."""
+    """Return the combining marks, with characters that stand for them, and a regular expression that finds too many in a row."""
     points = range(0x20000)
     marks = [all(map(unicodedata.combining, unicodedata.normalize("NFKD", chr(point)))) for point in points]
     edges = [point for point in points[1:] if marks[point] != marks[point - 1]]
@@ -282,9 +282,9 @@ def _marks() -> tuple[frozenset[str], re.Pattern[str]]:
 
 
 def run_over(longest: int) -> Search:
-    """Make the function that finds a run of more than `longest` of one character.
+    """Return a function that finds a run of more than `longest` of one character.
 
-    Such a run holds two neighbours of the characters at every `step`-th place. So only these are compared, and what lies
+    Such a run holds two neighbours among the characters at every `step`-th place. So only these are compared, and what lies
     between and around where two are alike.
     """
     step = (longest + 1) // 2

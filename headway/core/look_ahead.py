@@ -1,14 +1,14 @@
-"""Look-ahead: which of some rules does best by what has come of late, seen in rehearsals of each.
+"""Look-ahead: which of several rules works best for recent arrivals, found by rehearsing each.
 
-Even gaps are best nearly everywhere, but no formula is best everywhere: two GPUs of which one is slower, bursts that fill
+Even gaps are best nearly always, but no formula is best everywhere: two GPUs of which one is slower, bursts that fill
 batches by themselves, clients that all wait for their answers. So now and then the arrivals of the last seconds are run
 through a small model of the queue (`core.rehearsal`) under each rule, and where another one answers sooner, that one holds
-until the next look. Latencies are kept in histograms, of which older ones count less: the 95th percentile is of the large
-bursts, and one look holds few.
+until the next look. Latencies are kept in histograms in which older ones count less, as the 95th percentile depends on large
+bursts, of which one look has few.
 
-Arrivals of clients that wait depend on the answers, so they are not run through it. There the model has as many clients,
-each of which comes back with its answer, and the most answers win. Some rules keep a good rhythm but do not find it, so
-clients begin together at one look, and one after the other, over a batch's time, at the next.
+Arrivals of clients that wait for answers depend on these, so they aren't replayed. Instead the model has as many clients,
+each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it, so
+clients start together at one look, and spread over a batch's time at the next.
 
 A look is made in steps, one for each rule that is asked for, so that none takes more than about a millisecond.
 """
@@ -28,24 +28,24 @@ from headway.core.rehearsal import RETURN_GAP, Rehearsal
 from headway.core.service_model import ArrivalRate
 
 Make = Callable[[Load], Rule]
-"""Function from a load to a rule, which keeps nothing of its own."""
+"""Function from a load to a rule, without state."""
 
 EVENTS = 3000.0
-"""Most events of rehearsals for each second of arrivals, on average: where more come, only a part of them is looked at."""
+"""Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at."""
 QUIET = 8
 """Looks in a row that keep the usual rule, after which looks become rarer: each pause is twice the one before."""
 RAREST = 64
-"""Multiple of the pause between two looks that it may grow to. A change of the rate by a quarter ends that."""
+"""Limit on the growth of the pause between looks. A change of the rate by a quarter resets it."""
 SPAN = 12.0
 """Full batches, one after the other, that a record has to span."""
 FEWEST_SLOTS = 2
 """Slots from which on arrivals are looked at: with one there is nothing to space, and nothing was found better."""
 SETTLED = 0.2
-"""Share of a record whose latencies do not count: before it nothing was there."""
+"""Share of a record whose latencies don't count, as the queue starts empty."""
 PARTS = 4
 """Parts of a record, each of as many arrivals, by which it is seen whether these are even."""
 EVEN = 1.25
-"""Most that the longest of them may last of the shortest, for even arrivals."""
+"""Longest of them relative to the shortest, up to which arrivals count as even."""
 STEPPED = 1.15
 """Multiple from which on the mean rates of two even records differ by more than chance."""
 LOOKS = 4
@@ -53,9 +53,9 @@ LOOKS = 4
 DECAY = 0.9
 """Weight of the histograms at each look."""
 MARGIN = 1.03
-"""Multiple by which another rule must be better to be chosen. It is kept for as long as it is better at all."""
+"""Factor by which another rule must be better to be chosen. It stays while it is better at all."""
 CLIENTS_MARGIN = 1.01
-"""Multiple by which another rule must be better for clients, whom the model foretells well, than the one that holds."""
+"""The same factor for clients, whom the model predicts well, relative to the current rule."""
 TURN = 149
 """Draws by which each look begins later than the one before."""
 FINENESS = 100
@@ -71,11 +71,11 @@ ROUNDS, SETTLED_ROUNDS = 60, 15
 NEWEST = 0.3
 """Weight of the newest look at clients."""
 LATER, LATEST = 1.5, 1000
-"""Multiple of the departures at which clients are rehearsed again, and most departures until then."""
+"""Clients are rehearsed again after so many times the departures so far, but at most so many more."""
 
 
 class Latencies:
-    """Histogram of latencies, which forgets."""
+    """Histogram of latencies in which old ones fade."""
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
@@ -102,7 +102,7 @@ class LookAhead:
     """Chooses between rules.
 
     Arguments:
-        rules: rules by name; the first holds unless another one is better.
+        rules: rules by name; the first is the default.
         of_clients: rules of which one holds for clients that wait for their answers, in the order in which they are tried.
             The first is that of `rules`, and holds unless another one is better. Without any they are those of `rules`.
 
@@ -130,7 +130,7 @@ class LookAhead:
         self._look: Iterator[None] | None = None
 
     def rule(self, load: Load, past: Past) -> Rule:
-        """Return the rule that holds at this load; takes a step of a look, if one is due."""
+        """Return the rule for this load; also takes a step of a look, if one is due."""
         if (past.clients > 1) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
@@ -146,19 +146,19 @@ class LookAhead:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget all looks, and what was chosen by them."""
+        """Forget all looks and their choice."""
         self.chosen, self._looks, self._quiet = self._usual, 0, 0
         self._latencies = {name: Latencies() for name in self._rules}
 
     def _of_arrivals(self, load: Load, past: Past) -> Iterator[None] | None:
-        """Look at the arrivals of the last seconds, if there are enough."""
+        """Rehearse the arrivals of the last seconds, if there are enough."""
         if load.slots < FEWEST_SLOTS or load.alpha <= 0.0:
             return None
         arrived = past.take(SPAN * load.batch_seconds(load.max_batch))
         return self._by_latency(load, past, arrived) if arrived else None
 
     def _heed_step(self, arrived: list[float], mean: float) -> None:
-        """Forget what was seen at another rate, if the arrivals' mean rate has stepped. That of bursts is never the same."""
+        """Forget what was seen at another rate, if the mean rate of even arrivals jumped. That of bursts always varies."""
         if _are_even(arrived):
             if self._even and _apart(mean, self._even) > STEPPED:
                 self._forget()
@@ -186,7 +186,7 @@ class LookAhead:
         past.resume(arrived[0] + events / EVENTS * min(2 ** max(self._quiet - QUIET, 0), RAREST))
 
     def _of_clients(self, load: Load, past: Past) -> Iterator[None] | None:
-        """Look at clients that wait for their answers, now and then."""
+        """Rehearse clients that wait for their answers, now and then."""
         if load.departures < self._again or load.alpha <= 0.0:
             return None
         self._again = load.departures + min(int(load.departures * (LATER - 1.0)) + 10, LATEST)
@@ -210,13 +210,13 @@ class LookAhead:
             yield
 
     def _choose(self, worth: Mapping[str, float]) -> None:
-        """Choose by what each rule is worth: the best, if it is better than the usual one by enough."""
+        """Choose the best rule, if it is better enough than the usual one."""
         best = max(worth, key=worth.__getitem__)
         margin = MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
 
     def _choose_by_answers(self) -> None:
-        """Choose by the answers to clients: the best rule, if it is better by enough than the one that holds."""
+        """Choose the rule with most answers to clients, if it is better enough than the current one."""
         best = max(self._answers, key=self._answers.__getitem__)
         if self._answers[best] > CLIENTS_MARGIN * self._answers[self.chosen]:
             self.chosen = best
@@ -227,7 +227,7 @@ def _apart(one: float, other: float) -> float:
 
 
 def _are_even(arrived: list[float]) -> bool:
-    """Return True if arrivals come at one rate all the time, as Poisson ones do, and not in bursts."""
+    """Return True if arrivals come at a constant rate, as Poisson ones do, rather than in bursts."""
     part = (len(arrived) - 1) // PARTS
     seconds = [arrived[at + part] - arrived[at] for at in range(0, part * PARTS, part)]
     return max(seconds) <= EVEN * min(seconds)

@@ -1,7 +1,7 @@
 """Room in memory for waiting entries: a budget in bytes that tenants share.
 
-Pure: no clock. A tenant may hold as many bytes as are still free. So one tenant alone gets half of the whole, and n
-that want all they can get end with one part of n + 1 each: however much some hold, there is room for who comes next.
+A tenant may hold at most as many bytes as remain free. So one tenant alone gets half of the whole, and n
+that want all they can get end with one part of n + 1 each: however much some hold, there is room for the next.
 This is the dynamic threshold of shared packet buffers (Choudhury and Hahne, "Dynamic queue length thresholds for
 shared-memory packet switches", IEEE/ACM Transactions on Networking, 1998).
 """
@@ -13,26 +13,26 @@ from headway.core.values import room
 from headway.model import Entry
 
 OVERHEAD = 1000
-"""Bytes that an entry takes beside its input and parameters."""
+"""Bytes that an entry takes besides its input and parameters."""
 SMALL = 2048
 """Characters of input and parameters up to which an entry needs no reservation: the bound on the number of entries will do.
 """
 
 QUEUE_BYTES = 1 << 30
-"""Most bytes of entries without an outcome, by default."""
+"""Default limit in bytes on entries without an outcome."""
 ROOM_WAIT = 1.0
 """Seconds that a client is told to wait for room."""
 
 
 def bytes_of(entry: Entry) -> int:
-    """Return the bytes of the room that an entry takes; 0 for one that needs no reservation."""
+    """Return the bytes that an entry must reserve; 0 if none."""
     if len(entry.input) + len(entry.parameters) <= SMALL:
         return 0
     return _size(entry)
 
 
 class Reservation:
-    """Bytes of the room that an entry takes. They are free again when no entry holds the reservation any more."""
+    """Reserved bytes of an entry, freed when nothing refers to the reservation any more."""
 
     __slots__ = ("_room", "_size", "_tenant")
 
@@ -65,7 +65,7 @@ class Room:
         return bool(self._used)
 
     def take(self, entry: Entry) -> Reservation | None:
-        """Return the reservation for an entry that is larger than SMALL; None when its tenant would hold more than is free."""
+        """Reserve bytes for an entry larger than SMALL; None if its tenant would hold more than is free."""
         tenant, size = entry.tenant, _size(entry)
         used = self._used.get(tenant, 0) + size
         if used > self.free:

@@ -1,11 +1,11 @@
 """Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
 
-A batch is full when the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
-is: none is put before it for being lighter, but other tiers may have the room that is left. An entry that is heavier than a
-whole batch runs alone. Where entries have rows or parameters of a call, all of a batch are of one shape, and its next entry is the next of that shape.
+A batch is full if the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
+is: lighter ones don't overtake it, but other tiers may use the remaining room. An entry heavier than a
+whole batch runs alone. If entries have rows or call parameters, all of a batch have one shape, and its next entry is the next of that shape.
 
-The room that is kept for lower tiers may be too little for their next entry, or that be of another shape. It is then owed to them, and added to what is
-kept of the next batch, until that entry fits, or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
+The room kept for lower tiers may be too little for their next entry, or of another shape. Then it is owed to them, and added to what is
+kept of the next batch, until that entry fits or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
 deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
 """
 
@@ -21,13 +21,13 @@ from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
 ALIKE = 0.1
-"""Share of the time of a full batch by which heavier entries may lengthen it and still ride as if they were as light as its first."""
+"""Share of a full batch's time by which heavier entries may lengthen it and still count as light as its first."""
 Cost = Callable[[float], float]
-"""Rounds that a place costs which is filled up to a weight."""
+"""Cost in rounds of a place padded to a weight."""
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):
-    """Terms on which entries of like weight ride together, as all are filled up to the longest.
+    """Terms on which entries of similar weight ride together, as all are padded to the longest.
 
     Attributes:
         full: entries of a full batch. While no more wait they ride in the order of their turns, unless it saves time to part light and heavy ones.
@@ -71,9 +71,9 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Packed(msgspec.Struct):
-    """Entries that ride, entries that are dropped because they would be late, and the weight that lower tiers are owed.
+    """Entries that ride, entries dropped because they would be late, and the weight owed to lower tiers.
 
-    `parted`: light or heavy entries alone ride, though all fit.
+    `parted`: only light or only heavy entries ride, although all fit.
     """
 
     members: list[QueuedEntry]
@@ -101,7 +101,7 @@ class BatchRoom(msgspec.Struct, gc=False):
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
     """Fill a batch from tier queues, given from the highest down. What rides is RUNNING, what is dropped is GONE.
 
-    While more waits than fits, no room goes to an entry that cannot be answered in time.
+    While more waits than fits, no room goes to an entry that can't be answered in time.
     """
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
@@ -187,7 +187,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
-    """Return the weight of the heaviest of the light entries, which ride apart from the heavy ones as that saves time; None where it saves little."""
+    """Return the greatest weight of light entries, if it saves time that they ride apart from heavy ones; else None."""
     weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
@@ -195,7 +195,7 @@ def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float |
 
 
 def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> QueuedEntry:
-    """Take the first entry of a batch, of which more waits than fits."""
+    """Take the first entry of a batch while more waits than fits."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     above = accumulate((tier_queue.depth for tier_queue in waiting), initial=0)
     served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < terms.limit]
@@ -319,12 +319,12 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Return True if all entries of a queue weigh one, ride with any, and fill a batch by their number alone."""
+    """Return True if all entries of a queue weigh one, ride with any, and fill a batch by number only."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 
 def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
-    """Fill a batch from the only tier queue in which something waits, as far as entries are small."""
+    """Fill a batch from the only tier queue with entries, while these are small."""
     contended = tier_queue.depth > terms.limit
     taken = tier_queue.take(terms.limit, small=terms.pages < math.inf)
     if not contended:
@@ -336,7 +336,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return the places of a batch of `limit` kept for lower tiers; at least one when a share is set and there is room."""
+    """Return how many places of a batch of `limit` are kept for lower tiers: at least one, if there is a share and room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))

@@ -1,10 +1,10 @@
-"""Past of a queue: what has come of late, and whether it comes from clients that wait for their answers.
+"""Past of a queue: recent arrivals, and whether they come from clients that wait for their answers.
 
-Arrivals are noted when their batch leaves, all of it at once, so that a request costs nothing more.
+Arrivals are noted when their batch leaves, all at once, so that a request costs nothing extra.
 
-As many clients as keep asking, each when it has its answer, are told from an open load by two things. At the end of a batch
-as many entries as there are clients wait or run, nearly always; of Poisson arrivals that number varies as much as its mean.
-And what has come since the batch before came soon after that, with the answers; other arrivals come at any time.
+A fixed number of clients, each of which asks again once answered, differs from an open load in two ways. At the end of a batch
+as many entries as there are clients wait or run, nearly always; with Poisson arrivals that number varies as much as its mean.
+And arrivals come soon after the batch before, with its answers; other arrivals come at any time.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from headway.core.batch import RunningBatches
 FEWEST = 1000
 """Fewest arrivals in a record."""
 MOST = 6000
-"""Most arrivals in a record, however many come."""
+"""Limit on arrivals in a record."""
 DECAY = 0.9
-"""Weight of the past at each end of a batch that is heeded, for the number of clients."""
+"""Weight of the past, for the number of clients, at each observed end of a batch."""
 ENOUGH = 24
-"""Batches after which clients may be seen."""
+"""Batches after which clients may be recognised."""
 EVERY = 4
-"""Ends of batches of which one is heeded: so it costs a quarter."""
+"""One in so many ends of batches is observed, to save time."""
 REGULAR = 0.06
 """Variance of the entries that wait or run, over their mean, below which their number counts as constant."""
 SOON = 0.3
-"""Share of the time between the ends of two batches in which what comes of answers has come."""
+"""Share of the time between two ends of batches within which clients have asked again."""
 STILL_SOON = 0.6
-"""Likewise for clients who were seen before: where batches of several slots end at nearly one instant, the next end is near, too."""
+"""The same for clients recognised before: batches of several slots may end nearly together, so that the next end is near."""
 
 
 class Past:
     """Arrivals of the last seconds, and the number of clients.
 
     Attributes:
-        clients: clients that wait for their answers; 0 where arrivals come by themselves.
+        clients: number of clients that wait for their answers; 0 for an open load.
         last_end: instant at which a batch last came back.
-        long: whether the record has enough arrivals to be taken.
+        long: whether the record has enough arrivals.
         tells: whether there ever was a long record, or were clients: before that there is nothing to look at.
         each: mean size of an entry, by which the sizes of batches tell how many entries they have; 1 unless entries have rows.
     """
@@ -62,7 +62,7 @@ class Past:
     def __init__(self) -> None:
         self._arrived: list[float] = []
         self._from = -math.inf
-        """Instant from which on arrivals are noted."""
+        """Instant from which arrivals are noted."""
         self._ends = 0
         self.last_end = 0.0
         self._weight = self._sum = self._squares = self._gaps = self._soon = 0.0
@@ -95,7 +95,7 @@ class Past:
         self._weight = self._weight * DECAY + 1.0
         self._sum = self._sum * DECAY + together
         self._squares = self._squares * DECAY + together * together
-        if newest >= self.last_end:  # Where answers take no time, it is the very instant.
+        if newest >= self.last_end:  # Equal if answers take no time.
             self._gaps = self._gaps * DECAY + now - self.last_end
             self._soon = self._soon * DECAY + newest - self.last_end
         self.last_end = now
@@ -107,7 +107,7 @@ class Past:
         self.tells = self.tells or closed
 
     def take(self, seconds: float) -> list[float]:
-        """Take the record out, in order, if it spans so many seconds or is full; nothing more is noted until `resume`.
+        """Take the record, sorted, if it spans so many seconds or is full; nothing is noted until `resume`.
 
         Otherwise nothing is returned.
         """
@@ -119,7 +119,7 @@ class Past:
         return arrived
 
     def resume(self, at: float = -math.inf) -> None:
-        """Begin a new record with the batches that leave from an instant on."""
+        """Begin a new record with batches that leave from an instant on."""
         self._arrived = []
         self._from = at
         self.long = False

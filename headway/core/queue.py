@@ -49,19 +49,19 @@ from headway.model import MOST_OUTPUT, Cause, Entry
 WAIT_WEIGHT = 0.2
 """Weight of the newest departure in the average wait."""
 MIN_AVOIDANCE = 0.05
-"""Least seconds for which a failed batch waits for another worker than the one it failed on."""
+"""Shortest time in seconds for which a failed batch waits for another worker."""
 GATE_AGE = 0.05
-"""Seconds after which the admission limits are made anew even if no batch has left."""
+"""Seconds after which the admission limits are recomputed even if no batch left."""
 UNKNOWN_WAIT = 1.0
-"""Seconds a refused client is told to wait while nothing is known of the model's pace."""
+"""Seconds that a refused client is told to wait while the model's pace is unknown."""
 QUARANTINE_BATCHES = 8
-"""Most batches for each GPU that wait in one caller's quarantine while others wait."""
+"""Limit on a caller's quarantine, in batches for each GPU, while others wait."""
 QUARANTINE_ALONE = 2048
-"""Most entries that wait in one while nobody else waits, if these are more; a step over Redis reads all of them."""
+"""Limit in entries while nobody else waits, if that is more; a step over Redis reads all of them."""
 NEAR_BATCHES = 8
-"""Batches of waiting entries that are looked at: for those that are nearest to the first, or of callers that ride apart from now on."""
+"""Waiting entries, in batches, that are searched for those closest to the first, or of callers that now ride apart."""
 SEARCH_LOAD = 2
-"""Number of entries that one in a quarantine counts as, since what runs there may fail and run again."""
+"""An entry in a quarantine counts as so many, since it may fail and run again."""
 MOST_KINDS = 64
 """Most kinds of entries, by tier and times, for which it is known at a time how many are sure to be let in."""
 MIXED_SECONDS = 1.0
@@ -70,7 +70,7 @@ _TENANT, _TIER = attrgetter("entry.tenant"), attrgetter("entry.tier")
 _ARRIVED, _STATE, _WEIGHT = attrgetter("arrived"), attrgetter("state"), attrgetter("weight")
 _NOTHING = Choice()
 RULE_AGE = 0.01
-"""Seconds after which `wake` asks the policy again rather than go by the rule of the last claim."""
+"""Seconds after which `wake` asks the policy again instead of using the last claim's rule."""
 
 
 class ModelQueue:
@@ -89,12 +89,12 @@ class ModelQueue:
         self._rates = [ArrivalRate() for _ in range(limits.tiers)]
         self._due = DeadlineQueue()
         self._crowded = limits.max_queue * GREED // (GREED + 1)
-        """Entries waiting from which on a tenant may have no more than its share of them."""
+        """Number of waiting entries from which a tenant may have no more than its share."""
         self._waiting: Counter[str] | None = None
-        """Entries that wait in the tier queues, by tenant; None for as long as the count was not needed."""
+        """Waiting entries by tenant; None while the count isn't needed."""
         self._last_tenant: str | None = None
         self._mixed_at = -math.inf
-        """Instant of the last entry whose tenant is not that of the entry before it."""
+        """Instant of the last entry with another tenant than the one before it."""
         self._fresh = 0
         self._coming: list[QueuedEntry] = []
         """Entries that were admitted since the last look at the queue, and have no place in it yet."""
@@ -117,7 +117,7 @@ class ModelQueue:
         self._limit = limits.max_batch
         self._weighs, self._sheds = limits.weighs, limits.shed_at is not None
         self._owed = 0.0
-        """Weight that lower tiers did not get of what is kept for them."""
+        """Weight kept for lower tiers that they didn't get."""
         self._rule = Rule(limits.max_batch)
         self._rule_at = -math.inf
 
@@ -127,7 +127,7 @@ class ModelQueue:
         return self._fresh + len(self._coming) + len(self._suspects.of)
 
     def depths(self, now: float) -> list[tuple[int, float]]:
-        """Return the entries waiting in each tier, and the seconds that its oldest has waited."""
+        """Return, for each tier, the number of waiting entries and the seconds that the oldest has waited."""
         self._take_in()
         counts = [tier_queue.depth for tier_queue in self._tier_queues]
         oldest = [now if (first := tier_queue.oldest()) is None else first.arrived for tier_queue in self._tier_queues]
@@ -141,8 +141,8 @@ class ModelQueue:
 
         Arguments:
             slots: number of them.
-            workers: ids of their workers, who alone are learnt of.
-            whole: whole GPUs that they come to.
+            workers: ids of their workers; only these are learnt about.
+            whole: whole GPUs that they add up to.
             now: the instant.
         """
         if slots != self.slots:
@@ -154,9 +154,9 @@ class ModelQueue:
             self._judge_anew()
 
     def bound(self, limits: QueueLimits) -> None:
-        """Bound batches by weight from now on, or no longer; in nothing else may the bounds be others than before.
+        """Limit batches by weight from now on, or no longer. No other limit may differ.
 
-        What waits weighs what its entries say, as it does from the beginning.
+        Waiting entries have had their weights from the beginning.
         """
         self._take_in()
         for tier_queue in self._tier_queues:
@@ -304,7 +304,7 @@ class ModelQueue:
         )
 
     def _judge_anew(self) -> None:
-        """Make the admission limits anew for the next entry."""
+        """Recompute the admission limits for the next entry."""
         self._gate_at = self._sure_until = -math.inf
 
     def _queued(self, entry: Entry, now: float) -> QueuedEntry:
@@ -320,10 +320,10 @@ class ModelQueue:
         return left < 0 or (waits > 0 and waits + 1 > GREED * left)
 
     def _discount(self, left: Sequence[QueuedEntry], waits: Counter[str]) -> None:
-        """Note that entries have left their tier queues."""
+        """Note that entries left their tier queues."""
         for queued in left:
             waits[queued.entry.tenant] -= 1
-        if self._fresh < self._crowded // 2:  # To count again costs less than to count on.
+        if self._fresh < self._crowded // 2:  # Counting again later costs less than counting on.
             self._waiting = None
 
     def _offer_apart(self, entry: Entry, now: float) -> QueuedEntry | admission.Refused:
@@ -361,23 +361,23 @@ class ModelQueue:
         return self.limits.size(len(members), sum(member.weight for member in members))
 
     def _first_size(self) -> float:
-        """Return the size of what waits in the highest tier."""
+        """Return the size of all entries in the highest tier."""
         first = self._tier_queues[0]
         return self.limits.size(first.depth, first.weight) if self._weighs else first.depth
 
     def _size_of(self, tier_queues: Sequence[TierQueue]) -> float:
-        """Return the size of what waits in tier queues."""
+        """Return the size of all entries in tier queues."""
         return self.limits.size(sum([one.depth for one in tier_queues]), sum([one.weight for one in tier_queues]))
 
     def _tenants(self) -> int:
-        """Return the tenants that have entries in the tier queues."""
+        """Return the number of tenants with entries in the tier queues."""
         return sum(tier_queue.tenants for tier_queue in self._tier_queues)
 
     def _stretch(self, tier_queue: TierQueue, tenant: str) -> float:
-        """Return the times the GPU time that its size stands for which a tier queue takes, as only entries of one shape ride together.
+        """Return how much longer a tier queue takes than its size suggests, as only entries of one shape ride together.
 
-        It is that of the next entries of the tenant, since other tenants' are before it only by turns; or of all next ones if that is less.
-        A batch that entries of several tenants share costs each of them its part.
+        It is the factor for the tenant's next entries, since other tenants' only come in turns, or for all next ones if that is less.
+        Tenants that share a batch each pay their part.
         """
         full, limits = self.service.seconds(self.limits.max_batch), self.limits
         if full <= 0.0:
@@ -399,9 +399,9 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry that what waits in its tier and above is too much for, by what is served before it.
+        """Judge an entry for which its tier and those above hold too much, by what is really served before it.
 
-        That is counted, and taken to weigh as much as all of its tier on average. Free GPUs take what their batches hold.
+        That is counted, at the average weight of the tier. Free GPUs take what their batches hold.
         """
         gate = self._gate_now(now)
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):
@@ -414,7 +414,7 @@ class ModelQueue:
             refused = gate.judge(ahead, first, entry.tier, entry)
         if refused is not None and entry.count > 1:
             size = self.limits.size(1, self.limits.weight(entry))
-            batch = self.limits.max_batch / size  # A last one that is not full takes as long.
+            batch = self.limits.max_batch / size  # A last, partial batch takes as long.
             in_time = gate.most(entry, size)
             whole = max(in_time // batch, self.whole_slots) * batch
             if entry.count > (most := max(int(whole), 1)):
@@ -422,7 +422,7 @@ class ModelQueue:
         return refused
 
     def load(self, now: float, past: Past | None = None) -> Load:
-        """Return the load at instant `now`, with what has come of late if that is given."""
+        """Return the load at instant `now`, with the past if given."""
         self._take_in()
         rate = sum(found.at(now) for found in self._rates)
         return Load(
@@ -443,22 +443,22 @@ class ModelQueue:
         )
 
     def _entry_size(self, rate: float, now: float, past: Past | None) -> float:
-        """Mean size of the entries that arrive, so many per second. What has come of late is told it, too."""
+        """Return the mean size of arriving entries, and note it in the past."""
         each = sum(self._sizes([arrivals.at(now) for arrivals in self._rates])) / rate
         if past is not None:
             past.each = max(each, 1.0)
         return each
 
     def _sizes(self, rates: list[float]) -> list[float]:
-        """Return the size that arrives per second in each tier, given the entries that do."""
+        """Return the size that arrives per second in each tier, given the entries per second."""
         if not self._weighs:
             return rates
         return [rate * self.limits.size(1, queue.mean) for rate, queue in zip(rates, self._tier_queues, strict=True)]
 
     def depart(self, worker: str, limit: int, policy: Policy, now: float) -> Departure | Hold:
-        """Take the batch that leaves now for a free GPU, or say until when to hold.
+        """Take the batch that leaves now for a free GPU, or return until when to hold.
 
-        Overdue entries must have been taken out by `expire` before.
+        Overdue entries must have been removed by `expire`.
 
         Arguments:
             worker: id of the worker that would run it.
@@ -500,7 +500,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _depart_whole(self, bulk: BulkClass, worker: str, limit: int, until: float, now: float) -> Departure | Hold:
-        """Depart with bulk entries alone, or say until when to hold; before `until` no others leave."""
+        """Depart with bulk entries only, or return until when to hold; no others leave before `until`."""
         forecast = self._forecast(limit, now)
         opens = bulk.opens_at(forecast, now)
         if opens > now:
@@ -512,7 +512,7 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def _forecast(self, limit: int, now: float) -> Forecast:
-        """Return the forecast for a whole batch that leaves now. Far beyond the sizes seen, its time is taken for long."""
+        """Return the forecast for a whole batch that leaves now. Far beyond the sizes seen, its time counts as long."""
         seconds, rate = self.service.alpha + self.service.beta * limit, sum(found.at(now) for found in self._rates)
         gap = self._rule.gap(self._running.largest)
         return Forecast(seconds, rate, gap, self.slots, self.whole_slots, self._newest, self._fresh)
@@ -536,26 +536,26 @@ class ModelQueue:
         else:
             each, near = limits.line_at(self.service.alpha, self.service.beta, 1.0), self._nearness(limit)
             padded = seats(*each, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
-            # If all that wait are longer, they would keep others from coming.
+            # If all waiting ones are longer, they would block others.
             riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
                 count, left, len(members), heaviest, near, padded
             )
         departure.members, departure.bulk = members + riders, len(riders)
 
     def _charge_delay(self, bulk: BulkClass, worker: str, limit: int, now: float) -> None:
-        """Count those that leave now and would have left before, had no GPU had a whole batch."""
+        """Count entries that leave now but would have left before if no GPU had a whole batch."""
         if bulk.near(now) and self._running.busy >= self.slots - 1:
             before, view = now - 2 * LEEWAY, self._view(worker)
             if view.oldest <= before and not isinstance(decide(self._rule, view, before), Hold):
                 bulk.charge(min(self._fresh, limit), now)
 
     def _price(self, group: Group, now: float) -> float:
-        """Return the price of a second of a group: more where its caller has sent culprits."""
+        """Return the price of a second for a group: higher if its caller sent culprits."""
         apart = self.culprits.active and self.culprits.rides_apart(caller_of(group.members[0].entry), now)
         return APART_PRICE if apart else 1.0
 
     def _depart_apart(self, worker: str, group: Group, limit: int, now: float, price: float = 0.0) -> Departure:
-        """Depart with a group, or with as much of it as there is room for."""
+        """Depart with a group, or as much of it as fits."""
         weight = limit * self.limits.unit
         if group.caller is not None:
             others = self._fresh or now - self._newest < MIXED_SECONDS or self._suspects.beside(group.caller)
@@ -573,12 +573,12 @@ class ModelQueue:
         return self._leave(departure, now)
 
     def wake(self, idle: Collection[str], now: float) -> str | float:
-        """Choose an idle worker that has something to claim now; if there is none, the instant to look again.
+        """Return an idle worker with something to claim now, else the instant to look again.
 
-        The rule of the last claim decides while it is fresh, so the call is cheap enough to follow every enqueue.
+        The last claim's rule decides while it is fresh, so that the call is cheap enough to follow every enqueue.
 
         Arguments:
-            idle: at least one worker; where the rule tells slots apart the fastest is woken first, else the first.
+            idle: at least one worker; the fastest is woken first if the rule distinguishes slots, else the first.
             now: the instant.
         """
         self._take_in()
@@ -601,14 +601,14 @@ class ModelQueue:
         return again if self.bulk is None else self._wake_for_bulk(self.bulk, idle, again, now)
 
     def _wake_for_bulk(self, bulk: BulkClass, idle: Collection[str], until: float, now: float) -> str | float:
-        """Choose an idle worker for a whole batch; if none may leave, the instant to look again. No others leave before `until`."""
+        """Return an idle worker for a whole batch, or the instant to look again. No others leave before `until`."""
         if not bulk.depth:
             return until
         opens = bulk.opens_at(self._forecast(self._limit, now), now)
         return next(iter(idle)) if opens <= now else min(until, opens)
 
     def bulk_held(self, now: float) -> float:
-        """Return the seconds until bulk entries may have a GPU that is idle, if no others come; see `core.bulk.BulkClass.held`."""
+        """Return the seconds until bulk entries may use an idle GPU, if no others come; see `core.bulk.BulkClass.held`."""
         return 0.0 if self.bulk is None else self.bulk.held(self._forecast(self._limit, now), now)
 
     def expire(self, now: float) -> list[QueuedEntry]:
@@ -621,12 +621,12 @@ class ModelQueue:
         return late
 
     def next_due(self) -> float:
-        """Return the instant at which `expire` has something to do; infinite when nothing waits."""
+        """Return the instant at which `expire` has something to do; infinite if nothing waits."""
         self._take_in()
         return min(self._due.earliest(), self._suspects.due)
 
     def remove(self, queued: QueuedEntry) -> None:
-        """Forget an entry. A running entry stays in its batch, but is not tried again."""
+        """Forget an entry. A running one stays in its batch, but isn't tried again."""
         self._take_in()
         if queued.entry.tier >= self.limits.tiers:
             if queued.state == QUEUED and self.bulk is not None:
@@ -642,7 +642,7 @@ class ModelQueue:
         queued.state = GONE
 
     def finish(self, departure: Departure, now: float, *, learns: bool = True) -> list[QueuedEntry]:
-        """End a batch that came back with outputs, and learn from its time, if that says something. Returns the members that are still wanted."""
+        """End a batch that came back with outputs, and learn from its time if `learns`. Returns the members that are still wanted."""
         past = self._past
         if past is not None:
             self._take_in()
@@ -654,9 +654,9 @@ class ModelQueue:
                 self._suspects.overrun(seconds - self.service.seconds(departure.size))
         elif learns and not (
             departure.bulk and departure.whole and departure.members[0].entry.shape
-        ):  # What rides apart is unlike all others.
+        ):  # Entries that ride apart are unlike others.
             doubt = PADDED_DOUBT if self.limits.padding is not None else 1.0
-            if departure.parted:  # It was light or heavy, which tells nothing of its slot.
+            if departure.parted:  # Only light or only heavy entries, which says nothing about the slot.
                 self.service.observe(departure.size, seconds / self.factors.of(departure.worker))
             else:
                 self.factors.learn(self.service, departure.worker, departure.size, seconds, self._departures, doubt)
@@ -668,7 +668,7 @@ class ModelQueue:
         return wanted
 
     def leave_out(self, departure: Departure, members: Sequence[tuple[QueuedEntry, int]], now: float) -> None:
-        """Let members of a batch that has come back run again, apart: their outputs, of so many bytes, were left out."""
+        """Run members of a batch again, apart, whose outputs, of so many bytes, were left out."""
         callers = {caller_of(member.entry) for member, _ in members}
         if anew := {caller for caller in callers if not self.culprits.rides_apart(caller, now)}:
             self._move_apart(anew, now)
@@ -680,7 +680,7 @@ class ModelQueue:
         self._judge_anew()
 
     def _move_apart(self, callers: Set[CallerKey], now: float) -> None:
-        """Let what waits of callers, next in line, wait in their quarantines from now on, as if it had come now."""
+        """Move the next waiting entries of callers to their quarantines, as if they had just come."""
         self._take_in()
         like = Group([], now, QUARANTINE)
         for tier_queue in self._tier_queues:
@@ -705,18 +705,18 @@ class ModelQueue:
     def fail(
         self, departure: Departure, cause: Cause, now: float, rng: Rng, error: str = "", places: Collection[int] = ()
     ) -> FailureOutcome:
-        """End a batch that failed of `cause`, of which clients read `error`; see `core.retry`. `rng` is for the jitter.
+        """End a failed batch; see `core.retry`. Clients read `error`; `rng` is for the jitter.
 
-        `places` are those of the members of the call that raised, if it was not all of the batch: the others run again beyond suspicion.
+        `places`: members of the call that raised, if it wasn't all of the batch; the others run again, beyond suspicion.
         """
-        self._sure_until = -math.inf  # Its callers may be known for culprits from now on.
+        self._sure_until = -math.inf  # Its callers may ride apart from now on.
         after, members = FailureOutcome(), list[QueuedEntry]()
         arrived = self._arrive(departure, now, RETRYING)
         if departure.bulk:
             after.bulk, arrived = self._parted(arrived)
         for member in arrived:
             (members if member.due > now else after.late).append(member)
-        if departure.bulk:  # Its other members are beyond suspicion until they fail without those.
+        if departure.bulk:  # Its other members are beyond suspicion until they fail without bulk entries.
             return self._fail_beside(departure, members, after, now)
         failures, attempts = departure.failures + 1, departure.attempts
         alone = departure.alone + (len(departure.members) == 1 or len(places) == 1)
@@ -747,7 +747,7 @@ class ModelQueue:
         after: FailureOutcome,
         now: float,
     ) -> list[QueuedEntry]:
-        """Return those of the members that are at some places of their batch. The others run again as if they had not run."""
+        """Return the members at some places of their batch. The others run again as if they hadn't run."""
         there = {id(departure.members[place]) for place in places}
         if others := [member for member in members if id(member) not in there]:
             self._suspects.add(Group(others, now, FIRST, departure.failures, departure.attempts - 1))
@@ -757,7 +757,7 @@ class ModelQueue:
     def _fail_beside(
         self, departure: Departure, members: list[QueuedEntry], after: FailureOutcome, now: float
     ) -> FailureOutcome:
-        """End a batch that failed with bulk entries in it: `members` run again as if they had not, bulk entries end."""
+        """End a failed batch with bulk entries: these end, and `members` run again as if they hadn't run."""
         if members:
             self._suspects.add(Group(members, now, FIRST, departure.failures, departure.attempts - 1))
         after.again = len(members)
@@ -766,14 +766,14 @@ class ModelQueue:
         return after
 
     def _parted(self, members: Sequence[QueuedEntry]) -> tuple[list[QueuedEntry], list[QueuedEntry]]:
-        """Return the bulk entries among these, and the others."""
+        """Return the bulk entries among the members, and the others."""
         parts: tuple[list[QueuedEntry], list[QueuedEntry]] = [], []
         for member in members:
             parts[member.entry.tier < self.limits.tiers].append(member)
         return parts
 
     def _paid(self, members: list[QueuedEntry], spent: list[QueuedEntry], now: float) -> list[QueuedEntry]:
-        """Return the members whose tenants can pay for a retry. The other members are added to `spent`."""
+        """Return the members whose tenants can pay for a retry, and add the others to `spent`."""
         counts = Counter(member.entry.tenant for member in members)
         paid = {tenant for tenant, count in counts.items() if self._budgets.spend(tenant, count, now)}
         spent += [member for member in members if member.entry.tenant not in paid]
@@ -782,7 +782,7 @@ class ModelQueue:
     def _run_again(
         self, members: list[QueuedEntry], cause: Cause, group: Group, departure: Departure, rng: Rng
     ) -> None:
-        """Let failed members run again: at once in halves if an input is at fault; otherwise later, elsewhere, and
+        """Run failed members again: at once in halves if an input is at fault; otherwise later, elsewhere, and
         first whole.
         """
         whole = bool(members) and stays_whole(cause, len(members), group.failures)
@@ -807,7 +807,7 @@ class ModelQueue:
         return self._rule
 
     def _arrive(self, departure: Departure, now: float, state: int) -> list[QueuedEntry]:
-        """End a run: members that are still wanted get `state` and are returned."""
+        """End a run. Sets the state of members that are still wanted, and returns them."""
         self._running.back(departure.size, self.slots, now)
         if departure.bulk and departure.whole and self.bulk is not None:
             self.bulk.back(now)
@@ -856,7 +856,7 @@ class ModelQueue:
         return self._gate
 
     def _nearness(self, limit: int) -> Nearness:
-        """Return the terms on which entries of like weight ride together; the next lower tier has its turn with the first of each second batch."""
+        """Return the terms on which entries of similar weight ride together; every second batch starts with a lower tier's turn."""
         limits, by_age = self.limits, self._departures % 2 == 1 and self.limits.reserved_share > 0.0
         fixed = limits.padding.fixed * limits.max_batch if limits.padding is not None else 0.0
         return Nearness(self._limit, fixed, NEAR_BATCHES * limit, limits.padded_cost, by_age)
@@ -864,8 +864,8 @@ class ModelQueue:
     def _pack(self, departure: Departure, limit: int, now: float) -> None:
         """Fill the batch.
 
-        Where several tenants ask, large entries get no more of it than BATCH_PAGES, or one entry, since all that ride
-        wait for all their bytes.
+        If several tenants ask, large entries get no more than BATCH_PAGES, or one entry, since the whole batch
+        waits for their bytes.
         """
         limits, hopeless = self.limits, now + self.service.seconds(limit)
         terms = Terms(

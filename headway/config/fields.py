@@ -43,7 +43,7 @@ class Term(Enum):
 
 
 def outside(value: float, low: float, high: float, unit: str = "") -> tuple[str, str] | None:
-    """Return why a number is out of bounds, both of which are allowed, and what to do; None if it is within."""
+    """Return what is wrong with a number, and what to do, unless low <= value <= high."""
     if low <= value <= high:
         return None
     return f"must lie between {low:.15g} and {high:.15g} {unit}".rstrip(), "Choose a value in that range."

@@ -103,653 +103,260 @@ class Settings:
     grpc_max_age_s: ClassVar[float] = 300.0
     """Seconds after which a gRPC client is told to reconnect, so that new gateways get their share."""
 
-    host: str = setting(
-        "127.0.0.1",
-        _SERVICE,
-        "Address of the public port; 0.0.0.0 for every interface.",
-        form=ADDRESS,
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    port: int = setting(
-        8000,
-        _SERVICE,
-        "Public port; 0 lets the system choose.",
-        within=(0, 65_535),
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    grpc_port: int = setting(
-        0,
-        _SERVICE,
-        "Public port of gRPC, at the same address; 8081 is usual; 0: none.",
-        within=(0, 65_535),
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    tls_cert: str = setting(
-        "",
-        _SERVICE,
-        "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when "
-        "it changes.",
-        common=True,
-    )
-    tls_key: str = setting(
-        "", _SERVICE, "File of its private key, not encrypted; left out: it is in the file of `tls_cert`."
-    )
-    tls_client_ca: str = setting(
-        "", _SERVICE, "File of the authorities that must have signed client certificates; left out: clients need none."
-    )
+    # fmt: off
+    host: str = setting("127.0.0.1", _SERVICE,
+        "Address of the public port; 0.0.0.0 for every interface.", form=ADDRESS, parts=RolePart.GATEWAY, common=True)
+    port: int = setting(8000, _SERVICE,
+        "Public port; 0 lets the system choose.", within=(0, 65_535), parts=RolePart.GATEWAY, common=True)
+    grpc_port: int = setting(0, _SERVICE,
+        "Public port of gRPC, at the same address; 8081 is usual; 0: none.", within=(0, 65_535), parts=RolePart.GATEWAY, common=True)
+    tls_cert: str = setting("", _SERVICE,
+        "Certificate of all ports, which then use TLS: a PEM file, with the intermediate certificates; read again when it changes.",
+        common=True)
+    tls_key: str = setting("", _SERVICE,
+        "File of its private key, not encrypted; left out: it is in the file of `tls_cert`.")
+    tls_client_ca: str = setting("", _SERVICE,
+        "File of the authorities that must have signed client certificates; left out: clients need none.")
     model: str = setting("default", _SERVICE, "Name under which the target is served.", form=NAME, common=True)
-    model_version: str = setting(
-        "1",
-        _SERVICE,
-        "Version reported in answers.",
-        form=NAME,
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.MODEL,
-        term=Term.ALWAYS,
-    )
-    version_weights: str = setting(
-        "",
-        _SERVICE,
-        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; left out: by their workers. SIGHUP reads "
-        "them again.",
-        needs="broker",
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-    )
-    default_model: str = setting(
-        "",
-        _SERVICE,
-        "With several models, the one for requests that name none; left out: such requests get 400, unless a model has "
-        "the name in `model`.",
-        common=True,
-    )
-    chat_template: str = setting(
-        "plain",
-        _SERVICE,
-        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template as "
-        "models on the Hugging Face Hub have it.",
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-    )
-    lame_duck_ms: float = setting(
-        0.0,
-        _SERVICE,
-        "When shutting down: how long to keep serving while /readyz says 503 already; at least as long as balancers take "
-        "to notice.",
-        "ms",
-        within=(0, 600_000),
-        parts=RolePart.GATEWAY,
-    )
-    reload: bool = setting(
-        False,
-        _SERVICE,
+    model_version: str = setting("1", _SERVICE,
+        "Version reported in answers.", form=NAME, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.ALWAYS)
+    version_weights: str = setting("", _SERVICE,
+        "Weights of a model's versions, such as 3=95,4=5; 0: no new requests; left out: by their workers. SIGHUP reads them again.",
+        needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL)
+    default_model: str = setting("", _SERVICE,
+        "With several models, the one for requests that name none; left out: such requests get 400, unless a model has the name in `model`.",
+        common=True)
+    chat_template: str = setting("plain", _SERVICE,
+        "How a chat becomes one text: plain, a line `role: content` per message; or a file with a Jinja template as models on the Hugging "
+        "Face Hub have it.",
+        parts=RolePart.GATEWAY, own=Own.MODEL)
+    lame_duck_ms: float = setting(0.0, _SERVICE,
+        "When shutting down: how long to keep serving while /readyz says 503 already; at least as long as balancers take to notice.",
+        "ms", within=(0, 600_000), parts=RolePart.GATEWAY)
+    reload: bool = setting(False, _SERVICE,
         "For development: replace the workers when a Python file in the target's folder, or below it, changes.",
-        parts=RolePart.BATCHERS,
-        common=True,
-    )
+        parts=RolePart.BATCHERS, common=True)
 
-    workers: int = setting(
-        1,
-        _WORKERS,
+    workers: int = setting(1, _WORKERS,
         "Worker processes, one per GPU; for a remote API: calls in flight at once; left out: as many as `devices` names.",
-        within=(1, MOST_WORKERS),
-        parts=RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    devices: str = setting(
-        "",
-        _WORKERS,
-        "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left "
-        "out: those that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
-        parts=RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    models_per_gpu: int = setting(
-        0,
-        _WORKERS,
-        "With several models: how many a GPU holds loaded, each in a process of its own. All models then share all GPUs, "
-        "and one that is not loaded is loaded on request. 0: each model has its own workers and GPUs.",
-        within=(0, 256),
-    )
-    min_warm: int = setting(
-        0,
-        _WORKERS,
+        within=(1, MOST_WORKERS), parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
+    devices: str = setting("", _WORKERS,
+        "Comma-separated GPUs, one per worker: numbers or UUIDs as in CUDA_VISIBLE_DEVICES, or cpu (cpu alone: for all); left out: those "
+        "that CUDA_VISIBLE_DEVICES allows, else all of the machine.",
+        parts=RolePart.BATCHERS, own=Own.VERSION, common=True)
+    models_per_gpu: int = setting(0, _WORKERS,
+        "With several models: how many a GPU holds loaded, each in a process of its own. All models then share all GPUs, and one that is "
+        "not loaded is loaded on request. 0: each model has its own workers and GPUs.",
+        within=(0, 256))
+    min_warm: int = setting(0, _WORKERS,
         "With `models_per_gpu`: fewest GPUs on which a model stays loaded.",
-        "GPUs",
-        within=(0, MOST_WORKERS),
-        needs="models_per_gpu",
-        own=Own.MODEL,
-    )
-    start_timeout_ms: float = setting(
-        300_000.0,
-        _WORKERS,
-        "Longest time for a worker to load the target and pass its warm-up batch. A worker that the autoscaler asked for "
-        "counts as coming for twice as long, as it may need a machine first.",
-        "ms",
-        within=(100, 3_600_000),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER,
-        own=Own.VERSION,
-    )
-    recycle_rss_mb: int = setting(
-        0,
-        _WORKERS,
+        "GPUs", within=(0, MOST_WORKERS), needs="models_per_gpu", own=Own.MODEL)
+    start_timeout_ms: float = setting(300_000.0, _WORKERS,
+        "Longest time for a worker to load the target and pass its warm-up batch. A worker that the autoscaler asked for counts as coming "
+        "for twice as long, as it may need a machine first.",
+        "ms", within=(100, 3_600_000), parts=RolePart.GATEWAY | RolePart.BATCHERS | RolePart.CONTROLLER, own=Own.VERSION)
+    recycle_rss_mb: int = setting(0, _WORKERS,
         "Replace a worker whose resident memory (not the GPU's) exceeds this; 0: never.",
-        "MiB",
-        within=(0, 1 << 24),
-        parts=RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
+        "MiB", within=(0, 1 << 24), parts=RolePart.BATCHERS, own=Own.VERSION)
 
-    max_batch_size: int = setting(
-        32,
-        _BATCHING,
-        "Largest batch the target takes.",
-        "inputs",
-        within=(1, MAX_BATCH),
-        own=Own.VERSION,
-        term=Term.ALWAYS,
-        common=True,
-    )
-    max_batch_weight: int = setting(
-        0,
-        _BATCHING,
+    max_batch_size: int = setting(32, _BATCHING,
+        "Largest batch the target takes.", "inputs", within=(1, MAX_BATCH), own=Own.VERSION, term=Term.ALWAYS, common=True)
+    max_batch_weight: int = setting(0, _BATCHING,
         "Most weight of a batch, besides its number of inputs; a heavier input runs alone; 0: inputs are not weighed.",
-        within=(0, MOST_WEIGHT),
-        own=Own.MODEL,
-        term=Term.ALWAYS,
-    )
-    weight: str = setting(
-        CHARS,
-        _BATCHING,
+        within=(0, MOST_WEIGHT), own=Own.MODEL, term=Term.ALWAYS)
+    weight: str = setting(CHARS, _BATCHING,
         "What an input weighs: chars, its number of characters, or the name of a function of the target, such as tokens.",
-        form=FUNCTION,
-        needs="max_batch_weight",
-        own=Own.MODEL,
-        term=Term.ALWAYS,
-    )
-    max_wait_ms: float | None = setting(
-        None,
-        _BATCHING,
+        form=FUNCTION, needs="max_batch_weight", own=Own.MODEL, term=Term.ALWAYS)
+    max_wait_ms: float | None = setting(None, _BATCHING,
         f"Longest wait for batch-mates, for {joined((name for name, policy in POLICIES.items() if policy.aims), 'and')} "
         f"the wait it aims at; unset: {unset_wait()}.",
-        "ms",
-        within=(0, MAX_REQUEST_TIMEOUT_MS),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    policy: str = setting(
-        "paced",
-        _BATCHING,
+        "ms", within=(0, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
+    policy: str = setting("paced", _BATCHING,
         f"When a batch leaves: {joined(POLICIES, 'or')}.",
-        among=policies.NAMES,
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
-    max_queue: int = setting(
-        20_000,
-        _BATCHING,
-        "Most entries waiting at once, over all tiers. For each, five records may wait for a slow ledger before more are "
-        "dropped and counted.",
-        "inputs",
-        within=(1, 10_000_000),
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
-    shed_depths: str = setting(
-        "auto",
-        _BATCHING,
-        "Waiting entries above which the lowest tier is refused, and above which all but the highest are, such as "
-        "100,500; auto: as many as can be answered in time.",
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
+        among=policies.NAMES, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
+    max_queue: int = setting(20_000, _BATCHING,
+        "Most entries waiting at once, over all tiers. For each, five records may wait for a slow ledger before more are dropped and "
+        "counted.",
+        "inputs", within=(1, 10_000_000), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED)
+    shed_depths: str = setting("auto", _BATCHING,
+        "Waiting entries above which the lowest tier is refused, and above which all but the highest are, such as 100,500; auto: as many "
+        "as can be answered in time.",
+        own=Own.MODEL, term=Term.CHANGED)
 
-    broker: str = setting(
-        "",
-        _FLEET,
-        "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for "
-        "TLS, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT. Better set in the environment if "
-        "it has a password. Left out: the queue is in this process.",
-        show=shown_url,
-        common=True,
-    )
-    broker_prefix: str = setting(
-        "headway",
-        _FLEET,
-        "Beginning of all keys in the broker; each installation needs its own.",
-        form=NAME,
-        needs="broker",
-    )
-    broker_timeout_ms: float = setting(
-        1000.0,
-        _FLEET,
-        "Longest time for a call to the broker before it counts as failed. A worker that is silent for 2 s more is given "
-        "up, and its batch goes to another.",
-        "ms",
-        within=(10, 60_000),
-        needs="broker",
-    )
-    shards: int = setting(
-        1,
-        _FLEET,
-        "Queues that each model is split into; 16 is usual when one Redis is too few.",
-        within=(1, 256),
-        needs="broker",
-    )
-    name: str = setting(
-        "",
-        _FLEET,
-        "Name of this process, unique in the fleet; left out: host name and process id.",
-        form=NAME_OR_NONE,
-    )
-    expected_workers: int = setting(
-        0,
-        _FLEET,
-        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.",
-        "workers",
-        within=(0, 1_000_000),
-    )
-    fallback: str = setting(
-        "",
-        _FLEET,
-        "Function or remote batch API that a gateway calls while the broker is away, written like TARGET, or "
-        "NAME=TARGET; each of several models may have one in its table. Its answers carry `model_version`. Requests that "
-        "name a version get 503 then, as do all without a fallback. A function runs one batch at a time there, an API "
-        "four.",
-        needs="broker",
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-        common=True,
-    )
-    target_utilisation: float = setting(
-        1.0,
-        _FLEET,
+    broker: str = setting("", _FLEET,
+        "URL of the Redis or Valkey that gateways and workers share: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for TLS, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE, redis+cluster://HOST:PORT. Better set in the environment if it has a password. Left "
+        "out: the queue is in this process.",
+        show=shown_url, common=True)
+    broker_prefix: str = setting("headway", _FLEET,
+        "Beginning of all keys in the broker; each installation needs its own.", form=NAME, needs="broker")
+    broker_timeout_ms: float = setting(1000.0, _FLEET,
+        "Longest time for a call to the broker before it counts as failed. A worker that is silent for 2 s more is given up, and its batch "
+        "goes to another.",
+        "ms", within=(10, 60_000), needs="broker")
+    shards: int = setting(1, _FLEET,
+        "Queues that each model is split into; 16 is usual when one Redis is too few.", within=(1, 256), needs="broker")
+    name: str = setting("", _FLEET,
+        "Name of this process, unique in the fleet; left out: host name and process id.", form=NAME_OR_NONE)
+    expected_workers: int = setting(0, _FLEET,
+        "Healthy workers that the fleet should have, for status, readiness and alerts; 0: unknown.", "workers", within=(0, 1_000_000))
+    fallback: str = setting("", _FLEET,
+        "Function or remote batch API that a gateway calls while the broker is away, written like TARGET, or NAME=TARGET; each of several "
+        "models may have one in its table. Its answers carry `model_version`. Requests that name a version get 503 then, as do all without "
+        "a fallback. A function runs one batch at a time there, an API four.",
+        needs="broker", parts=RolePart.GATEWAY, own=Own.MODEL, common=True)
+    target_utilisation: float = setting(1.0, _FLEET,
         "Share of the measured capacity, 0.1 to 1, above which the lowest tier only gets what the others leave.",
-        within=(0.1, 1),
-        parts=RolePart.CONTROLLER,
-    )
+        within=(0.1, 1), parts=RolePart.CONTROLLER)
 
-    queue_timeout_ms: float = setting(
-        2000.0,
-        _TIMEOUTS,
+    queue_timeout_ms: float = setting(2000.0, _TIMEOUTS,
         "Longest wait in the queue before the first run; by default never longer than the overall time.",
-        "ms",
-        within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-        term=Term.CHANGED,
-        common=True,
-    )
-    gpu_timeout_ms: float = setting(
-        3000.0,
-        _TIMEOUTS,
+        "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
+    gpu_timeout_ms: float = setting(3000.0, _TIMEOUTS,
         "Longest run of one batch; then its worker is killed. A shutdown waits as long, too.",
-        "ms",
-        within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    request_timeout_ms: float = setting(
-        4000.0,
-        _TIMEOUTS,
-        "Longest overall time for a request, at most 600000. A shutdown waits as long for requests in flight, but at "
-        "least 30 s.",
-        "ms",
-        within=(1, MAX_REQUEST_TIMEOUT_MS),
-        parts=RolePart.GATEWAY,
-        own=Own.MODEL,
-        term=Term.CHANGED,
-        common=True,
-    )
+        "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
+    request_timeout_ms: float = setting(4000.0, _TIMEOUTS,
+        "Longest overall time for a request, at most 600000. A shutdown waits as long for requests in flight, but at least 30 s.",
+        "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), parts=RolePart.GATEWAY, own=Own.MODEL, term=Term.CHANGED, common=True)
 
     tiers: str = setting("enterprise,paid,free", _TIERS, "Tiers, highest first, comma-separated.")
     default_tier: str = setting("paid", _TIERS, "Tier of every request if there is no file of keys.")
-    reserved_share: float = setting(
-        0.1,
-        _TIERS,
+    reserved_share: float = setting(0.1, _TIERS,
         "Share of each batch, 0 to 0.5, kept for lower tiers when they wait.",
-        within=(0, 0.5),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
-    keys: str = setting(
-        "",
-        _IDENTITY,
+        within=(0, 0.5), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.MODEL, term=Term.CHANGED)
+    keys: str = setting("", _IDENTITY,
         "API keys: a TOML file, or `ledger` for the ledger's database; without this and `jwt`, anybody may send requests.",
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    jwt: str = setting(
-        "",
-        _IDENTITY,
-        "TOML file of the issuers whose JSON Web Tokens are accepted (see the guide).",
-        parts=RolePart.GATEWAY,
-    )
-    user_rate: float = setting(
-        1000.0,
-        _IDENTITY,
-        "Requests per minute of a user whose key has no rate of its own; 0: no limit.",
-        within=(0, 1e9),
-        parts=RolePart.GATEWAY,
-    )
-    tier_rates: str = setting(
-        "",
-        _IDENTITY,
-        "Requests per minute of all users of a tier together, such as free=60000,paid=600000; unset: no limit.",
-        parts=RolePart.GATEWAY,
-    )
+        parts=RolePart.GATEWAY, common=True)
+    jwt: str = setting("", _IDENTITY,
+        "TOML file of the issuers whose JSON Web Tokens are accepted (see the guide).", parts=RolePart.GATEWAY)
+    user_rate: float = setting(1000.0, _IDENTITY,
+        "Requests per minute of a user whose key has no rate of its own; 0: no limit.", within=(0, 1e9), parts=RolePart.GATEWAY)
+    tier_rates: str = setting("", _IDENTITY,
+        "Requests per minute of all users of a tier together, such as free=60000,paid=600000; unset: no limit.", parts=RolePart.GATEWAY)
 
-    ledger: str = setting(
-        "",
-        _LEDGER,
-        "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Better set in "
-        "the environment if it has a password. Left out: nowhere.",
-        show=shown_url,
-        common=True,
-    )
-    keep_days: float = setting(
-        30.0,
-        _LEDGER,
-        "Age at which records of requests, and files and ended jobs of bulk jobs, are removed; 0: never.",
-        "days",
-        within=(0, 36_500),
-    )
-    ledger_rows: str = setting(
-        "ended",
-        _LEDGER,
-        "Requests to record: `ended`; or `all`, which are `queued` at first.",
-        among=LEDGER_ROWS,
-        needs="ledger",
-    )
-    ledger_content: bool = setting(
-        False, _LEDGER, "Record inputs and outputs, too, which are otherwise never written to disk.", needs="ledger"
-    )
+    ledger: str = setting("", _LEDGER,
+        "Where every request is recorded: sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Better set in the environment "
+        "if it has a password. Left out: nowhere.",
+        show=shown_url, common=True)
+    keep_days: float = setting(30.0, _LEDGER,
+        "Age at which records of requests, and files and ended jobs of bulk jobs, are removed; 0: never.", "days", within=(0, 36_500))
+    ledger_rows: str = setting("ended", _LEDGER,
+        "Requests to record: `ended`; or `all`, which are `queued` at first.", among=LEDGER_ROWS, needs="ledger")
+    ledger_content: bool = setting(False, _LEDGER,
+        "Record inputs and outputs, too, which are otherwise never written to disk.", needs="ledger")
 
-    bulk_dir: str = setting(
-        "",
-        _BULK,
-        "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all "
-        "gateways. Left out: no bulk jobs.",
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    bulk_max_bytes: int = setting(
-        10 << 30,
-        _BULK,
-        "Most bytes of files that a tenant may store. It also allows a file per MiB, a line of a job per KiB, and an "
-        "unfinished job per 100 MiB; at least 10 files and one job.",
-        within=(1, 1 << 50),
-        parts=RolePart.GATEWAY,
-        needs="bulk_dir",
-    )
+    bulk_dir: str = setting("", _BULK,
+        "Folder for the files of bulk jobs (see docs/bulk.md), or a bucket, such as s3://BUCKET/FOLDER, shared by all gateways. Left out: "
+        "no bulk jobs.",
+        parts=RolePart.GATEWAY, common=True)
+    bulk_max_bytes: int = setting(10 << 30, _BULK,
+        "Most bytes of files that a tenant may store. It also allows a file per MiB, a line of a job per KiB, and an unfinished job per "
+        "100 MiB; at least 10 files and one job.",
+        within=(1, 1 << 50), parts=RolePart.GATEWAY, needs="bulk_dir")
 
-    cache: bool = setting(
-        False,
-        _SHARING,
-        "Keep outputs, and answer the same request of the same tenant with them.",
-        own=Own.MODEL,
-        term=Term.CHANGED,
-        common=True,
-    )
-    collapse: bool = setting(
-        False,
-        _SHARING,
-        "Run identical requests that a tenant sends at the same time only once.",
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
-    result_ttl_s: float = setting(
-        600.0,
-        _SHARING,
+    cache: bool = setting(False, _SHARING,
+        "Keep outputs, and answer the same request of the same tenant with them.", own=Own.MODEL, term=Term.CHANGED, common=True)
+    collapse: bool = setting(False, _SHARING,
+        "Run identical requests that a tenant sends at the same time only once.", own=Own.MODEL, term=Term.CHANGED)
+    result_ttl_s: float = setting(600.0, _SHARING,
         "How long the outcome of a task or of an Idempotency-Key is kept; an output in the cache, half as long.",
-        "s",
-        within=(1, 86_400),
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
-    task_timeout_ms: float = setting(
-        30_000.0,
-        _SHARING,
-        "Longest overall time for a task (Prefer: respond-async), waiting included; by default never shorter than for "
-        "other requests.",
-        "ms",
-        within=(1, MAX_REQUEST_TIMEOUT_MS),
-        own=Own.MODEL,
-        term=Term.CHANGED,
-    )
+        "s", within=(1, 86_400), own=Own.MODEL, term=Term.CHANGED)
+    task_timeout_ms: float = setting(30_000.0, _SHARING,
+        "Longest overall time for a task (Prefer: respond-async), waiting included; by default never shorter than for other requests.",
+        "ms", within=(1, MAX_REQUEST_TIMEOUT_MS), own=Own.MODEL, term=Term.CHANGED)
 
-    max_body_bytes: int = setting(
-        1_048_576, _LIMITS, "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY
-    )
-    input_policy: str = setting(
-        "",
-        _LIMITS,
-        "TOML file of rules on inputs: length, normalisation, control and invisible characters, patterns, a function "
-        "(see docs/input-policy.md); left out: none.",
-        parts=RolePart.GATEWAY,
-    )
-    memory_mb: int = setting(
-        1024,
-        _LIMITS,
-        "Most memory for unanswered inputs; a tenant may hold at most as much as remains free. With a broker, that is "
-        "for all processes together, and never more than half of its `maxmemory`. A quarter as much is added for stored "
-        "outcomes (with a broker, on each server, and never more than a quarter of its `maxmemory`). Another quarter is "
-        "for bodies being received and large or unread answers; the outputs of one request may take half of that, over "
-        "gRPC at most 32 MiB.",
-        "MiB",
-        within=(1, 1 << 22),
-    )
-    max_connections: int = setting(
-        10_000,
-        _LIMITS,
+    max_body_bytes: int = setting(1_048_576, _LIMITS,
+        "Largest request body.", "bytes", within=(64, 1 << 30), parts=RolePart.GATEWAY)
+    input_policy: str = setting("", _LIMITS,
+        "TOML file of rules on inputs: length, normalisation, control and invisible characters, patterns, a function (see "
+        "docs/input-policy.md); left out: none.",
+        parts=RolePart.GATEWAY)
+    memory_mb: int = setting(1024, _LIMITS,
+        "Most memory for unanswered inputs; a tenant may hold at most as much as remains free. With a broker, that is for all processes "
+        "together, and never more than half of its `maxmemory`. A quarter as much is added for stored outcomes (with a broker, on each "
+        "server, and never more than a quarter of its `maxmemory`). Another quarter is for bodies being received and large or unread "
+        "answers; the outputs of one request may take half of that, over gRPC at most 32 MiB.",
+        "MiB", within=(1, 1 << 22))
+    max_connections: int = setting(10_000, _LIMITS,
         "Most open client connections; with keys or tokens, a tenant may have at most nine times as many as remain free.",
-        within=(1, 1_000_000),
-        parts=RolePart.GATEWAY,
-    )
-    cors_origins: str = setting(
-        "",
-        _LIMITS,
+        within=(1, 1_000_000), parts=RolePart.GATEWAY)
+    cors_origins: str = setting("", _LIMITS,
         "Comma-separated origins whose pages may send requests from a browser; *: all; left out: none.",
-        form=ORIGINS,
-        parts=RolePart.GATEWAY,
-        common=True,
-    )
-    read_timeout_ms: float = setting(
-        10_000.0,
-        _LIMITS,
-        "Longest time to receive a request's header, and as long again for its body.",
-        "ms",
-        within=(10, 600_000),
-        parts=RolePart.GATEWAY,
-    )
-    keep_alive_ms: float = setting(
-        30_000.0,
-        _LIMITS,
-        "How long an idle connection stays open.",
-        "ms",
-        within=(10, 3_600_000),
-        parts=RolePart.GATEWAY,
-    )
+        form=ORIGINS, parts=RolePart.GATEWAY, common=True)
+    read_timeout_ms: float = setting(10_000.0, _LIMITS,
+        "Longest time to receive a request's header, and as long again for its body.", "ms", within=(10, 600_000), parts=RolePart.GATEWAY)
+    keep_alive_ms: float = setting(30_000.0, _LIMITS,
+        "How long an idle connection stays open.", "ms", within=(10, 3_600_000), parts=RolePart.GATEWAY)
 
-    remote_format: str = setting(
-        AUTO,
-        _REMOTE,
+    remote_format: str = setting(AUTO, _REMOTE,
         f"Dialect of the remote API: {joined(NAMES, 'or')}; auto: the one that the path of its URL tells, else list.",
-        among=(AUTO, *NAMES),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    remote_model: str = setting(
-        "",
-        _REMOTE,
+        among=(AUTO, *NAMES), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
+    remote_model: str = setting("", _REMOTE,
         "Name of the remote model, for dialects that name it in each request or in the path.",
-        form=REMOTE_MODEL,
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    remote_rate: float = setting(
-        0.0,
-        _REMOTE,
+        form=REMOTE_MODEL, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
+    remote_rate: float = setting(0.0, _REMOTE,
         "Most calls to the API per second, from all slots of a process; 0: no limit.",
-        "calls/s",
-        within=(0, 100_000),
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
-    remote_token: str = setting(
-        "",
-        _REMOTE,
+        "calls/s", within=(0, 100_000), parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
+    remote_token: str = setting("", _REMOTE,
         "Bearer token sent to the remote API; better set in the environment.",
-        show=hidden,
-        form=TOKEN,
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-        common=True,
-    )
-    remote_headers_file: str = setting(
-        "",
-        _REMOTE,
+        show=hidden, form=TOKEN, parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION, common=True)
+    remote_headers_file: str = setting("", _REMOTE,
         "File of header fields sent to the remote API, one `Name: value` per line; read again when it changes.",
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-        own=Own.VERSION,
-    )
-    remote_ca: str = setting(
-        "",
-        _REMOTE,
-        "PEM file of the authorities that must have signed the certificate of a remote API at https:// or grpcs://; read "
-        "again when it changes; left out: those of the system.",
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-    )
-    remote_cert: str = setting(
-        "",
-        _REMOTE,
-        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it "
-        "changes; left out: none.",
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-    )
-    remote_key: str = setting(
-        "",
-        _REMOTE,
-        "File of its private key, not encrypted; left out: it is in the file of `remote_cert`.",
-        parts=RolePart.GATEWAY | RolePart.BATCHERS,
-    )
+        parts=RolePart.GATEWAY | RolePart.BATCHERS, own=Own.VERSION)
+    remote_ca: str = setting("", _REMOTE,
+        "PEM file of the authorities that must have signed the certificate of a remote API at https:// or grpcs://; read again when it "
+        "changes; left out: those of the system.",
+        parts=RolePart.GATEWAY | RolePart.BATCHERS)
+    remote_cert: str = setting("", _REMOTE,
+        "Certificate shown to the remote API: a PEM file, with the intermediate certificates; read again when it changes; left out: none.",
+        parts=RolePart.GATEWAY | RolePart.BATCHERS)
+    remote_key: str = setting("", _REMOTE,
+        "File of its private key, not encrypted; left out: it is in the file of `remote_cert`.", parts=RolePart.GATEWAY | RolePart.BATCHERS)
 
-    admin_host: str = setting(
-        "127.0.0.1", _ADMIN_LOG, "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS
-    )
-    admin_port: int = setting(
-        9000,
-        _ADMIN_LOG,
-        "Admin port (metrics, health, workers, dead letters); 0 lets the system choose.",
-        within=(0, 65_535),
-        common=True,
-    )
-    admin_token: str = setting(
-        "",
-        _ADMIN_LOG,
-        "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you change it; better set in the "
-        "environment.",
-        show=hidden,
-        form=TOKEN,
-    )
-    admin_names: str = setting(
-        "",
-        _ADMIN_LOG,
+    admin_host: str = setting("127.0.0.1", _ADMIN_LOG,
+        "Address of the admin port; anything but loopback needs an admin token.", form=ADDRESS)
+    admin_port: int = setting(9000, _ADMIN_LOG,
+        "Admin port (metrics, health, workers, dead letters); 0 lets the system choose.", within=(0, 65_535), common=True)
+    admin_token: str = setting("", _ADMIN_LOG,
+        "Service token for admin routes (Authorization: Bearer …), or NEW,OLD while you change it; better set in the environment.",
+        show=hidden, form=TOKEN)
+    admin_names: str = setting("", _ADMIN_LOG,
         "Comma-separated host names under which the admin port may be used, besides loopback and IP addresses.",
-        form=HOST_NAMES,
-        needs="admin_token",
-    )
-    promise_ms: float = setting(
-        200.0,
-        _ADMIN_LOG,
+        form=HOST_NAMES, needs="admin_token")
+    promise_ms: float = setting(200.0, _ADMIN_LOG,
         "Latency promised for 95 % of the requests, which the dashboard shows beside the actual one.",
-        "ms",
-        within=(1, MAX_REQUEST_TIMEOUT_MS),
-    )
-    log_level: str = setting(
-        "info",
-        _ADMIN_LOG,
-        "Least severe lines to log: debug, info, warning or error.",
-        among=LOG_LEVELS,
-        common=True,
-    )
+        "ms", within=(1, MAX_REQUEST_TIMEOUT_MS))
+    log_level: str = setting("info", _ADMIN_LOG,
+        "Least severe lines to log: debug, info, warning or error.", among=LOG_LEVELS, common=True)
     log_json: bool = setting(False, _ADMIN_LOG, "Log lines as JSON.")
-    access_log: float = setting(
-        0.0,
-        _ADMIN_LOG,
-        "Share of the requests, 0 to 1, to log with their outcome and how long each part took.",
-        within=(0, 1),
-        parts=RolePart.GATEWAY,
-    )
-    trace: bool = setting(
-        False, _ADMIN_LOG, "Record traces, and send them over OTLP to where the variables OTEL_… say."
-    )
+    access_log: float = setting(0.0, _ADMIN_LOG,
+        "Share of the requests, 0 to 1, to log with their outcome and how long each part took.", within=(0, 1), parts=RolePart.GATEWAY)
+    trace: bool = setting(False, _ADMIN_LOG,
+        "Record traces, and send them over OTLP to where the variables OTEL_… say.")
 
-    autoscale: str = setting(
-        NONE,
-        _SCALING,
-        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the number "
-        "is only published, for an external scaler such as KEDA.",
-        among=AUTOSCALE,
-        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
-    )
-    scale_policy: str = setting(
-        "rules",
-        _SCALING,
-        "How the number is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured "
-        "load, as headway plan finds them.",
-        among=SCALE_POLICIES,
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    min_workers: int = setting(
-        1,
-        _SCALING,
+    autoscale: str = setting(NONE, _SCALING,
+        "Who changes the number of workers: local, the processes that run them, over the devices given; none: the number is only "
+        "published, for an external scaler such as KEDA.",
+        among=AUTOSCALE, parts=RolePart.CONTROLLER | RolePart.BATCHERS)
+    scale_policy: str = setting("rules", _SCALING,
+        "How the number is chosen: rules, by `scale_rules`; plan, the fewest that keep `promise_ms` under the measured load, as headway "
+        "plan finds them.",
+        among=SCALE_POLICIES, parts=RolePart.CONTROLLER, own=Own.MODEL)
+    min_workers: int = setting(1, _SCALING,
         "Fewest workers of a model; 0: none while it gets no requests, see `scale_to_zero_after_s`.",
-        "workers",
-        within=(0, MOST_WORKERS_OF_FLEET),
-        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
-        own=Own.MODEL,
-    )
-    max_workers: int = setting(
-        0,
-        _SCALING,
+        "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
+    max_workers: int = setting(0, _SCALING,
         "Most workers of a model; 0: with local, as many as there are devices (on the CPU: cores), with none, no limit.",
-        "workers",
-        within=(0, MOST_WORKERS_OF_FLEET),
-        parts=RolePart.CONTROLLER | RolePart.BATCHERS,
-        own=Own.MODEL,
-    )
-    scale_to_zero_after_s: float = setting(
-        0.0,
-        _SCALING,
-        "With `min_workers` 0: time without requests after which a model gives back all of its workers until the next "
-        "request; 0: never.",
-        "s",
-        within=(0, 86_400),
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
-    scale_rules: str = setting(
-        "",
-        _SCALING,
+        "workers", within=(0, MOST_WORKERS_OF_FLEET), parts=RolePart.CONTROLLER | RolePart.BATCHERS, own=Own.MODEL)
+    scale_to_zero_after_s: float = setting(0.0, _SCALING,
+        "With `min_workers` 0: time without requests after which a model gives back all of its workers until the next request; 0: never.",
+        "s", within=(0, 86_400), parts=RolePart.CONTROLLER, own=Own.MODEL)
+    scale_rules: str = setting("", _SCALING,
         "Rules, in the file a list of tables, else as JSON: "
         '[{"queue_above": 500, "for_s": 30, "add": 3}, {"utilisation_below": 0.4, "for_s": 900, "remove": 1}]; left out: '
         f"{'; '.join(f'{rule}: {rule.change:+d}' for rule in scale_rules_of.USUAL)}.",
-        parts=RolePart.CONTROLLER,
-        own=Own.MODEL,
-    )
+        parts=RolePart.CONTROLLER, own=Own.MODEL)
+    # fmt: on
 
     models: tuple[ModelSettings, ...] = ()
     """Models with settings of their own; empty if there is only the one that `model` names."""
@@ -894,7 +501,7 @@ class Settings:
 
     @cached_property
     def drain_s(self) -> float:
-        """Seconds that a shutdown waits for requests in flight: never less than a request or a batch may take."""
+        """Seconds that a shutdown waits for requests in flight: at least as long as a request or a batch may take."""
         longest_batch = max(run.gpu_timeout_ms for run in self.runs.values()) / 1000
         return max(self.least_drain_s, self.longest_request_s, longest_batch)
 
@@ -1121,9 +728,10 @@ def _shed_depths(settings: Settings) -> None:
 
 
 def _room(settings: Settings) -> None:
-    """Refuse a memory in which the queue, or the quarter of it for bodies, has no room for the largest body.
+    """Refuse a `memory_mb` that is too small for the largest body.
 
-    A tenant gets half of the queue's room, where a character may take four bytes. For bodies, there must be room for two.
+    A tenant gets half of the queue's memory, where a character may take four bytes. The quarter for bodies being received must
+    hold two.
     """
     least = -(-8 * settings.max_body_bytes >> 20) + 1
     if settings.memory_mb < least:

@@ -35,9 +35,9 @@ def load(
             `HEADWAY_CONFIG` names the file when `file` is None.
         file: a TOML file; None for `headway.toml` in the working directory, if there is one.
         spell: returns the name under which the caller of a command or function gave a field.
-        targets: texts that the caller gave: one target, NAME=TARGET or NAME@VERSION=TARGET for each of several, or names of
-            the file's models. Or a mapping whose keys are the models whose targets the caller has itself. None: all models of
-            the file.
+        targets: texts that the caller gave: one target, or NAME=TARGET or NAME@VERSION=TARGET for each of several, or names
+            of models in the file. A caller with targets of its own passes a mapping with the models as keys. None: all models
+            in the file.
 
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
@@ -124,7 +124,7 @@ def _merged(
 def _respelt(
     error: SettingError, values: Mapping[str, Any], spelling: Mapping[str, str], tables: Mapping[str, ModelTable]
 ) -> SettingError:
-    """Return the error with its settings named as their user wrote them. A model's is named `models.NAME.FIELD` before."""
+    """Return the error with its settings named as their user wrote them. `models.NAME.FIELD` is a model's own setting."""
     model, _, name = error.setting.removeprefix("models.").rpartition(".")
     given = {name: spelling[name] for name in values}
     for table in (model.partition("@")[0], model):

@@ -163,11 +163,11 @@ def _called(text: str) -> tuple[str, str] | None:
     return None if match is None or "://" in match["named"] else (match["named"], match["arguments"])
 
 
-def _with_own_arguments(text: str, named: str, rest: str) -> Target:
+def _with_own_arguments(text: str, named: str, call: str) -> Target:
     target = parse_target(named)
-    if not rest.rstrip().endswith(")"):
+    if not call.rstrip().endswith(")"):
         raise _error(text, "its arguments have no end", "Close them with ), and quote the whole for your shell.")
-    own = rest.rstrip()[:-1]
+    own = call.rstrip()[:-1]
     try:
         arguments.read(own)
     except arguments.NoArguments as exc:

@@ -81,6 +81,6 @@ def check_options(owner: object, names: Iterable[str]) -> None:
 
 
 def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
-    """Raise SettingError for a value out of bounds, both of which are allowed."""
+    """Raise SettingError unless low <= value <= high."""
     if wrong := outside(value, low, high, unit):
         raise SettingError(flag, value, *wrong)

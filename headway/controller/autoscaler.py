@@ -30,7 +30,7 @@ SETTLES_AFTER = 3.0
 YIELDS_AFTER = 2.0
 """Seconds without requests after which a model gives up its last worker, if another model waits for the GPU."""
 LEFT_FOR = 30.0
-"""Seconds after which a model whose workers were all stopped is forgotten. A host that restarts sooner finds its number."""
+"""Seconds after which a model whose workers were all stopped is forgotten. If a host restarts sooner, its model gets as many as before."""
 
 
 class ScaledModel(msgspec.Struct):
@@ -64,7 +64,7 @@ class Autoscaler:
         pools: pools of this process to resize; None if other processes follow what is published.
         limits: returns the bounds of a model; None for a model that is not scaled.
         name: driver of the scaling, as the setting names it.
-        named: models that keep a number with or without workers; any other is dropped once all its workers have left.
+        named: models to scale with or without workers; any other is forgotten once all its workers have left.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Autoscaler:
         return replace(limits, idle_after=0.0)
 
     def _bounded(self, model: str, members: Sequence[ProcessInfo]) -> ScaleLimits | None:
-        """Return a model's limits, bounded by its processes: each keeps a worker, and has room for so many."""
+        """Return a model's limits within what its processes can do: each keeps a worker, and has room for a few."""
         limits = self._limits(model)
         room = [member.scalable[model] for member in members if model in member.scalable]
         if limits is None or not room:

@@ -37,7 +37,7 @@ GONE_AFTER = OFFLINE_AFTER
 LEADS_FOR = 2.5
 """Seconds for which the lead lasts. Each look renews it."""
 ENDS_SOON = 1.25
-"""Seconds before the end of another's lead from which it is asked for twice a second: its leader should have renewed it."""
+"""Once another's lead is this near its end, in seconds, ask for it twice a second: it should have been renewed by then."""
 
 
 class _Seen(msgspec.Struct, frozen=True):

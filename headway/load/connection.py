@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _take_whole(self, data: bytes) -> bool:
-        """Report an answer that is whole in `data`; return False if that takes a parser to tell."""
+        """Report the answer if `data` is all of it; return False if only a parser can tell."""
         end = data.find(b"\r\n\r\n")
         if end < 0 or not data.startswith(b"HTTP/1.1 "):
             return False

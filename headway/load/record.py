@@ -1,4 +1,4 @@
-"""Record of a load test: the outcome of each request, written as it comes. Simulations are recorded in part by the same words.
+"""Record of a load test: the outcome of each request, written as it comes.
 
 Raw latencies go into flat arrays of 8 bytes each, which takes a tenth of a microsecond. Percentiles come when the load is over.
 """
@@ -45,7 +45,7 @@ class Record:
         self.mismatched: list[str] = []
         """The first few wrong answers."""
         self.first_refused = ""
-        """Text of the first 4xx answer, but for 429; empty if there was none."""
+        """Text of the first 4xx answer other than 429; empty if there was none."""
         self.waited = 0
         """Requests for which no connection was free when they were due."""
         self.opened = 0

@@ -57,81 +57,42 @@ class LoadSpec:
     """A load test. Raises SettingError if a part of it is impossible.
 
     Attributes:
-        target: where requests go.
-        rate: mean requests per second.
-        duration: seconds in which requests are due.
         arrivals: `poisson`, `uniform`, or the path of a trace file.
-        seed: seed of arrivals and tiers; the same seed gives the same load.
         mix: weights of tiers, which are sent as X-Request-Tier; empty to send none.
         keys: API keys by tier; the key under "" serves all tiers.
         body: members of the JSON body. `member` is made different in each request.
         member: the body's member with the input; "" if there is none to vary.
         data: bytes after the JSON body, which are its tensors.
-        timeout: seconds from the due time until a request has timed out.
-        promise: latency promise in seconds, for goodput; None for none.
+        timeout: counts from the due time.
         expect: check of the answer's `output`: `none`, `upper` (the input in capitals) or `echo`.
-        connections: most connections at once; None for as many as the process may open, up to 10,000.
         tls: certificates to trust and to show.
     """
 
     target: Target
-    rate: float = tool_option(
-        MISSING,
-        "--rate",
-        "R",
-        _LOAD,
-        "Mean requests per second.",
-        unit="requests/s",
-        within=(0.001, 1_000_000),
-    )
-    duration: float = tool_option(
-        MISSING, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800)
-    )
-    arrivals: str = tool_option(
-        "poisson",
-        "--arrivals",
-        "poisson|uniform|FILE",
-        _LOAD,
-        "When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of seconds), its "
-        "time scaled to the rate.",
-        type=str,
-    )
+    # fmt: off
+    rate: float = tool_option(MISSING, "--rate", "R", _LOAD,
+        "Mean requests per second.", unit="requests/s", within=(0.001, 1_000_000))
+    duration: float = tool_option(MISSING, "--duration", "S", _LOAD,
+        "Seconds of load.", unit="s", within=(0.001, 604_800))
+    arrivals: str = tool_option("poisson", "--arrivals", "poisson|uniform|FILE", _LOAD,
+        "When requests come: Poisson, evenly, or as in a trace (CSV with a TIMESTAMP column or one column of seconds), its time scaled to "
+        "the rate.",
+        type=str)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same load. By default a new one.", type=int)
     mix: Mapping[str, float] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     body: Mapping[str, Any] = field(default_factory=lambda: {"input": DEFAULT_INPUT})
     member: str = "input"
     data: bytes = b""
-    timeout: float = tool_option(
-        10.0, "--timeout", "S", _LOAD, "Give a request up after S seconds.", unit="s", within=(0.001, 3_600)
-    )
-    promise: float | None = tool_option(
-        None,
-        "--promise",
-        "MS",
-        _RESULT,
-        "Latency promise, to count the answers in time.",
-        unit="ms",
-        per=1000,
-        within=(0.001, 3_600_000),
-    )
-    expect: str = tool_option(
-        "none",
-        "--expect",
-        "none|upper|echo",
-        _RESULT,
-        "Check each answer against its own request: the input in capitals, or as it is.",
-        type=str,
-    )
-    connections: int | None = tool_option(
-        None,
-        "--connections",
-        "N",
-        _LOAD,
-        "Most connections at once. By default as many as it takes, up to 10,000.",
-        type=int,
-        within=(1, 60_000),
-    )
+    timeout: float = tool_option(10.0, "--timeout", "S", _LOAD,
+        "Give a request up after S seconds.", unit="s", within=(0.001, 3_600))
+    promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
+        "Latency promise, to count the answers in time.", unit="ms", per=1000, within=(0.001, 3_600_000))
+    expect: str = tool_option("none", "--expect", "none|upper|echo", _RESULT,
+        "Check each answer against its own request: the input in capitals, or as it is.", type=str)
+    connections: int | None = tool_option(None, "--connections", "N", _LOAD,
+        "Most connections at once. By default as many as it takes, up to 10,000.", type=int, within=(1, 60_000))
+    # fmt: on
     tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:

@@ -5,8 +5,8 @@ level: it rises with arrivals and falls with what the workers do in full batches
 `core.scaling.scaler` is asked once a second, with what the controller would measure.
 
 Traffic is a recorded trace, scaled to the rate and repeated through the day, times a daily wave, times two for an hour in which
-it doubles within a minute. What is uneven within a second comes in as its dispersion, from which the formula of
-`core.scaling.sizing` makes a further wait.
+it doubles within a minute. Within a second, arrivals are only known by their dispersion, from which the formula of
+`core.scaling.sizing` estimates a further wait.
 
 With `limits.idle_after`, the model goes to zero workers and back. Requests that come meanwhile are held or get 503, by the rule
 of gateways. Whoever gets 503 doesn't come back.

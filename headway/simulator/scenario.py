@@ -67,280 +67,103 @@ class Kill(msgspec.Struct, frozen=True):
 class Scenario:
     """A simulated service under a load. Raises SettingError if a part of it is impossible.
 
+    Fields with an option are described by its help. This adds what the simulation makes of them.
+
     Attributes:
-        rate: mean arrivals per second; 0 with clients.
-        clients: clients of a closed loop, which send their next request on the last one's answer; 0 if requests come at a rate.
-        workers: number of GPUs (k).
-        alpha: fixed part of a batch's time in seconds (α); 0 with times.
-        beta: seconds per entry of a batch, or per unit of weight if entries have weights (β).
-        times: recorded run times to draw from; None to use α and β.
-        max_batch: most entries in a batch.
-        weights: weights of entries, all equally likely; empty if all weigh the same. For a model that pads, their lengths.
-        padded: whether the model pads the inputs of a call to the longest, which its workers find out.
-        first_come: entries run in the order of their turns, in one call, whatever workers find out; for comparison.
-        max_weight: most weight of a batch; 0 for no bound.
-        jitter: standard deviation of a batch's time divided by its mean; times are log-normal.
+        weights: all equally likely; empty if all entries weigh the same. For a model that pads, their lengths.
+        padded: workers have to find out that the model pads.
+        jitter: times of batches are log-normal.
         slow: factor by which the first worker is slower than the others.
-        overhead: seconds between a GPU's answer and its next batch, half of it before a run and half after. It is part of every
-            latency.
-        policy: one of POLICIES.
-        max_wait: longest wait for batch-mates in seconds; None for the policy's own.
-        trace: recorded times in seconds, replayed at the mean rate; empty for Poisson arrivals.
-        steps: changes of the Poisson rate, in order of time.
-        duration: seconds in which requests come. All are followed to their end.
-        warmup: seconds at the start that are left out of the results.
-        mix: weights of the tiers, highest tier first.
-        tenants: equal tenants in each tier.
-        queue_timeout: seconds that a request may wait for its first departure.
-        timeout: seconds until its answer is worthless.
+        overhead: lies half before a run and half after, and is part of every latency.
+        trace: replayed at the mean rate; empty for Poisson arrivals.
+        duration: all requests that come within it are followed to their end.
         reserved_share: share of each batch kept for lower tiers, 0 to 0.5.
-        target_utilisation: share of the measured capacity, 0.1 to 1, above which the lowest of several tiers only gets what the
-            others leave.
         max_queue: most waiting entries.
-        promise: promised latency in seconds, for goodput; None for none.
-        fail_every: mean seconds between deaths of a worker, exponential; 0 for never.
-        kills: deaths at given times.
-        restart: seconds from a worker's death until it serves again.
-        poison: share of inputs, 0 to 1, that fail any batch they are in.
+        fail_every: times between deaths are exponential.
         poisoner: whether all poison comes from one tenant that sends nothing else.
-        gateways: gateways, of which each request goes to one by chance.
-        gather: seconds after a gateway's call to the queue in which entries gather for its next, as part of every latency; 0 to
-            send each at once.
-        shards: shards that the queue may be cut into (`headway.core.shards`).
-        bulk: whether bulk entries always wait for empty seats, as those of `headway bulk` do.
-        seed: seed of all randomness; the same seed gives the same arrivals under every policy.
+        gateways: each request goes to one by chance.
+        gather: counts from the gateway's last call to the queue, and is part of every latency; 0 to send each entry at once.
+        seed: gives the same arrivals under every policy.
     """
 
-    workers: int = tool_option(
-        MISSING, "--workers", "K", _MODEL, "GPUs; not with --autoscale.", type=int, within=(1, _MAX_WORKERS)
-    )
-    max_batch: int = tool_option(
-        MISSING, "--max-batch-size", "N", _MODEL, "Largest batch.", type=int, within=(1, MAX_BATCH)
-    )
-    rate: float = tool_option(
-        0.0, "--rate", "R", _LOAD, "Mean requests per second.", unit="requests/s", within=(0.001, _MAX_RATE)
-    )
-    clients: int = tool_option(
-        0,
-        "--clients",
-        "N",
-        _LOAD,
+    # fmt: off
+    workers: int = tool_option(MISSING, "--workers", "K", _MODEL,
+        "GPUs; not with --autoscale.", type=int, within=(1, _MAX_WORKERS))
+    max_batch: int = tool_option(MISSING, "--max-batch-size", "N", _MODEL,
+        "Largest batch.", type=int, within=(1, MAX_BATCH))
+    rate: float = tool_option(0.0, "--rate", "R", _LOAD,
+        "Mean requests per second.", unit="requests/s", within=(0.001, _MAX_RATE))
+    clients: int = tool_option(0, "--clients", "N", _LOAD,
         "Instead: clients, each of which sends its next request when it has the answer to the last one.",
-        type=int,
-        within=(1, _MAX_CLIENTS),
-    )
-    alpha: float = tool_option(
-        0.0,
-        "--batch-ms",
-        "MS",
-        _MODEL,
-        "Fixed part of a batch's time (α).",
-        unit="ms",
-        per=1000,
-        within=(0.001, 3_600_000),
-    )
-    beta: float = tool_option(
-        0.0,
-        "--beta-ms",
-        "MS",
-        _MODEL,
-        "Time that each entry, or each unit of --weights, adds to a batch (β).",
-        unit="ms",
-        per=1000,
-        within=(0, 3_600_000),
-    )
-    times: BatchTimes | None = tool_option(  # noqa: RUF009 - it makes a field
-        None,
-        "--batch-times",
-        "FILE",
-        _MODEL,
-        "Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, unless --weights "
-        "says otherwise.",
-        type=str,
-        repr=False,
-    )
-    weights: tuple[int, ...] = tool_option(
-        (),
-        "--weights",
-        "LOW-HIGH|FILE",
-        _LOAD,
+        type=int, within=(1, _MAX_CLIENTS))
+    alpha: float = tool_option(0.0, "--batch-ms", "MS", _MODEL,
+        "Fixed part of a batch's time (α).", unit="ms", per=1000, within=(0.001, 3_600_000))
+    beta: float = tool_option(0.0, "--beta-ms", "MS", _MODEL,
+        "Time that each entry, or each unit of --weights, adds to a batch (β).", unit="ms", per=1000, within=(0, 3_600_000))
+    times: BatchTimes | None = tool_option(None, "--batch-times", "FILE", _MODEL,  # noqa: RUF009 - it makes a field
+        "Instead: times that `headway check --record` has written. Entries weigh what those in FILE do, unless --weights says otherwise.",
+        type=str, repr=False)
+    weights: tuple[int, ...] = tool_option((), "--weights", "LOW-HIGH|FILE", _LOAD,
         "What entries weigh: evenly between two whole numbers, or as the lines of FILE. A batch's time then goes by weight. Of a model "
         "that takes arrays it is their rows, and --max-batch-weight is as much as --max-batch-size.",
-        type=str,
-        repr=False,
-    )
-    padded: bool = tool_option(
-        False,
-        "--padded",
-        "",
-        _MODEL,
+        type=str, repr=False)
+    padded: bool = tool_option(False, "--padded", "", _MODEL,
         "The model fills all inputs of a call up to the longest: it takes --batch-ms and number × longest of --lengths times --beta-ms.",
-        type=bool,
-    )
-    first_come: bool = tool_option(
-        False,
-        "--first-come",
-        "",
-        _BATCHING,
-        "With --padded, to compare with: inputs ride as they come, all in one call.",
-        type=bool,
-    )
-    max_weight: int = tool_option(
-        0,
-        "--max-batch-weight",
-        "N",
-        _MODEL,
-        "Most weight of a batch; 0: no bound.",
-        type=int,
-        within=(0, MOST_WEIGHT),
-    )
-    jitter: float = tool_option(
-        0.0, "--jitter", "X", _MODEL, "Standard deviation of a batch's time over its mean.", within=(0, 10)
-    )
-    slow: float = tool_option(
-        1.0, "--slow", "X", _FAILURES, "How many times as long the first of the GPUs takes.", within=(0.01, 100)
-    )
-    overhead: float = tool_option(
-        0.0015,
-        "--overhead-ms",
-        "MS",
-        _MODEL,
-        "Time between a GPU's answer and its next batch.",
-        unit="ms",
-        per=1000,
-        within=(0, 60_000),
-    )
+        type=bool)
+    first_come: bool = tool_option(False, "--first-come", "", _BATCHING,
+        "With --padded, to compare with: inputs ride as they come, all in one call.", type=bool)
+    max_weight: int = tool_option(0, "--max-batch-weight", "N", _MODEL,
+        "Most weight of a batch; 0: no bound.", type=int, within=(0, MOST_WEIGHT))
+    jitter: float = tool_option(0.0, "--jitter", "X", _MODEL,
+        "Standard deviation of a batch's time over its mean.", within=(0, 10))
+    slow: float = tool_option(1.0, "--slow", "X", _FAILURES,
+        "How many times as long the first of the GPUs takes.", within=(0.01, 100))
+    overhead: float = tool_option(0.0015, "--overhead-ms", "MS", _MODEL,
+        "Time between a GPU's answer and its next batch.", unit="ms", per=1000, within=(0, 60_000))
     policy: str = tool_option("paced", "--policy", "|".join(POLICIES), _BATCHING, "When a batch leaves.", type=str)
-    max_wait: float | None = tool_option(
-        None,
-        "--max-wait-ms",
-        "MS",
-        _BATCHING,
-        FIELDS["max_wait_ms"].help,
-        unit="ms",
-        per=1000,
-        within=(0, 60_000),
-    )
-    trace: tuple[float, ...] = tool_option(
-        (),
-        "--trace",
-        "FILE",
-        _LOAD,
-        "Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled to the rate. By "
-        "default Poisson.",
-        type=str,
-        repr=False,
-    )
-    steps: tuple[Step, ...] = tool_option(
-        (),
-        "--step",
-        "S=R",
-        _LOAD,
-        "From second S on, R requests per second. Repeatable.",
-        type=str,
-        multiple=True,
-    )
+    max_wait: float | None = tool_option(None, "--max-wait-ms", "MS", _BATCHING,
+        FIELDS["max_wait_ms"].help, unit="ms", per=1000, within=(0, 60_000))
+    trace: tuple[float, ...] = tool_option((), "--trace", "FILE", _LOAD,
+        "Arrivals as recorded in FILE (CSV with a TIMESTAMP column or one column of seconds), its time scaled to the rate. By default "
+        "Poisson.",
+        type=str, repr=False)
+    steps: tuple[Step, ...] = tool_option((), "--step", "S=R", _LOAD,
+        "From second S on, R requests per second. Repeatable.", type=str, multiple=True)
     duration: float = tool_option(60.0, "--duration", "S", _LOAD, "Seconds of load.", unit="s", within=(0.001, 604_800))
-    warmup: float = tool_option(
-        5.0,
-        "--warmup",
-        "S",
-        _LOAD,
-        "Seconds at the start to leave out of the results. By default 75 batch times, at most half of the duration.",
-    )
-    mix: Mapping[str, float] = tool_option(
-        MISSING,
-        "--mix",
-        "TIER=WEIGHT,…",
-        _LOAD,
+    warmup: float = tool_option(5.0, "--warmup", "S", _LOAD,
+        "Seconds at the start to leave out of the results. By default 75 batch times, at most half of the duration.")
+    mix: Mapping[str, float] = tool_option(MISSING, "--mix", "TIER=WEIGHT,…", _LOAD,
         "Tiers and their weights, highest first, or `usual` for enterprise=5,paid=25,free=70.",
-        type=str,
-        default_factory=lambda: {EVERYBODY: 1.0},
-    )
+        type=str, default_factory=lambda: {EVERYBODY: 1.0})
     tenants: int = tool_option(1, "--tenants", "N", _LOAD, "Equal tenants in each tier.", type=int, within=(1, 100_000))
-    queue_timeout: float = tool_option(
-        2.0,
-        "--queue-timeout-ms",
-        "MS",
-        _BATCHING,
-        "Longest wait in the queue.",
-        unit="ms",
-        per=1000,
-        within=(1, 3_600_000),
-    )
-    timeout: float = tool_option(
-        4.0,
-        "--request-timeout-ms",
-        "MS",
-        _BATCHING,
-        "Longest time for a request in all.",
-        unit="ms",
-        per=1000,
-        within=(1, 3_600_000),
-    )
+    queue_timeout: float = tool_option(2.0, "--queue-timeout-ms", "MS", _BATCHING,
+        "Longest wait in the queue.", unit="ms", per=1000, within=(1, 3_600_000))
+    timeout: float = tool_option(4.0, "--request-timeout-ms", "MS", _BATCHING,
+        "Longest time for a request in all.", unit="ms", per=1000, within=(1, 3_600_000))
     reserved_share: float = 0.1
-    target_utilisation: float = tool_option(
-        1.0,
-        "--target-utilisation",
-        "X",
-        _BATCHING,
-        "Share of the measured capacity above which the lowest of several tiers is held to what the others leave.",
-        within=(0.1, 1),
-    )
+    target_utilisation: float = tool_option(1.0, "--target-utilisation", "X", _BATCHING,
+        "Share of the measured capacity above which the lowest of several tiers is held to what the others leave.", within=(0.1, 1))
     max_queue: int = 20_000
-    promise: float | None = tool_option(
-        None,
-        "--promise",
-        "MS",
-        _RESULT,
-        "Latency promise, to count the answers in time.",
-        unit="ms",
-        per=1000,
-        within=(0.001, 3_600_000),
-    )
-    fail_every: float = tool_option(
-        0.0,
-        "--fail-every",
-        "S",
-        _FAILURES,
-        "Mean seconds between two deaths of one worker; 0: never.",
-        unit="s",
-        within=(0, 31_536_000),
-    )
-    kills: tuple[Kill, ...] = tool_option(
-        (), "--kill", "S=N", _FAILURES, "At second S, N workers die. Repeatable.", type=str, multiple=True
-    )
-    restart: float = tool_option(
-        5.0, "--restart-s", "S", _FAILURES, "Seconds until a dead worker serves again.", unit="s", within=(0, 86_400)
-    )
-    poison: float = tool_option(
-        0.0, "--poison", "X", _FAILURES, "Share of inputs that make any batch they are in fail.", within=(0, 1)
-    )
+    promise: float | None = tool_option(None, "--promise", "MS", _RESULT,
+        "Latency promise, to count the answers in time.", unit="ms", per=1000, within=(0.001, 3_600_000))
+    fail_every: float = tool_option(0.0, "--fail-every", "S", _FAILURES,
+        "Mean seconds between two deaths of one worker; 0: never.", unit="s", within=(0, 31_536_000))
+    kills: tuple[Kill, ...] = tool_option((), "--kill", "S=N", _FAILURES,
+        "At second S, N workers die. Repeatable.", type=str, multiple=True)
+    restart: float = tool_option(5.0, "--restart-s", "S", _FAILURES,
+        "Seconds until a dead worker serves again.", unit="s", within=(0, 86_400))
+    poison: float = tool_option(0.0, "--poison", "X", _FAILURES,
+        "Share of inputs that make any batch they are in fail.", within=(0, 1))
     poisoner: bool = False
-    gateways: int = tool_option(
-        1, "--gateways", "N", _FLEET, "Gateways that requests come through.", type=int, within=(1, _MAX_GATEWAYS)
-    )
-    gather: float = tool_option(
-        0.0,
-        "--gather-ms",
-        "MS",
-        _FLEET,
-        "Time for which a gateway gathers entries before it calls the queue.",
-        unit="ms",
-        per=1000,
-        within=(0, 1_000),
-    )
-    shards: int = tool_option(
-        1,
-        "--shards",
-        "N",
-        _FLEET,
-        "Shards that the queue may be cut into; each in use has a few GPUs at least.",
-        type=int,
-        within=(1, _MAX_SHARDS),
-    )
+    gateways: int = tool_option(1, "--gateways", "N", _FLEET,
+        "Gateways that requests come through.", type=int, within=(1, _MAX_GATEWAYS))
+    gather: float = tool_option(0.0, "--gather-ms", "MS", _FLEET,
+        "Time for which a gateway gathers entries before it calls the queue.", unit="ms", per=1000, within=(0, 1_000))
+    shards: int = tool_option(1, "--shards", "N", _FLEET,
+        "Shards that the queue may be cut into; each in use has a few GPUs at least.", type=int, within=(1, _MAX_SHARDS))
     bulk: bool = tool_option(False, "--bulk", "", _LOAD, "Lines of bulk jobs always wait for empty seats.", type=bool)
     seed: int = tool_option(0, "--seed", "N", _LOAD, "Same seed, same run.", type=int)
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_options(self, tool_options_of(self).keys() - {"alpha", "beta", "clients", "rate"})

@@ -7,7 +7,7 @@ The primary key of requests begins with the id, by which they are looked up. Ids
 the index. A client may use an id twice: the completion time tells two such requests from one that is written twice. The
 other index is for removal by age. The column is `user_id` because `user` is an SQL keyword.
 
-Recent changes of keys have random marks. By these, a reader notices that the database was replaced by another, or by a copy.
+Recent changes of keys have random marks, so that a reader notices when a backup or another database took this one's place.
 """
 
 from __future__ import annotations
@@ -46,6 +46,18 @@ _BULK = (
     "CREATE INDEX headway_bulk_jobs_status ON headway_bulk_jobs (status)",
 )
 """Step for bulk jobs, in SQL that both databases know. `document` is JSON of what has no column."""
+
+_COLUMNS: Steps = (
+    ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
+    ("ALTER TABLE headway_requests ADD COLUMN version TEXT NOT NULL DEFAULT ''",),
+    ("ALTER TABLE headway_keys ADD COLUMN model_limits TEXT NOT NULL DEFAULT '[]'",),
+    (
+        "ALTER TABLE headway_requests ADD COLUMN batch_id TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE headway_requests ADD COLUMN part_of TEXT NOT NULL DEFAULT ''",
+    ),
+    ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
+)
+"""Steps that add columns, in SQL that both databases know."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 
@@ -97,14 +109,7 @@ SQLITE: Steps = (
         SELECT max(revision), lower(hex(randomblob(8))) FROM headway_keys HAVING count(*) > 0
         """,
     ),
-    ("ALTER TABLE headway_requests ADD COLUMN requests INTEGER NOT NULL DEFAULT 1",),
-    ("ALTER TABLE headway_requests ADD COLUMN version TEXT NOT NULL DEFAULT ''",),
-    ("ALTER TABLE headway_keys ADD COLUMN model_limits TEXT NOT NULL DEFAULT '[]'",),
-    (
-        "ALTER TABLE headway_requests ADD COLUMN batch_id TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE headway_requests ADD COLUMN part_of TEXT NOT NULL DEFAULT ''",
-    ),
-    ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
+    *_COLUMNS,
     (
         """
         CREATE TABLE headway_open_requests (
@@ -174,14 +179,7 @@ POSTGRES: Steps = (
         SELECT max(revision), md5(random()::text) FROM headway_keys HAVING count(*) > 0
         """,
     ),
-    ("ALTER TABLE headway_requests ADD COLUMN requests integer NOT NULL DEFAULT 1",),
-    ("ALTER TABLE headway_requests ADD COLUMN version text NOT NULL DEFAULT ''",),
-    ("ALTER TABLE headway_keys ADD COLUMN model_limits text NOT NULL DEFAULT '[]'",),
-    (
-        "ALTER TABLE headway_requests ADD COLUMN batch_id text NOT NULL DEFAULT ''",
-        "ALTER TABLE headway_requests ADD COLUMN part_of text NOT NULL DEFAULT ''",
-    ),
-    ("ALTER TABLE headway_requests ADD COLUMN tokens integer",),
+    *_COLUMNS,
     (
         """
         CREATE TABLE headway_open_requests (

@@ -107,11 +107,11 @@ async def collect(
     memory: tuple[int, int] | None = None,
 ) -> FleetState:
     """Read the fleet's figures from broker, dead letters and fleet. Raises BrokerUnavailable."""
-    (depths, bulk), (workers, kept, ever, capacities, members) = await asyncio.gather(
+    (depths, bulk), (workers, letters_kept, letters_ever, capacities, members) = await asyncio.gather(
         asyncio.gather(broker.depths(), broker.bulk_queues()),
         asyncio.gather(broker.workers(), letters.counts(), letters.totals(), fleet.capacities(), fleet.members()),
     )
-    return FleetState(depths, workers, kept, ever, capacities, members, expected, memory, bulk)
+    return FleetState(depths, workers, letters_kept, letters_ever, capacities, members, expected, memory, bulk)
 
 
 async def reach(fleet: Fleet) -> None:

@@ -60,10 +60,10 @@ def batched(target: TargetLike, *, process: bool = False, **settings: Value) -> 
         SettingError: a setting is unknown or wrong.
         TargetError: the target cannot be loaded or breaks the rules; raised when the block begins.
     """
-    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
-    if "request_timeout_ms" in given:
-        given.setdefault("queue_timeout_ms", given["request_timeout_ms"])
-    loaded = load_arguments({**_PATIENT, **given})
+    values = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    if "request_timeout_ms" in values:
+        values.setdefault("queue_timeout_ms", values["request_timeout_ms"])
+    loaded = load_arguments({**_PATIENT, **values})
     return BatchedTarget(loaded, _subject(target, process))
 
 

@@ -98,7 +98,7 @@ def test_over_redis_hosts_of_different_models_serve_and_a_cold_one_is_loaded_on_
             host.check_end()
         assert set(statuses(gateway).values()) == {"offline"}, "what was cold has left with its host"
         again = worker("ac", "one")
-        assert again.log("waits until its name is free") == []
+        assert again.log("waiting for its name to become free") == []
         again.signal()
         again.check_end()
         gateway.signal()

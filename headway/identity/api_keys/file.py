@@ -204,7 +204,7 @@ def _in_order(keys: Iterable[ApiKey]) -> list[ApiKey]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file at once. A new file is readable by its owner only; an existing one keeps its permissions."""
+    """Replace a file atomically. A new file is readable by its owner only; an existing one keeps its permissions."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

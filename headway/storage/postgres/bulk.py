@@ -37,5 +37,5 @@ class PostgresBulkStore(BulkRows):
 
 
 def _stored(value: object) -> object:
-    """Replace NUL, which PostgreSQL has not. Clients may look up an id with one, and no id has any."""
+    """Replace NUL, which PostgreSQL cannot store. A client may look up an id with one, which then is not found."""
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value

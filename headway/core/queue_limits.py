@@ -1,4 +1,4 @@
-"""Bounds of a queue, and the size of what is in it."""
+"""Limits of a queue, and the size of its entries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Padding(msgspec.Struct, frozen=True):
     """Cost of a place in a batch of a model that pads all inputs to the longest.
 
     Attributes:
-        longest: mean weight to which inputs were filled up of late.
-        fixed: weight that takes as long as one place's share of the fixed part of a full batch.
+        longest: mean weight to which inputs were padded recently.
+        fixed: weight that takes as long as a place's share of a full batch's fixed time.
     """
 
     longest: float
@@ -26,21 +26,21 @@ class Padding(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Bounds of a queue.
+    """Limits of a queue.
 
-    They are the number of tiers, the largest batch, the share kept for lower tiers and the most entries waiting. Two
-    depths are those from which the lowest tier is refused, and all tiers but the highest; None for as many as can be
+    These are the number of tiers, the largest batch, the share kept for lower tiers and the limit on waiting entries. Two
+    depths are those from which the lowest tier is refused, and all tiers but the highest; None: as many as can be
     served in time.
 
     Attributes:
-        max_weight: most weight of a batch; 0 where entries are not weighed.
+        max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
         rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
-        promise: latency in seconds that was promised; 0 for none.
+        promise: promised latency in seconds; 0 for none.
         delayed: share of the entries that may wait for a batch of bulk entries; see `core.bulk`.
-        unit: weight of one of the places of a batch; infinite where entries are not weighed.
-        padding: what a place costs where the model pads, so that entries of like weight ride together; None elsewhere.
-        round_weight: weight that costs a tenant one round; 0 where entries are not weighed, and cost one each.
-        least_cost: rounds that one of the places of a batch costs; an entry costs no less, however light.
+        unit: weight of one place of a batch; infinite if entries aren't weighed.
+        padding: cost of a place if the model pads, so that entries of similar weight ride together; else None.
+        round_weight: weight that costs a tenant one round; 0 if entries aren't weighed, and cost one each.
+        least_cost: rounds that one place of a batch costs, which is the minimum for an entry.
     """
 
     tiers: int
@@ -65,7 +65,7 @@ class QueueLimits:
             object.__setattr__(self, "least_cost", rounds / self.max_batch)
 
     def filling_up(self, line: CostLine | None) -> QueueLimits:
-        """Return the bounds of a queue whose model fills inputs up to the longest of a call and takes times on this line; None: of one that does not."""
+        """Return these limits for a model that pads inputs, with run times on this line; for None, one that doesn't."""
         if line is None:
             return self
         fixed = min(line.alpha / line.beta / self.max_batch, MOST_WEIGHT) if line.beta else 0.0
@@ -77,26 +77,26 @@ class QueueLimits:
         return self.max_weight > 0 or self.padding is not None
 
     def counting_rows(self) -> QueueLimits:
-        """Return the bounds of a queue whose entries have rows, as many of which fit into a batch as entries of one row.
+        """Return these limits for entries with rows, as many of which fit into a batch as entries otherwise.
 
-        Where batches are bounded by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`. Where the
+        If batches are limited by weight anyway, entries weigh enough for that; see `headway.core.rows.weight`. If the
         model pads, entries weigh their length, and have one row each.
         """
         most = self.max_weight if self.padding is not None else self.max_weight or self.max_batch
         return replace(self, max_weight=most, rows=True)
 
     def shed(self, tier: int, depth: int) -> int:
-        """Return the entries by which the queue is too long for one more of a tier; 0 or less when it may come in."""
+        """Return by how many entries the queue is too long for another of a tier; 0 or less if it isn't."""
         if self.shed_at is None or tier == 0:
             return 0
         return depth + 1 - self.shed_at[0 if tier == self.tiers - 1 else 1]
 
     def weight(self, entry: Entry) -> int:
-        """Return the weight with which an entry counts: its own, or that of a full batch if it is heavier, since it runs alone."""
+        """Return the weight of an entry, at most that of a full batch, since a heavier one runs alone."""
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Return the rounds that the weight of an entry costs its tenant; a batch that is full by number costs as many as any."""
+        """Return the rounds that an entry's weight costs its tenant; a batch that is full by number costs as many as any."""
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:
@@ -104,12 +104,12 @@ class QueueLimits:
         return min(max(entry.weight / self.round_weight, self.least_cost), LOOKED_AT)
 
     def padded_cost(self, weight: float) -> float:
-        """Return the rounds that a place costs which is filled up to this weight, where the model pads."""
+        """Return the cost in rounds of a place padded to this weight."""
         padding = self.padding
         return (padding.fixed + weight) / (padding.fixed + padding.longest) if padding is not None else 1.0
 
     def line_at(self, alpha: float, beta: float, longest: float) -> tuple[float, float]:
-        """Return the line of the run time by size, given the usual one, of a batch whose places are filled up to this weight where the model pads."""
+        """Return the line of run time by size for a batch padded to this weight, if the model pads, given the usual line."""
         padding = self.padding
         if padding is None:
             return alpha, beta
@@ -117,19 +117,19 @@ class QueueLimits:
         return each * padding.fixed, each * longest / self.max_batch
 
     def size(self, count: int, weight: float) -> float:
-        """Return the size of `count` entries that weigh `weight` together; that of a full batch is `max_batch`.
+        """Return the size of `count` entries with a total weight; that of a full batch is `max_batch`.
 
-        It is their number, or the places that their weight takes if these are more. The run time of a batch goes by its
-        size, and so does all that is reckoned with run times. Where entries are not weighed it is their number.
+        It is their number, or the places that their weight takes if that is more. The run time of a batch depends on its
+        size, and so does everything computed from run times. If entries aren't weighed, it is their number.
         """
         places = weight / self.unit
         return places if places > count else count
 
     def others(self, entry: Entry) -> float:
-        """Return the size of what comes with an entry, which is judged as the last of them."""
+        """Return the size of the entries that come with an entry, as it is judged as the last of them."""
         others = entry.count - 1
         return self.size(others, others * self.weight(entry)) if others > 0 else 0
 
     def fits(self, ahead: float, entry: Entry, batches: float) -> bool:
-        """Return True if so many batches hold an entry beside what is ahead of it, of this size."""
+        """Return True if so many batches hold an entry and what is ahead of it."""
         return ahead + self.size(1, self.weight(entry)) <= batches * self.max_batch

@@ -1,9 +1,9 @@
-"""Rehearsal: a small model of a queue and its slots, which shows what a policy would make of given arrivals.
+"""Rehearsal: a small model of a queue and its slots, which shows how a policy handles given arrivals.
 
-The rules are the production ones, applied by `core.departure.decide`. What is left out is tiers, tenants, failures and
-deadlines. It has no clock and no chance: run times vary by quantiles of the spread that was measured, in a fixed order.
+The rules are the production ones, applied by `core.departure.decide`. There are no tiers, tenants, failures or
+deadlines, no clock and no chance: run times vary by quantiles of the measured spread, in a fixed order.
 
-    for _ in rehearsal.steps(): ...      a bit of it at a time, as it takes milliseconds
+    for _ in rehearsal.steps(): ...      in small steps, as it takes milliseconds
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from headway.core.service_model import ArrivalRate
 from headway.core.slot_factors import FACTORS, USUAL, scale
 
 Rules = Callable[[float, ArrivalRate], Rule]
-"""Function from an instant and the rate that was learnt of clients to the rule that holds then."""
+"""Function from an instant and the learnt rate of clients to the rule at that time."""
 STEP_EVENTS = 100
 """Events in a step, about a millisecond."""
 COARSE = 8
-"""Arrivals are looked at in groups of this part of what waits: one more among many changes little."""
+"""Arrivals are handled in groups of this share of what waits, as one more among many changes little."""
 RETURN_GAP = 0.0001
-"""Seconds between the requests of two clients that had their answers together."""
+"""Seconds between the requests of two clients that were answered together."""
 _BLOCK, _BLOCKS = 64, 16
 
 
 @cache
 def _draws(even: bool) -> list[float]:
-    """Return the standard normal numbers, the same in every rehearsal: rules are compared on equal chance.
+    """Return standard normal numbers, the same in every rehearsal, so that rules are compared fairly.
 
-    They are of the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each
-    in an order of its own: few batches then have the usual mean. But a queue under load would be too short with them.
+    They come from the multiplicative generator of Park and Miller (CACM 31, 1988). Even ones are blocks of the same quantiles, each
+    in another order, so that a few batches have the usual mean. But they would make a queue under load too short.
     """
     state, modulus, normal, draws = 1, 2**31 - 1, NormalDist(), list[float]()
     for _ in range(_BLOCKS):
@@ -64,13 +64,13 @@ class Rehearsal:
         arrivals: instants, in order.
         deviation: standard deviation of a batch's time relative to its mean.
         clients: whether each entry comes back when it has its answer; then the rate is learnt.
-        turn: number of the draw to begin with: another one in each look, so that chance is not the same in all of them.
+        turn: number of the first draw, which differs between looks so that chance does, too.
 
     Attributes:
         events: events so far.
         latencies: seconds from each arrival to its answer, in order of departure.
-        rate: the rate of arrivals as a queue would learn it, if entries come back.
-        answered: instants and sizes of the batches that came back, if entries come back.
+        rate: arrival rate as a queue would learn it, if entries come back.
+        answered: instants and sizes of the finished batches, if entries come back.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rehearsal:
         self._running: list[tuple[float, int, int, int]] = []
         """Ends of batches, their numbers, slots and sizes."""
         self._first = self._next = 0
-        """Positions of the first arrival that waits, and of the next to come."""
+        """Positions of the first waiting arrival, and of the next to come."""
         self._last = self._schedule = self._newest = self._ended = -math.inf
         self._look = math.inf
         self._departures = 0
@@ -96,7 +96,7 @@ class Rehearsal:
         self.answered: list[tuple[float, int]] = []
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
-        """Run to an instant, or until nothing is left, and pause now and then."""
+        """Run to an instant, or until nothing is left, yielding now and then."""
         arrivals, running = self._arrivals, self._running
         while True:
             ends = running[0][0] if running else math.inf
@@ -117,7 +117,7 @@ class Rehearsal:
                 yield
 
     def _come(self, before: float) -> float:
-        """Let the next arrivals come, but no later than the next event and no more than a full batch. Returns the instant."""
+        """Let the next arrivals come, up to the next event and at most a full batch. Returns the instant."""
         depth = self._next - self._first
         most = self._next + max(min(depth // COARSE, self._load.max_batch - depth), 1)
         self._take(
@@ -143,7 +143,7 @@ class Rehearsal:
         return slot
 
     def _serve(self, freed: int | None, now: float) -> None:
-        """Let slots claim, that which has come free first, until one holds."""
+        """Let slots claim, the first freed one first, until one holds."""
         idle, self._look = self._idle, math.inf
         while freed is not None or idle:
             if self._next == self._first:

@@ -1,7 +1,7 @@
 """Byte budgets of kept outcomes: one for each tenant, and one for all.
 
-Pure: no clock. A tenant that keeps more than its budget loses its own oldest. When all keep too much together, the tenant
-that keeps most loses its oldest. So whoever keeps no more than an equal part of the whole never loses anything to others
+A tenant that keeps more than its budget loses its own oldest outcomes. If all together keep too much, the tenant
+that keeps most loses its oldest. So a tenant that keeps no more than an equal part never loses anything to others
 (max-min fairness). Within a tenant, outcomes of identical requests go before those of tasks and keys, which are promises.
 """
 
@@ -18,21 +18,21 @@ from headway.core.values import room
 from headway.model import Reply, Value
 
 OVERHEAD = 1600
-"""Bytes that a kept outcome takes beside its text."""
+"""Bytes that a kept outcome takes besides its text."""
 FAILURE_TEXT = 2000
-"""Bytes that the text of a failure counts as; the text is cut to fewer."""
+"""Bytes that a failure's text counts as, and is cut to."""
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
 """Bytes that a kept failure counts as."""
 LARGEST_SHARE = 4
-"""Number of outcomes of the largest size for which a tenant's budget has room."""
+"""Outcomes of the largest size that fit into a tenant's budget."""
 STALE = 64
-"""Entries of a heap that may be out of date before they are looked for."""
+"""Outdated entries of a heap before they are swept."""
 
 T = TypeVar("T", bound=Hashable)
 
 
 def weight(output: Value | None) -> int:
-    """Return the bytes that an outcome counts as when it is kept; None for a failure. Text beyond ASCII counts four bytes a character."""
+    """Return the bytes that a kept outcome counts as; None for a failure. Text beyond ASCII counts four bytes a character."""
     if output is None:
         return FAILURE_BYTES
     return OVERHEAD + room(output)
@@ -53,16 +53,16 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, total: int, tenant: int) -> KeptLimits:
-        """Return the budgets in bytes; a tenant's is never more than that of all."""
+        """Return budgets in bytes; a tenant's is limited by the total."""
         tenant = min(total, tenant)
         return cls(total, tenant, tenant // LARGEST_SHARE)
 
     def within(self, bytes: int) -> KeptLimits:
-        """Return the budgets scaled down in proportion to a total of `bytes` bytes."""
+        """Return the budgets scaled down to a total of `bytes` bytes."""
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """Return the budgets of one of `parts` equal parts, where all of a tenant lies in one of them."""
+        """Return the budgets of one of `parts` equal parts, if each tenant is in one of them."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
@@ -82,7 +82,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Kept items of one tenant, oldest first; `spare` goes before `rest`. `noted`: most bytes that it is among the heaviest with."""
+    """Kept items of one tenant, oldest first; `spare` goes before `rest`. `noted`: bytes with which it was noted among the heaviest."""
 
     bytes: int = 0
     noted: int = 0
@@ -91,7 +91,7 @@ class _Tenant(msgspec.Struct, Generic[T]):
 
 
 class Retention(Generic[T]):
-    """Order in which kept items have to go.
+    """Order in which kept items are dropped.
 
     Arguments:
         limits: the budgets.
@@ -105,7 +105,7 @@ class Retention(Generic[T]):
         self._ends: list[tuple[float, int]] = []
         """Numbers of items by the instant at which they end.
 
-        Those of items that went before are dropped when there are many.
+        Those of items that are gone are swept once there are many.
         """
         self._numbered: dict[int, T] = {}
         self._heaviest: list[tuple[int, str]] = []
@@ -116,14 +116,14 @@ class Retention(Generic[T]):
         return len(self._items)
 
     def add(self, item: T, tenant: str, size: int, until: float, *, spare: bool) -> list[T]:
-        """Keep an item. Returns the items that had to go for it, which are forgotten.
+        """Keep an item. Returns the items dropped for it.
 
         Arguments:
             item: an item that is not kept yet.
             tenant: tenant that keeps it.
             size: its bytes.
             until: instant at which it ends.
-            spare: whether it goes before those of its tenant that are not spare.
+            spare: whether it goes before its tenant's other items.
         """
         kept = self._tenants.get(tenant)
         if kept is None:
@@ -175,7 +175,7 @@ class Retention(Generic[T]):
         return item
 
     def _note(self, tenant: str, kept: _Tenant[T]) -> None:
-        """Note a tenant among the heaviest with what it keeps now."""
+        """Note a tenant among the heaviest, with its current bytes."""
         kept.noted = kept.bytes
         heapq.heappush(self._heaviest, (-kept.bytes, tenant))
         if len(self._heaviest) > 2 * len(self._tenants) + STALE:
@@ -185,7 +185,7 @@ class Retention(Generic[T]):
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """Return the tenant that keeps most; of several the first by name."""
+        """Return the tenant that keeps most; if several, the first by name."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

@@ -4,10 +4,10 @@
     crashed, hung ──▶ whole again ──fails──▶ ┘
     remote ──▶ whole again ──fails──▶ whole again ──fails──▶ dead
 
-An exception is the fault of an input, and comes again: such a batch is searched at once, see `core.suspects`. What
-crashed or hung may be nobody's fault: such a batch runs whole once more before it is searched. What a remote API failed
-of by its own fault says nothing of the inputs: such a batch stays whole, so that one batch never becomes many calls to
-an API that is in trouble. Each further run of these is paid from the retry budget of its entries' tenants, so that an
+An exception is the fault of an input, and would come again: such a batch is searched at once, see `core.suspects`. A crash
+or hang may be nobody's fault: such a batch runs whole once more before it is searched. A failure of a remote API itself
+says nothing about the inputs: such a batch stays whole, so that one batch never becomes many calls to
+an API in trouble. Each further run of the latter two is paid from the retry budget of its entries' tenants, so that an
 outage is not amplified.
 
 A backend that doesn't start, or dies before it got a batch, is started again after longer and longer pauses. Only a finished batch or
@@ -25,38 +25,38 @@ from headway.model import Cause
 Rng = Callable[[], float]
 """Chance, uniform in [0, 1)."""
 MAX_ATTEMPTS = 3
-"""Least runs of an entry before it is given up, unless it raised."""
+"""Runs of an entry before it is given up, unless it raised."""
 RAISES = 2
 """Runs after which an entry that raised alone is given up."""
 DEATHS_ALONE = 2
-"""Failures alone after which an entry that did not raise is given up. What died beside others may be innocent."""
+"""Failures alone after which an entry that didn't raise is given up. One that died in company may be innocent."""
 BACKOFF_BASE = 0.010
 """Seconds before the first retry; doubles with each."""
 BACKOFF_CAP = 0.5
 BUDGET_RATIO = 0.2
 """Retries that each first run earns."""
 BUDGET_RESERVE = 64.0
-"""Most retries that are saved up, and the number at first."""
+"""Limit on saved retries, and the number at first."""
 BUDGET_TRICKLE = 1.0
 """Retries that each second earns, whatever the traffic."""
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
-"""Least reserve and least trickle, in multiples of the largest batch."""
+"""Smallest reserve and trickle, in multiples of the largest batch."""
 SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
-"""Causes that are an input's fault. A batch that failed of one is searched at once, and pays for no retry."""
+"""Causes that are an input's fault: the batch is searched at once, without paying for retries."""
 NEVER_SPLIT = frozenset((Cause.REMOTE,))
-"""Causes that no input has to do with. A batch that failed of one is run again whole, or given up whole."""
+"""Causes unrelated to inputs: the batch runs again whole, or is given up whole."""
 MOST_BUDGETS = 10_000
-"""Most tenants whose budgets are kept at once."""
+"""Limit on tenants whose budgets are kept."""
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which an input that ran alone is blamed."""
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
-    """Return True if what is left of a batch that has just failed gets no further run.
+    """Return True if the remaining entries of a failed batch get no further run.
 
     Arguments:
         cause: cause of the failure.
-        size: entries that are left.
+        size: remaining entries.
         attempts: their runs so far.
         alone: number of these runs in which the only entry ran alone.
     """
@@ -70,7 +70,7 @@ def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
 
 
 def stays_whole(cause: Cause, size: int, failures: int) -> bool:
-    """Return True if a batch that has just failed, for the `failures`th time, runs again as it is."""
+    """Return True if a batch that failed for the `failures`th time runs again as it is."""
     return cause in NEVER_SPLIT or (cause not in SEARCHED and (size == 1 or failures <= 1))
 
 
@@ -88,11 +88,11 @@ def backoff(failures: int, rng: float) -> float:
 
 
 class RetryBudgets:
-    """Retry budgets, one for each tenant, that keep retries a small share of the work, so that an outage is not amplified.
+    """Retry budgets of tenants, which keep retries a small share of the work, so that an outage isn't amplified.
 
     Counted in entries. Each first run of an entry earns BUDGET_RATIO of a retry and each second a trickle, up to a reserve
     (as Finagle's RetryBudget, and "Addressing Cascading Failures" in "Site Reliability Engineering", ch. 22). What a tenant
-    has spent is a debt, known as one of a rate limit by the instant at which it is paid. One that owes nothing is not kept,
+    has spent is a debt, stored like a rate limit's as the instant at which it is paid. A tenant without debt isn't stored,
     so that nothing is counted while nothing fails.
 
     Arguments:
@@ -119,13 +119,11 @@ class RetryBudgets:
                     del self._paid_at[tenant]
 
     def spend(self, tenant: str, count: int, now: float) -> bool:
-        """Take `count` retries of a tenant at instant `now`; False when they are not there (then none is taken)."""
+        """Take `count` retries of a tenant at instant `now`. Returns False, and takes none, if it has fewer."""
         paid_at = max(self._paid_at.get(tenant, now), now) + count * self._each
         if paid_at - now > self._reserve + ROUNDING:
             return False
-        if (
-            tenant not in self._paid_at and len(self._paid_at) >= MOST_BUDGETS
-        ):  # It has been short of some retries the longest.
+        if tenant not in self._paid_at and len(self._paid_at) >= MOST_BUDGETS:  # This one has owed the longest.
             del self._paid_at[next(iter(self._paid_at))]
         self._paid_at[tenant] = paid_at
         return True
@@ -136,13 +134,13 @@ FIRST_PAUSE = 0.25
 PAUSE_CAP = 30.0
 """Longest pause, seconds."""
 KILLED_CAP = 2.0
-"""Longest pause in seconds after a start that was killed from outside: nothing is wrong with what was started."""
+"""Longest pause in seconds after a start that was killed from outside, as nothing is wrong with the target."""
 STEADY_LIFE = 5.0
 """Seconds of life that show that a backend is well."""
 
 
 class RestartPauses:
-    """Counter of starts in a row that came to nothing."""
+    """Counts failed starts in a row."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -157,7 +155,7 @@ class RestartPauses:
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Return the seconds to wait after a backend ended that ran nothing in the `lived` seconds of its life; 0 after the first."""
+        """Return the seconds to wait after a backend died that ran nothing in its `lived` seconds; 0 the first time."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

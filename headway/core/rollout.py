@@ -1,4 +1,4 @@
-"""Rules of a rollout: how much the new version gets, and when there is enough evidence against it.
+"""Rules of a rollout: how much traffic the new version gets, and when there is enough evidence against it.
 
 Both tests compare two shares, block by block: the new version's requests and those of the version beside it that ended
 meanwhile. So whatever troubles both at the same time speaks for neither. The bet on an alternative grows by its
@@ -24,7 +24,7 @@ from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo, Work
 from headway.model.rollout import Block, Evidence
 
 ERROR_RATE = 0.008
-"""Most probability that a version which is no worse is rolled back, over all steps and tests of its rollout."""
+"""Limit on the probability, over all steps and tests, that a version which is no worse is rolled back."""
 FAILURES, P95 = "failures", "p95"
 TESTS = (FAILURES, P95)
 """Tests that may end a rollout."""
@@ -32,24 +32,24 @@ MOST_STEPS = 20
 LONGEST_STEP = 7 * 86400.0
 """Seconds of the longest step."""
 MOST_KEPT = 64
-"""Versions that a record keeps of earlier rollouts: the one promoted last, and those that lost last."""
+"""Versions of earlier rollouts that a record keeps: the last promoted one, and the last losers."""
 SLOWER = 0.25
-"""Part by which the new version's P95 may be above that of the other, unless the rollout says another."""
+"""How far the new version's P95 may be above the other's, as a share, unless the rollout says otherwise."""
 MOST_SLOWER = 10.0
 
 ALTERNATIVES = ((2.0, 0.7), (6.0, 1.0), (40.0, 1.4), (2000.0, 2.1))
 """Alternatives that are bet on: odds of a hit for the new version over those for the other, and what one block adds at most.
 
-So a list of bad inputs, or a stall of some seconds, is not enough, however many requests fail by it: they have one cause.
+So a list of bad inputs, or a stall of some seconds, isn't enough, however many requests fail: they have one cause.
 """
 OUTCOMES_BLOCK = 0.9
 """Least seconds of a block of outcomes: two looks, which come a little early or late."""
 LATENCIES_BLOCK = 1.9
 """Least seconds of a block of latencies, four looks. Only their share counts: requests beside each other wait in one queue."""
 LEAST_LATENCIES = 20
-"""Answers of the other version from which on its P95 is known well enough to compare with."""
+"""Answers of the other version needed to know its P95 well enough."""
 USUAL_FAILURES, USUAL_SLOW = 0.01, 0.05
-"""Shares of hits that are expected before anything was seen."""
+"""Shares of hits that are expected at first."""
 
 _GROWTH = 1.1
 """Growth from one bucket of latencies to the next."""
@@ -58,24 +58,24 @@ _SHORTEST = 0.0005
 
 
 class NoRollout(Exception):
-    """Error for a rollout that cannot be; says why."""
+    """The rollout is impossible; says why."""
 
 
 class Unknown(NoRollout):
-    """Error for a model, a version or a rollout that is not there."""
+    """There is no such model, version or rollout."""
 
 
 def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) -> Rollout:
-    """Return the rollout that begins now.
+    """Begin a rollout.
 
     Arguments:
-        plan: what is asked for; without a version beside the new one, that is the only other one which takes requests.
+        plan: the request; if it names no version to compare with, that is the only other one that takes requests.
         workers: the worker registry.
         last: last rollout of the model; None: there was none.
 
     Raises:
         Unknown: the model has no worker, or a version has none.
-        NoRollout: it cannot be; says why.
+        NoRollout: it is impossible; says why.
     """
     if last is not None and last.running:
         raise NoRollout(
@@ -100,17 +100,17 @@ def begun(plan: Rollout, workers: Sequence[WorkerInfo], last: Rollout | None) ->
 
 
 def _before(left: Weights, version: str, beside: str) -> dict[str, float]:
-    """Return the weights that a rollout which begins keeps of those that are left."""
+    """Return the former weights that a new rollout keeps."""
     kept = {one: weight for one, weight in left.items() if one != version}
     if not any(kept.values()) and (left.get(version) or beside in kept):
-        kept[beside] = 100.0  # It has to serve if the version loses: of no other one is known that it does well.
+        kept[beside] = 100.0  # It must serve if the new version loses: no other is known to do well.
     while len(kept) > MOST_KEPT:
         del kept[next(one for one, weight in kept.items() if not weight)]
     return kept
 
 
 def decided(last: Rollout | None, state: RolloutState, model: str, workers: Sequence[WorkerInfo]) -> Rollout:
-    """Return the rollout as an operator ends it, also once it has ended in another way.
+    """End a rollout for an operator, even if it already ended in another way.
 
     Arguments:
         last: last rollout of the model; None: there was none.
@@ -163,7 +163,7 @@ def _check_plan(plan: Rollout) -> None:
 
 
 def left_by(rollout: Rollout) -> dict[str, float]:
-    """Return the weights that a rollout leaves, ended as its state says: 100 for the version promoted last, 0 for those that lost."""
+    """Return the weights after a rollout: 100 for the last promoted version, 0 for those that lost."""
     if rollout.state is RolloutState.PROMOTED:
         return {**dict.fromkeys(rollout.before, 0.0), rollout.beside: 0.0, rollout.version: 100.0}
     return {**rollout.before, rollout.version: 0.0}
@@ -172,7 +172,7 @@ def left_by(rollout: Rollout) -> dict[str, float]:
 def weights_of(rollout: Rollout | None, configured: Weights, there: Collection[str]) -> Weights:
     """Return the weights that hold for a model's versions.
 
-    Those of the settings hold until a version is promoted, and where that has no worker, but for versions that have lost.
+    Those of the settings hold until a version is promoted, or if that has no worker, except for versions that lost.
 
     Arguments:
         rollout: last rollout of the model; None: there was none.
@@ -201,7 +201,7 @@ def bound_of(bucket: int) -> float:
 
 
 def p95_of(latencies: Mapping[int, int]) -> int:
-    """Return the bucket of the 95th percentile; 0 where there is no latency."""
+    """Return the bucket of the 95th percentile; 0 if there are no latencies."""
     left, above = 0.05 * sum(latencies.values()), 0
     for bucket in sorted(latencies, reverse=True):
         above += latencies[bucket]
@@ -211,14 +211,14 @@ def p95_of(latencies: Mapping[int, int]) -> int:
 
 
 def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
-    """Return the counts of both together."""
+    """Return the sum of both counts."""
     return VersionCounts(
         counts.answered + more.answered, counts.failed + more.failed, _sum(counts.latencies, more.latencies)
     )
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout after some more seconds: with more evidence, a step further, promoted or rolled back.
+    """Return the rollout after more seconds: with more evidence, a step further, promoted, or rolled back.
 
     A step lasts until its time has passed and the new version has had a request. The last one, unless that is 100 %,
     lasts until somebody promotes or aborts.
@@ -248,7 +248,7 @@ def _filled(block: Block, seconds: float, new: VersionCounts, old: VersionCounts
 
 
 def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
-    """Return the evidence with a block of outcomes, which stays open until it is old enough and has some of both versions."""
+    """Add a block of outcomes to the evidence. The block stays open until it is old enough and has both versions."""
     new, old = block.new, block.old
     if block.seconds < OUTCOMES_BLOCK or not (new.count and old.count):
         return replace(evidence, outcomes=block)
@@ -259,7 +259,7 @@ def _with_outcomes(evidence: Evidence, block: Block) -> Evidence:
 
 
 def _with_latencies(evidence: Evidence, block: Block, allowed: int) -> Evidence:
-    """Return the evidence with a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
+    """Add a block of latencies, likewise. `allowed`: buckets by which the new version may be slower."""
     new, old = block.new.latencies, block.old.latencies
     if block.seconds < LATENCIES_BLOCK or not (new and old):
         return replace(evidence, latencies=block)
@@ -300,7 +300,7 @@ def _bet(bets: Sequence[float], new: tuple[float, float], old: tuple[float, floa
 
 
 def _verdict(rollout: Rollout) -> str:
-    """Return the reason for which a rollout is rolled back, in words; empty while the evidence does not do."""
+    """Return why a rollout is rolled back, in words; empty while there isn't enough evidence."""
     evidence, share = rollout.evidence, f"of {rollout.percent:g} %"
     tests = sum(one < 100.0 for one in rollout.steps) * len(rollout.rollback_on)
     enough = math.log(tests / ERROR_RATE) if tests else math.inf

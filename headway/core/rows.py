@@ -1,10 +1,10 @@
-"""Rows of tensors: what a request for a model that takes tensors weighs, with which others it may ride, and which models those are.
+"""Rows of tensors: what a request with tensors weighs, which others it may ride with, and which models take tensors.
 
 A request whose tensors have k rows is one entry that counts as k of a batch. So its weight is its rows, and a batch is bounded by the
 weight of as many rows as it may have entries.
 
-A batch is one call of its target. So where axes are of any length, only rows of one shape ride together or, where the target has them
-filled up, rows that little of it makes alike.
+A batch is one call of its target. So if axes have any length, only rows of one shape ride together or, if the target has them
+padded, rows that need little padding.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from headway.model import RowsTogether, Tensors, TensorSpec, Value, ValueKind, W
 PADDED_FREELY = 1 << 20
 """Bytes of a padded call up to which rows of any lengths run together."""
 MOST_PADDED = 4
-"""Most bytes of a larger padded call, as a multiple of those of its rows."""
+"""Limit on a larger padded call, as a multiple of its rows' bytes."""
 _ELEMENT = 8
 """Bytes that an element of BYTES takes in the array of a call."""
 NUMBER_BYTES = 5
-"""Bytes of a number of shapes: too many for a client to find shapes that have one in common."""
+"""Bytes of a shape number: enough to keep clients from finding shapes with the same one."""
 
 
 def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
-    """Return True if entries have rows or shapes, by each model of which healthy workers tell what they take.
+    """Return, by model, whether entries have rows or shapes, for models whose healthy workers say what they take.
 
     They do while any of them takes tensors, or parameters that a call has once.
     """
@@ -41,19 +41,19 @@ def counted(workers: Iterable[WorkerInfo]) -> dict[str, bool]:
 
 
 def weight(value: Value, max_batch: int, max_weight: int) -> int:
-    """Return the weight of the rows of a value, that of a full batch at most. What are no tensors is one row.
+    """Return the weight of a value's rows, at most that of a full batch. Other values than tensors are one row.
 
     Arguments:
         value: value for the model.
         max_batch: most rows of a batch.
-        max_weight: most weight of a batch; 0 where that bounds none, and each row weighs 1.
+        max_weight: limit on the weight of a batch; 0 for none, and each row weighs 1.
     """
     rows = min(rows_of(value), max_batch)
     return math.ceil(rows * max_weight / max_batch) if max_weight else rows
 
 
 def shape_number(value: Value, together: RowsTogether, specs: tuple[TensorSpec, ...], max_batch: int) -> int:
-    """Return the number that values have in common which may run in one call; 0 where they may with all others that have 0.
+    """Return a number that values share if they may run in one call.
 
     Arguments:
         value: value for the model.
@@ -83,7 +83,7 @@ def _free(shape: Sequence[int], spec: Sequence[int]) -> list[int]:
 
 
 def _bytes_of_row(spec: TensorSpec, longest: int) -> int:
-    """Return the bytes of a row whose free axes are all of one length."""
+    """Return the bytes of a row whose free axes all have one length."""
     return (SIZES[spec.datatype] or _ELEMENT) * math.prod(longest if size == -1 else size for size in spec.shape)
 
 

@@ -16,23 +16,23 @@ DECAY = 0.98
 RATE_TIME = 1.0
 """Time constant of the arrival rate, seconds."""
 MOST_TIMES = 30.0
-"""Time constants for which arrivals are added to a sum as it was at one instant."""
+"""Time constants after which the sum of arrivals gets a new base instant."""
 LEAST_SEEN = 0.001
-"""Least share of the past that is taken for seen, so that two first arrivals at one instant are no flood."""
+"""Smallest share of the past that counts as seen, so that two first arrivals at one instant aren't a flood."""
 REACH = 2.0
-"""Multiple of the largest recent batch up to which the line is believed; from there on it is level."""
+"""Multiple of the largest recent batch up to which the line is trusted; beyond, it is level."""
 NORMAL = 1.25
 """Standard deviations in a mean distance, for a normal distribution: √(π/2)."""
 STRAY = 2.0
-"""Multiple of the expected run time as which a much slower batch counts, unless the one before it was as slow."""
+"""A much slower batch counts as so many times the expected run time, unless the one before was as slow."""
 FASTER = 8
-"""Batches in a row, each faster than expected by more than STRAY, from which on the model has changed for the better."""
+"""Batches in a row, each faster than expected by more than STRAY, after which the model has become faster."""
 FORGETTING = 0.5
-"""Weight of the past at each further one of them. A wrong pace holds batches back, so the more it errs the less there is to learn from."""
+"""Weight of the past at each further one. A wrong pace holds batches back, so that there is ever less to learn from."""
 STRAY_DEVIATIONS = 4.0
 """Standard deviations from the expected run time within which no batch is a stray."""
 KNOWN = 8.0
-"""Weight of past batches from which one is told from a stray."""
+"""Weight of past batches needed to recognise a stray."""
 SPREAD = 0.5
 """Least variance of batch sizes from which a slope is read; below it the last slope is kept."""
 
@@ -43,7 +43,7 @@ class ServiceModel:
     Weighted normal equations with forgetting factor DECAY (recursive least squares; Ljung, "System
     Identification", §11.2). Both coefficients are kept at or above 0, so that noise cannot predict a
     batch that gets faster as it grows. Far beyond the sizes seen the line says nothing: there `seconds` stays
-    level. Two small batches, one of them slow by accident, would else foretell a full batch of many seconds;
+    level. Otherwise two small batches, one of them slow by accident, could predict a full batch of many seconds;
     admission would refuse all but a trickle, and no larger batch would ever come to correct it.
 
     Attributes:
@@ -59,7 +59,7 @@ class ServiceModel:
 
     def __init__(self) -> None:
         self._strays = 0
-        """1 after a stray, else less by 1 for each of the last batches that were much faster than expected."""
+        """1 after a stray; otherwise minus the number of last batches that were much faster than expected."""
         self._w = self._n = self._l = self._nn = self._nl = self._off = 0.0
         self.largest = 0.0
         self.alpha = 0.0
@@ -67,7 +67,7 @@ class ServiceModel:
         self.deviation = 0.0
 
     def warm_up(self, runs: Iterable[WarmUpRun]) -> None:
-        """Learn from batches that the start of a worker has run, as long as nothing else is known."""
+        """Learn from batches of a worker's start, while nothing else is known."""
         if self.largest == 0.0:
             for size, seconds in runs:
                 self.observe(size, seconds)
@@ -93,7 +93,7 @@ class ServiceModel:
         self.deviation = NORMAL * self._off / self._w
 
     def _tamed(self, size: float, seconds: float) -> float:
-        """Return the seconds as which a batch counts: one that takes far too long by itself is an accident, two are a change."""
+        """Return the seconds that a batch counts as: one that takes far too long is an accident, two in a row are a change."""
         expected = self.seconds(size)
         if STRAY * seconds < expected:
             self._strays = min(self._strays, 0) - 1
@@ -107,7 +107,7 @@ class ServiceModel:
 
     @property
     def each(self) -> float:
-        """Time of a unit of size over the fixed part of a batch: β/α; 0 before the first batch."""
+        """Time of a unit of size relative to the fixed part of a batch: β/α; 0 before the first batch."""
         if self.alpha > 0.0:
             return self.beta / self.alpha
         return math.inf if self.beta > 0.0 else 0.0
@@ -134,10 +134,10 @@ class ArrivalRate:
         self._base = 0.0
         self._began: float | None = None
         self._next_base = -math.inf
-        """Instant from which the base is moved, since the sum would grow without bound."""
+        """Instant at which the base moves, since the sum would grow without bound."""
 
     def observe(self, count: int, now: float) -> None:
-        """Count arrivals at instant `now`. The very first only starts the clock: one instant makes no rate."""
+        """Count arrivals at instant `now`. The first only starts the clock, as one instant doesn't make a rate."""
         if now >= self._next_base:
             if self._began is None:
                 count -= 1
@@ -164,7 +164,7 @@ class ArrivalRate:
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau / max(seen, LEAST_SEEN)
 
     def after_rest(self, now: float) -> float:
-        """Return the rate at instant `now` if nothing came for long before the first arrival, so that a first burst is no lasting flood."""
+        """Return the rate at instant `now` as if a long silence preceded the first arrival, so that a first burst isn't a lasting flood."""
         return self._sum * exp(min(self._base - now, 0.0) / self._tau) / self._tau
 
     def _move_base(self, now: float) -> None:

@@ -1,12 +1,12 @@
-"""Shared bucket: a token bucket whose tokens go to those who ask, in even parts.
+"""Shared bucket: a token bucket whose tokens are divided evenly among the tenants that ask.
 
-    level of a tenant   what it has taken and not worked off; each tenant that has one works off as fast as its weight tells
+    level of a tenant   what it took and hasn't worked off; each tenant with a level works it off at the speed of its weight
     level               of all together; it falls at the rate, whoever asks, so that no token is lost
 
 A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a whole burst and then
-the rate; n that want all they can get end with one part of n + 1 each, and whoever comes next finds room (see
-`core/memory_room.py`, whose rule it is). A tenant that has worked off all it took may take besides, up to `MOST`: so
-whoever asks for less than its part of the rate is let in, whatever the others ask for.
+the rate; n that want all they can get end with one part of n + 1 each, and the next tenant finds room (see
+`core/memory_room.py` for the rule). A tenant without a level may take besides, up to `MOST`: so
+a tenant that asks for less than its part of the rate is let in, whatever the others ask for.
 
 A weight is 1 unless it is set. Levels are counted in bursts, so that a change of the rate leaves the filled part of the bucket as it is. Working off is
 generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): a tenant has
@@ -21,25 +21,25 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
-"""All tenants have the weight 1."""
+"""All tenants have weight 1."""
 ROUNDING = 1e-9
 """Part of a burst by which rounding alone may move a level."""
 FULL = 2.0
-"""Bursts of all tenants together up to which a tenant may take more while it has a level."""
+"""Level of all tenants, in bursts, up to which a tenant with a level may take more."""
 MOST = 4.0
-"""Bursts of all tenants together, and as many as one takes, up to which a tenant without a level may take."""
+"""Level of all tenants, in bursts, up to which a tenant without a level may take."""
 LEAST_RATE = 0.1
-"""Tokens per second by which a wait is computed when fewer, or none, come."""
+"""Smallest rate, in tokens per second, for computing waits."""
 STALE = 64
-"""Places in the order of tenants that may be out of date before they are swept."""
+"""Outdated places in the order of tenants before they are swept."""
 
 
 class SharedBucket:
-    """Bucket of tokens that tenants share; infinite until a rate is set. It knows the tenants that have a level.
+    """Bucket of tokens that tenants share; infinite until a rate is set. It only knows tenants with a level.
 
     Attributes:
-        rate: tokens per second; infinite for as many as are asked for.
-        burst: most tokens that one tenant may take at once.
+        rate: tokens per second; infinite for no limit.
+        burst: limit on tokens that one tenant takes at once.
     """
 
     __slots__ = ("_at", "_done", "_order", "_sum", "_virtual", "_weight", "_weights", "burst", "rate")
@@ -49,16 +49,16 @@ class SharedBucket:
         self._at = 0.0
         self._virtual = 0.0
         self._done: dict[str, float] = {}
-        """Virtual instants at which the tenants with a level have worked it off."""
+        """Virtual instants at which tenants have worked off their levels."""
         self._weights: Mapping[str, float] = NO_WEIGHTS
         self._sum = self._weight = 0.0
-        """Sum of these, each times its tenant's weight, and of these weights."""
+        """Sums of these times their tenants' weights, and of the weights."""
         self._order: list[tuple[float, str]] = []
-        """Heap with an instant of each of these tenants that is not later than its own; and some that are out of date."""
+        """Heap with an instant for each of these tenants, not later than its true one; and some outdated ones."""
 
     @property
     def tenants(self) -> int:
-        """Number of tenants that have a level."""
+        """Number of tenants with a level."""
         return len(self._done)
 
     @property
@@ -67,7 +67,7 @@ class SharedBucket:
         return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:
-        """Take `count` tokens for a tenant: 0; or none: the seconds until they would be there if nobody else asked."""
+        """Take `count` tokens for a tenant and return 0, or take none and return the seconds until they are there if nobody else asks."""
         if self.rate == math.inf:
             return 0.0
         self._work_off(now)
@@ -87,7 +87,7 @@ class SharedBucket:
         return seconds * self.burst / max(self.rate, LEAST_RATE)
 
     def give_back(self, tenant: str, count: int) -> None:
-        """Give `count` tokens back that a tenant took; no more than it has a level for."""
+        """Return up to `count` tokens that a tenant took, limited by its level."""
         if tenant in self._done and self.burst:
             own = (self._done[tenant] - self._virtual) * self._weights.get(tenant, 1.0)
             self._set(tenant, own - count / self.burst)
@@ -155,6 +155,6 @@ class SharedBucket:
         self._begin_afresh()
 
     def _begin_afresh(self) -> None:
-        """Begin the virtual time anew, once nobody has a level."""
+        """Restart the virtual time once nobody has a level."""
         self._virtual = self._sum = self._weight = 0.0
         self._order.clear()

@@ -1,10 +1,10 @@
-"""Factors of the slots of a queue: how many times as long as on a slot of mean pace a batch takes on each of them.
+"""Factors of the slots of a queue: how much longer than on an average slot a batch takes on each.
 
 All slots of a queue serve one model, so their run times have one shape: ℓᵢ(n) = fᵢ·(α + βn). What one slot's batches take
-over what the line of all foretells is fᵢ. It is learnt from few batches, where α and β of each slot would need many. The
-line is learnt from times over fᵢ, so that "slow GPU, larger batch" is not taken for β.
+relative to the common line's prediction is fᵢ. Few batches teach it, whereas α and β of each slot would need many. The
+line is learnt from times divided by fᵢ, so that "slow GPU, larger batch" isn't mistaken for β.
 
-Factors lie on a grid whose steps are wider than what chance does to them. So slots that are alike have the same factor,
+Factors lie on a grid whose steps are wider than chance moves them. So similar slots have the same factor,
 and a queue need only count the slots of each factor. They are scaled so that the mean of 1/fᵢ is 1: k slots with a
 line do together what k slots of that line would.
 """
@@ -19,19 +19,19 @@ from headway.core.service_model import ServiceModel
 STEP = 0.2
 """Natural logarithm of the ratio of two neighbouring factors: a fifth."""
 LOWEST = -4
-"""Steps from the usual factor down to the least one, which is less than half of it."""
+"""Steps from the usual factor down to the smallest, which is less than half of it."""
 FACTORS = tuple(math.exp(STEP * steps) for steps in range(LOWEST, 8))
 """All factors before scaling, ascending."""
 USUAL = -LOWEST
-"""Position of the factor 1, which each slot has until its batches say otherwise."""
+"""Position of factor 1, which a slot has until its batches say otherwise."""
 ERROR = 0.03
-"""Standard deviation that the noise of run times may leave in a factor. More noise means a longer memory."""
+"""Standard deviation that noise in run times may leave in a factor. More noise means a longer memory."""
 MOST_WEIGHT = 0.3
-"""Most weight of the newest batch, however little the run times vary."""
+"""Limit on the weight of the newest batch, however little run times vary."""
 PRIOR = 5
-"""Batches that the assumption that all slots are alike weighs as much as."""
+"""The assumption that all slots are alike weighs as much as so many batches."""
 LEAST_DEVIATION = 1e-3
-"""Least relative standard deviation of run times that is believed."""
+"""Smallest relative standard deviation of run times that is believed."""
 PADDED_DOUBT = 2.0
 """Multiple of the deviation that run times count with where the model pads: what rides tells them more than the slot does."""
 UNSURE = 1.5
@@ -54,7 +54,7 @@ def weight_of(deviation: float, batches: float) -> float:
 
 
 def position_of(raw: float) -> int:
-    """Return the position in FACTORS of what is next to a measured factor."""
+    """Return the position in FACTORS closest to a measured factor."""
     steps = math.floor(math.log(raw) / STEP + 0.5)
     return min(max(steps - LOWEST, 0), len(FACTORS) - 1)
 
@@ -70,10 +70,10 @@ class _Known:
 
 
 class SlotFactors:
-    """Factors of the slots at home in one queue. Of others nothing is learnt; they count as usual.
+    """Factors of the slots at home in one queue. Nothing is learnt about others; they count as usual.
 
     Attributes:
-        counts: slots at each position of FACTORS. Those at USUAL are not counted, so the numbers are 0 where all are alike.
+        counts: slots at each position of FACTORS except USUAL, so that all are 0 if slots are alike.
     """
 
     __slots__ = ("_known", "_scale", "_slots", "counts")
@@ -108,7 +108,7 @@ class SlotFactors:
     def learn(
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
-        """Learn from a run how fast its slot is beside the others, and have the line learn how long batches take.
+        """Learn from a run how fast its slot is relative to others, and teach the line how long batches take.
 
         Arguments:
             line: line of a slot of factor 1.
@@ -124,11 +124,11 @@ class SlotFactors:
         line.observe(size, seconds / factor)
 
     def observe(self, worker: str, ratio: float, deviation: float, departures: int) -> None:
-        """Learn from a batch that has come back.
+        """Learn from a finished batch.
 
         Arguments:
             worker: id of the worker that ran it.
-            ratio: its run time over what the line foretold.
+            ratio: its run time relative to the line's prediction.
             deviation: standard deviation of run times relative to their mean.
             departures: batches that have left the queue so far.
         """
@@ -154,7 +154,7 @@ class SlotFactors:
         return FACTORS[USUAL if known is None else known.position] * self._scale
 
     def standing(self, worker: str, departures: int) -> tuple[float, int]:
-        """Return the factor of a slot, and the batches that have left since a batch of its own came back."""
+        """Return the factor of a slot, and the number of departures since a batch of its own came back."""
         known = self._known.get(worker)
         return self.of(worker), 0 if known is None else departures - known.ran_at
 

@@ -1,10 +1,10 @@
 """Pace of one slot in full batches, learnt from the batches that it ran itself.
 
-Slots differ: cards are mixed, and one may get hot. A line through the batches of all would take "slow card, larger
-batch" for the cost of an input. And where a batch takes as long as its longest input, no line fits from one input to a
+Slots differ: cards are mixed, and one may get hot. A line through all batches would mistake "slow card, larger
+batch" for the cost of an input. And if a batch takes as long as its longest input, no line fits from one input to a
 full batch. So each slot has figures of its own, and once batches of nearly the largest size were seen, they alone say how
-long a full one takes. Before that it is an estimate: what the start's batches say of the largest, times what later ones
-took longer than those.
+long a full one takes. Before that it is estimated: what the start's batches say about the largest, times how much longer
+later ones took.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ NEAR = 0.75
 DECAY = 0.98
 """Weight of the past at each nearly full batch: about the last 50 count."""
 RUN = 6
-"""Nearly full batches in a row, all much slower or all much faster than the mean, after which the slot has changed."""
+"""Nearly full batches in a row, all much slower or all much faster than the mean, that show that the slot changed."""
 SEEN = 2.0
-"""Least weight of nearly full batches from which they say more than the line."""
+"""Weight of nearly full batches from which they say more than the line."""
 LEAST = 12.0
-"""Least weight of nearly full batches from which the pace may count as measured."""
+"""Weight of nearly full batches from which the pace may count as measured."""
 TOLERANCE = 0.1
-"""Most relative error, with 95 % confidence, of a pace that counts as measured."""
+"""Limit on the relative error, with 95 % confidence, of a pace that counts as measured."""
 KEPT_TOLERANCE = 0.15
-"""Relative error from which on a pace that counted as measured does so no longer, so that it does not change to and fro."""
+"""Relative error at which a pace stops counting as measured; larger, so that it doesn't flip to and fro."""
 CONFIDENCE = 2.5
-"""Standard errors in a confidence interval of 95 % of few values, whose spread is not well known either."""
+"""Standard errors in a 95 % confidence interval for few values, whose spread is uncertain, too."""
 DOUBT = 0.5
-"""Share of the seconds added to a batch that was not quite full, by which that may be wrong."""
+"""Possible error of the seconds added to a batch that wasn't quite full, as a share of them."""
 
 
 class Average:
@@ -87,14 +87,14 @@ class SlotPace:
         self._warm: ServiceModel | None = None
         """Line through the batches of the start, if the largest was among them."""
         self._ratio = Average(DECAY)
-        """Run times of batches over what that line says of them."""
+        """Run times of batches relative to that line."""
         self._full, self._shift = Average(DECAY), Average(DECAY)
-        """Seconds of nearly full batches, each as if it had been full; and what of that was added."""
+        """Seconds of nearly full batches as if full, and how much of that was added."""
         self._run: list[float] = []
-        """The last of these seconds, as far as they lie far from the mean on one side."""
+        """The last of these seconds, if they are far from the mean on one side."""
 
     def warmed(self, runs: Sequence[WarmUpRun]) -> None:
-        """Learn from batches that a start has run: how much longer a full one takes than a smaller one."""
+        """Learn from a start's batches how much longer a full one takes than a smaller one."""
         if runs and max(runs)[0] >= self._max:
             self._warm = ServiceModel()
             self._warm.warm_up(runs)
@@ -113,12 +113,12 @@ class SlotPace:
 
     @property
     def items_per_second(self) -> float:
-        """Entries per second in full batches; 0 as long as no batch was measured."""
+        """Entries per second in full batches; 0 if unknown."""
         seconds = self._full_seconds()
         return self._max / seconds if seconds > 0.0 else 0.0
 
     def _add(self, seconds: float) -> None:
-        """Add a nearly full batch; after a run of them that shows that the slot has changed, forget those before."""
+        """Add a nearly full batch. If a run of them shows that the slot changed, forget earlier ones."""
         full, run = self._full, self._run
         full.add(seconds)
         distance = seconds - full.mean
@@ -142,7 +142,7 @@ class SlotPace:
         return error <= (TOLERANCE if self.estimated else KEPT_TOLERANCE) * full.mean
 
     def _full_seconds(self) -> float:
-        """Run time of a full batch; 0 as long as nothing is known.
+        """Return the run time of a full batch; 0 if unknown.
 
         Without a warm-up of that size a line through small batches is believed up to some multiple of theirs only, as in
         `core.capacity.pace`.

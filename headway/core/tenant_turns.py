@@ -1,4 +1,4 @@
-"""Lines of tenants that take turns, each one's own items in the order in which they came. Pure."""
+"""Lines of tenants that take turns, each with its items in order. Pure: outbox, gRPC and event loop share it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class TenantTurns(Generic[T]):
-    """Items that wait, by tenant. True while there are any.
+    """Waiting items by tenant. True while there are any.
 
     Attributes:
         count: number of items.
@@ -18,7 +18,7 @@ class TenantTurns(Generic[T]):
 
     def __init__(self) -> None:
         self._lines: dict[str, deque[T]] = {}
-        """Lines that are not empty; that of the tenant whose turn it is comes first."""
+        """Non-empty lines; that of the tenant whose turn it is comes first."""
         self.count = 0
 
     def __len__(self) -> int:
@@ -28,12 +28,12 @@ class TenantTurns(Generic[T]):
         return (item for line in self._lines.values() for item in line)
 
     def add(self, tenant: str, item: T) -> None:
-        """Have an item wait, behind the others of its tenant."""
+        """Add an item behind the others of its tenant."""
         self._lines.setdefault(tenant, deque()).append(item)
         self.count += 1
 
     def take(self) -> T:
-        """Take the item whose turn it is. One must wait."""
+        """Take the item whose turn it is; there must be one."""
         tenant, line = next(iter(self._lines.items()))
         item = line.popleft()
         del self._lines[tenant]

@@ -1,14 +1,14 @@
-"""The throttle: holds the lowest tier to what the others leave of the fleet's capacity.
+"""The throttle: limits the lowest tier to what the others leave of the fleet's capacity.
 
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
     share = entries per second of it that one gateway lets in
 
-Higher tiers are counted and never held up: they have the rest of the GPUs, and admission bounds them by their deadlines.
-The room is filled from arrivals, not from what was let in, and from measured batch times, which do not depend on it: so
-nothing feeds back, and it settles as fast as its figures do. A gateway's share goes by its part of the lowest tier's
-arrivals. A tenth is dealt evenly, for a gateway to which traffic has just moved; together all shares are the room.
-A tenant counts once, at however many gateways it asks: its part is divided among these as its arrivals are, and at each it
-has the weight of its arrivals there among all it sends.
+Higher tiers are counted and never held up: they have the other GPUs, and admission limits them by their deadlines.
+The room follows from arrivals, not from what was let in, and from measured batch times, which don't depend on it. So
+there is no feedback, and it settles as fast as its figures do. A gateway's share follows its part of the lowest tier's
+arrivals. A tenth is divided evenly, for a gateway to which traffic has just moved; all shares together are the room.
+A tenant counts once, whatever the number of gateways it asks: its part is divided like its arrivals, and at each gateway it
+has the weight of its arrivals there relative to all.
 
 It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time: tokens keep their
 worth when the rate changes.
@@ -26,20 +26,20 @@ from headway.core.shared_bucket import NO_WEIGHTS, SharedBucket
 from headway.model import Capacity
 
 MOST_TENANTS = 1000
-"""Most tenants that are counted one by one at a time. Any others are counted as one."""
+"""Limit on tenants that are counted separately. All others count as one."""
 MOST_TOLD = 16
-"""Most tenants whose averages are told."""
+"""Limit on tenants whose averages are reported."""
 LEAST_RATE = 0.01
 """Arrivals per second below which a tenant is forgotten."""
 OTHER_TENANTS = ""
-"""Name under which all further tenants are counted; no tenant has it."""
+"""Name for all further tenants; no tenant has it."""
 BURST_SECONDS = 1.0
 """Seconds' worth of the rate that may come at once."""
 LEAST_BURST = 10.0
-"""Requests that may come at once however low the rate. The rate is an average over a second, and rough when it is low.
+"""Requests that may come at once however low the rate, which is an average over a second, and rough if low.
 """
 DEALT = 0.1
-"""Part of the room that is dealt to all gateways evenly."""
+"""Part of the room that is divided evenly among all gateways."""
 LEAST_WEIGHT = 0.01
 """Least weight of a tenant at a gateway, so that what it took there is worked off in time."""
 AVERAGED = 1.0
@@ -99,7 +99,7 @@ class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
 
 
 def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRates]) -> float:
-    """Return the entries per second of the lowest tier that the fleet has room for; infinite while nothing is known.
+    """Return the entries per second of the lowest tier that the fleet has room for; infinite if unknown.
 
     Arguments:
         capacity: capacity that the controller published.
@@ -109,7 +109,7 @@ def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRa
     if capacity.scarce:
         return 0.0
     if capacity.usable_per_second <= 0.0:
-        # Either no batch was measured yet, or there is nobody at all; or workers are there and none of them counts.
+        # Either no batch was measured yet, or there are no workers; or there are some and none counts.
         return 0.0 if capacity.healthy == 0 and capacity.degraded > 0 else math.inf
     left = capacity.usable_per_second - math.fsum(one.higher for one in gateways)
     return max(left, capacity.usable_per_second * reserved_share)
@@ -140,7 +140,7 @@ def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> flo
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the parts of their arrivals that tenants send to one gateway, from LEAST_WEIGHT to 1; all others send to it alone.
+    """Return the share of tenants' arrivals that comes to one gateway, from LEAST_WEIGHT to 1; all others send only to it.
 
     Arguments:
         own: arrivals at this gateway.
@@ -155,7 +155,7 @@ def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, floa
 
 
 def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the arrivals per second of the tenants that are known, at all gateways."""
+    """Return the arrivals per second of known tenants at all gateways."""
     whole: dict[str, float] = {}
     for one in gateways:
         for tenant, rate in one.tenants.items():
@@ -176,7 +176,7 @@ def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
 
 
 def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
-    """Return the rate that every tenant gets who asks for more, when those who ask for less get what they ask for."""
+    """Return the rate of each tenant that asks for more, if those that ask for less get what they ask for."""
     left = math.fsum(count for _, count in groups)
     for rate, count in sorted(groups):
         if rate * left >= rest:
@@ -193,7 +193,7 @@ class Throttle:
         higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
             `higher`, and takes away what needed no run.
         rates: averages of recent arrivals.
-        least_seconds: see Capacity. What cannot wait that long is no demand, as no number of workers could answer it.
+        least_seconds: see Capacity. An entry that can't wait that long isn't demand, as no number of workers could answer it.
     """
 
     __slots__ = ("_bucket", "_counted_at", "_tenants", "higher", "least_seconds", "lowest", "rates")
@@ -209,16 +209,16 @@ class Throttle:
 
     @property
     def rate(self) -> float:
-        """Entries per second of the lowest tier that it lets in; infinite while it lets in all."""
+        """Entries per second of the lowest tier that it lets in; infinite for all."""
         return self._bucket.rate
 
     @property
     def burst(self) -> float:
-        """Most entries of the lowest tier that it lets in at once for one tenant."""
+        """Limit on the lowest tier's entries that it lets in at once for one tenant."""
         return self._bucket.burst
 
     def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of a tenant's: 0; or refuse them all: the seconds until they would be let in.
+        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in.
 
         More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all.
         """
@@ -228,13 +228,13 @@ class Throttle:
         return self._bucket.take(tenant, count, now)
 
     def give_back(self, tenant: str, demand: int = 1) -> None:
-        """Give back an entry of a tenant's that was let in and needed no run. `demand`: as what it was counted."""
+        """Take back an entry that was let in and needed no run. `demand`: how much it was counted as."""
         self.lowest -= demand
         self._tenants.add(tenant, -demand)
         self.refund(tenant)
 
     def refund(self, tenant: str, count: int = 1) -> None:
-        """Give back the places of a tenant's entries that were let in here and refused by the broker, or not offered.
+        """Return the places of a tenant's entries that were let in here but refused by the broker, or not offered.
 
         Only some moments have room in time for another entry. If each refusal cost a place, too few entries would come
         at those moments, and GPUs would run batches that are not full.
@@ -242,7 +242,7 @@ class Throttle:
         self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the entries per second to let in from now on; infinite: all. What was saved up stays, as a part of a burst.
+        """Set the entries per second to let in from now on; infinite for all. Saved tokens stay, as a part of a burst.
 
         `weights`: see the function of that name.
         """

@@ -1,7 +1,7 @@
 """Values, from their JSON text and back; see `headway.model.Value`.
 
-A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would keep
-everybody else waiting for as long as it takes to make and unmake them. Only the worker that runs the input builds it.
+A JSON text is validated without being built: a text of 1 MB may stand for half a million objects, which would block
+everybody else while they are made and freed. Only the worker that runs the input builds it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LONG = b"0" * 200
 _EXTREME = re.compile(rb"(?<![0-9.])(?:[0-9.]{200,}+(?:[eE][+-]?[0-9]++)?+|[0-9.]++[eE]\+?[0-9]{3,}+)")
 """Number without its sign that may be out of range."""
 MOST_DIGITS = 4300
-"""Most digits of an integer that Python reads."""
+"""Limit on digits of an integer that Python reads."""
 MOST_EXTREME = 1000
-"""Extreme numbers of a value that are looked at before it is let in. Of more the worker judges."""
+"""Extreme numbers of a value that are checked on admission. The worker checks the others."""
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 _check = msgspec.json.Decoder(msgspec.Raw).decode
@@ -46,7 +46,7 @@ _read_text = msgspec.json.Decoder(str).decode
 
 
 class NoValue(ValueError):
-    """The JSON text stands for no value that is taken. Says why."""
+    """The JSON text isn't an acceptable value. Says why."""
 
 
 _LONE_REASON = "holds a lone surrogate, which is no text"
@@ -76,11 +76,11 @@ def read(text: bytes) -> Value:
 
 
 def read_in_steps(text: bytes, *, known: bool = False) -> Steps[Value]:
-    """Return the value of a long JSON text, as `read` makes it. `known`: whether the text is valid JSON, without white space around it."""
+    """Read a long JSON text, as `read` does. `known`: the text is valid JSON, without white space around it."""
     if not known:
         text = text.strip(b" \t\r\n")
     if text[:1] == b'"':
-        yield 0  # It is decoded in one go.
+        yield 0  # Decoded in one go.
         return _proper(text)
     if not text.isascii():
         text.decode()
@@ -106,11 +106,11 @@ def check_in_steps(text: bytes, deepest: int, *, known: bool = True) -> Steps[in
 
 
 def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
-    """Return the members of a JSON object, of which none is built.
+    """Return the members of a JSON object, unbuilt.
 
     Raises:
-        NoValue: a number out of range, more extreme numbers than are looked at, or more levels than `deepest` are in it.
-        msgspec.MsgspecError: it is no valid JSON, or no object.
+        NoValue: it has a number out of range, more extreme numbers than are checked, or more levels than `deepest`.
+        msgspec.MsgspecError: it isn't valid JSON, or isn't an object.
     """
     members = _read_members(text)
     if _check_numbers(text) > MOST_EXTREME:
@@ -121,7 +121,7 @@ def read_members(text: bytes, deepest: int) -> dict[str, msgspec.Raw]:
 
 
 def build(value: Value) -> object:
-    """Return the Python's own form of a value; of octets, their text in base64, of tensors nested lists.
+    """Build a Python object from a value: base64 text from octets, nested lists from tensors.
 
     Raises:
         msgspec.MsgspecError: a number in it is out of range.
@@ -132,14 +132,14 @@ def build(value: Value) -> object:
 
 
 def name_of(value: Value) -> str:
-    """Return the name of a value's type, as messages have it."""
+    """Return the name of a value's type for messages."""
     if isinstance(value, bytes):
         return _NAMES.get(chr(value[0]), "number")
     return "str" if isinstance(value, str) else kind_of(value).noun
 
 
 def as_json(value: Value) -> bytes:
-    """Return the JSON text of a value; octets become a text in base64, tensors nested arrays, in which NaN and infinities are null.
+    """Return the JSON text of a value: base64 for octets, nested arrays for tensors, with null for NaN and infinities.
 
     Raises:
         UnicodeEncodeError: a text holds a lone surrogate.
@@ -153,7 +153,7 @@ def as_json(value: Value) -> bytes:
 
 
 def of_json(text: bytes) -> Value:
-    """Return the value of a JSON text that is known to be good."""
+    """Return the value of a valid JSON text."""
     if text[:1] != b'"':
         return text
     value: str = _read_text(text)
@@ -168,7 +168,7 @@ def embedded(value: Value) -> str | msgspec.Raw:
 
 
 def shown(value: Value) -> str:
-    """Return the text of a value, for people to read: a text as it is, octets in base64, tensors by their shapes, any other value as JSON."""
+    """Return a value for people to read: a text as it is, octets in base64, tensors by their shapes, others as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, Tensors):
@@ -177,13 +177,13 @@ def shown(value: Value) -> str:
 
 
 def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a value that was taken in before anybody knew that the model takes tensors.
+    """Return the tensors of a value that was accepted before the model was known to take tensors.
 
     `Predict` over gRPC has JSON text for those, and a text for the others, so that a text may be either. Where the model takes
     a text for its one input it is one.
 
     Raises:
-        NoTensors: it is nothing that the model takes.
+        NoTensors: the model doesn't take it.
     """
     takes_text = len(specs) == 1 and specs[0].datatype == tensors.BYTES and not specs[0].shape
     found = value
@@ -191,7 +191,7 @@ def as_tensors(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
         try:
             found = read(value.encode())
         except (ValueError, RecursionError):
-            found = value  # It is refused as a text.
+            found = value  # Refused as a text.
     return tensor_json.tensors_of(found, specs)
 
 
@@ -203,7 +203,7 @@ def octets(value: Value) -> bytes:
 
 
 def canonical(value: Value) -> bytes:
-    """Return the bytes that are equal for values that mean the same, and differ for others.
+    """Return bytes that are equal for values that mean the same, and differ for others.
 
     A JSON text stays as it is if it is long, or if it holds a number out of range. Octets mean the same as their text in
     base64.
@@ -211,7 +211,7 @@ def canonical(value: Value) -> bytes:
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Tensors):
-        return b"\0\1" + tensors.canonical(value)  # Neither a text, which holds no U+0000, nor JSON begins so.
+        return b"\0\1" + tensors.canonical(value)  # Neither a text, without U+0000, nor JSON begins like this.
     if not isinstance(value, bytes):
         return octets(shown(value))
     try:
@@ -221,7 +221,7 @@ def canonical(value: Value) -> bytes:
 
 
 def room(value: Value) -> int:
-    """Return the most bytes that a value takes in memory: four for each character of a text beyond ASCII."""
+    """Return a limit on the bytes of a value in memory: four for each character of a text beyond ASCII."""
     return 4 * len(value) if isinstance(value, str) and not value.isascii() else len(value)
 
 
@@ -249,14 +249,14 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
         reach = min(at + PAGE, size)
         found = _GOOD.match(text, at, reach)
         end = found.end() if found is not None else at
-        if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # It is no escape that the page has cut.
+        if end < reach - _LONGEST_ESCAPE or (reach == size and end < size):  # Not an escape cut by the page.
             raise NoValue(_NUL_REASON if text[end : end + 6] == b"\\u0000" else _LONE_REASON)
         at = end
         yield 0
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number that is out of range, among the first MOST_EXTREME that may be; returns how many may be, at most one more."""
+    """Refuse a number out of range among the first MOST_EXTREME candidates. Returns their number, at most one more."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0
@@ -271,7 +271,7 @@ def _check_numbers(text: bytes) -> int:
 
 
 def _depth(text: bytes, most: int) -> int:
-    """Return the levels of arrays and objects in a JSON text. Brackets in its texts are left out only where they may add levels beyond `most`."""
+    """Return the nesting depth of a JSON text. Brackets in its strings are excluded only if the result might exceed `most`."""
     levels = _levels(text)
     return levels if levels <= most or b'"' not in text else _levels(_STRING.sub(b"", text))
 

@@ -1,10 +1,10 @@
-"""Choice of the version of a model that answers a request: the one that the client names, or one that is drawn by weight.
+"""Choice of the model version that answers a request: the one that the client names, or one drawn by weight.
 
-A version is there while a worker runs it that is not gone, and live while such a worker is healthy. Weights count among
+A version is there while a worker has it, and live while such a worker is healthy. Weights count among
 the live versions and the cold ones, which are loaded for what is drawn for them; without weights each live version gets as
 much as its part of the healthy slots. A version with weight 0
-drains: it takes nothing new, whoever asks. One that the weights leave out is for requests that name it. Weights
-that are all 0 only take versions out, and the others share by slots; where none is left, what was taken out serves.
+drains: it takes nothing new. One that the weights omit is for requests that name it. Weights
+that are all 0 only exclude versions, and the others share by slots; if none is left, the excluded ones serve.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _WEIGHT = re.compile(r"(?P<version>[A-Za-z0-9_.:/-]{1,128})=(?P<weight>[0-9]{1,9
 
 
 class NoWeights(Exception):
-    """Error for a text that is no list of weights; says why."""
+    """The text isn't a list of weights; says why."""
 
 
 def read_weights(text: str) -> Weights:
     """Return the weights in a text such as `3=95,4=5`; none in an empty one.
 
     Raises:
-        NoWeights: it is no such text.
+        NoWeights: it isn't such a text.
     """
     weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -51,12 +51,12 @@ class Versions:
     """Versions of one model, as a gateway sees them.
 
     Arguments:
-        slots: healthy slots of each live version, and 0 for one that is only cold.
+        slots: healthy slots of each live version, and 0 for a cold one.
         there: versions that are there, live or not.
         weights: weights by version.
 
     Attributes:
-        only: version of every request that names none, where there is one such version; None where they are several.
+        only: the version for requests that name none, if there is just one; else None.
     """
 
     __slots__ = ("_bounds", "_drawn", "_there", "_weights", "only")
@@ -84,7 +84,7 @@ class Versions:
 
     @property
     def absent(self) -> Sequence[str]:
-        """Versions that have a weight and no worker."""
+        """Versions with a weight and without a worker."""
         return sorted(version for version, weight in self._weights.items() if weight and version not in self._there)
 
     def takes(self, version: str) -> bool:
@@ -99,13 +99,13 @@ class Versions:
 
 
 def position_of(*names: str) -> float:
-    """Return the position in [0, 1) of a request that must get the same version whenever and wherever it is sent again."""
+    """Return the position in [0, 1) of a request that must get the same version whenever it is sent again."""
     hashed = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).digest()
     return math.ldexp(int.from_bytes(hashed[:6]), -48)
 
 
 def versions_of(workers: Iterable[WorkerInfo], weights: Weights) -> Versions | None:
-    """Return the versions of the model that these workers serve; None where none of them claims for a version."""
+    """Return the versions of the model that these workers serve; None if none of them claims for a version."""
     slots: dict[str, int] = {}
     there: set[str] = set()
     for worker in workers:

@@ -1,13 +1,13 @@
-"""Batches that a start runs to find out what a batch costs: of one input, and of as many as a batch may hold.
+"""Warm-up batches, by which a start finds out what a batch costs: of one input, and of as many as a batch may hold.
 
     one input, cold ──▶ one input ──▶ … ──▶ the largest batch ──▶ the largest batch again
 
-The first run may load and compile what later ones find ready, and so may the first of each size: neither says what a
-batch takes. A batch is taken to need at most as much longer as it is larger, and is not run when that may not fit into
-the time left. Small steps then lead as far up as time allows.
+The first run may load and compile things that later ones reuse, and so may the first of each size: neither tells how long a
+batch takes. A batch is assumed to take at most proportionally longer, and isn't run if that may not fit into
+the remaining time. Small steps then lead as far up as time allows.
 
-A run that takes far longer than those before it foresee says as little: its machine may have stood still. Its size is run once
-more, and what it took beyond that is not counted.
+A run that takes far longer than predicted says as little, as its machine may have stalled. Its size is run once
+more, and the excess isn't counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ WarmUpRun = tuple[int, float]
 """Size of a batch, and its run time in seconds."""
 
 BUDGET = 10.0
-"""Most seconds that all runs after the first may take together, as far as can be foreseen."""
+"""Limit in seconds on all runs after the first, as predicted."""
 
 FAR = 3.0
-"""Times as long as foreseen from which on a run is run once more."""
+"""Multiple of the predicted time from which a run is repeated."""
 LEAST_STOP = 0.5
-"""Least seconds beyond what was foreseen for that."""
+"""Seconds beyond the prediction that it must take, too."""
 
 
 def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
-    """Return the size of the batch to run next; None when enough is known, or no time is left.
+    """Return the size of the next batch; None if enough is known, or no time is left.
 
     Arguments:
         runs: all batches so far, in order; the first is of one input.
@@ -52,7 +52,7 @@ def next_size(runs: Sequence[WarmUpRun], most: int) -> int | None:
 
 
 def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
-    """Return the sizes that were run after the first run, ascending, each with its shortest run time."""
+    """Return the sizes of runs after the first, ascending, each with its shortest time."""
     best: dict[int, float] = {}
     for size, seconds in runs[1:]:
         best[size] = min(seconds, best.get(size, seconds))
@@ -60,13 +60,13 @@ def measured(runs: Sequence[WarmUpRun]) -> tuple[WarmUpRun, ...]:
 
 
 def _foreseen(runs: Sequence[WarmUpRun], at: int) -> float:
-    """Return the most seconds that the run at a place was expected to take, by those before it."""
+    """Return the predicted limit on a run's seconds, from those before it."""
     size = runs[at][0]
     return min((seconds * size / before for before, seconds in runs[:at] if before <= size), default=math.inf)
 
 
 def _stood_still(runs: Sequence[WarmUpRun], at: int) -> bool:
-    """Return True if the run at a place, which is the first of its size but for the cold one, took far longer than foreseen."""
+    """Return True if a run, the first of its size after the cold one, took far longer than predicted."""
     (size, seconds), foreseen = runs[at], _foreseen(runs, at)
     first = all(before != size for before, _ in runs[1:at])
     return first and seconds > max(FAR * foreseen, foreseen + LEAST_STOP)

@@ -1,9 +1,9 @@
-"""Weight of an input as a function of the target counts it, estimated from its length.
+"""Weight of an input by a function of the target, estimated from the input's length.
 
-The function runs where the target does, and so only once a batch is there. What an input weighs has to be known before,
-when it is queued. So it is estimated by a line in its length, weight = a + b · octets, which is fitted to what the
-function said of the inputs that ran. Octets are those of UTF-8: a tokenizer cuts them more evenly than characters, in
-whatever script they are.
+The function runs beside the target, and so only once a batch is there. But weights are needed before,
+in the queue. So they are estimated by a line in the length, weight = a + b · octets, which is fitted to what the
+function returned for inputs that ran. Octets are those of UTF-8: a tokenizer cuts them more evenly than characters, in
+any script.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DECAY = 0.98
 MARGIN = 2.0
 """Standard deviations of a full batch's weight by which the estimate is raised, so that few of them are too heavy."""
 SPREAD = 0.5
-"""Least variance of lengths from which a slope is read; below it the line goes through the origin."""
+"""Variance of lengths needed for a slope; below it the line goes through the origin."""
 MOST_WEIGHT = 2_000_000_000
-"""Most weight of an input or a batch."""
+"""Limit on the weight of an input or a batch."""
 UNKNOWN = WeightLine(0.0, 1.0)
-"""Line of a function of which nothing is known yet: each octet weighs 1."""
+"""Line of an unknown function: each octet weighs 1."""
 
 
 def octets(value: Value) -> int:
@@ -33,13 +33,13 @@ def octets(value: Value) -> int:
 
 
 def estimated(line: WeightLine, value: Value) -> int:
-    """Return the weight of an input by a line, at least 1."""
+    """Return an input's weight by a line, at least 1."""
     weight = line.fixed + line.by_octet * octets(value)
     return int(min(max(weight, 1.0), MOST_WEIGHT))
 
 
 def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
-    """Return the mean of what several processes have found; None of none."""
+    """Return the mean of several processes' lines; None if there are none."""
     found = list(lines)
     if not found:
         return None
@@ -47,14 +47,14 @@ def mean_line(lines: Iterable[WeightLine]) -> WeightLine | None:
 
 
 class WeightEstimate:
-    """Estimate of what one process has learnt of a weight function.
+    """What one process has learnt about a weight function.
 
-    The line is fitted by least squares, of which each batch counts less with every further one. It is raised so far that a
-    full batch of such inputs is rarely heavier than its bound.
+    The line is fitted by least squares with decaying weights. It is raised so that a
+    full batch of such inputs rarely exceeds its limit.
 
     Arguments:
         function: name of the function.
-        most: most weight of a batch; 0 for no bound.
+        most: limit on a batch's weight; 0 for none.
         max_batch: most inputs of a batch.
 
     Attributes:
@@ -79,12 +79,12 @@ class WeightEstimate:
 
     @property
     def mean(self) -> float:
-        """Mean weight of the inputs of late; 0 before the first."""
+        """Mean weight of recent inputs; 0 before the first."""
         return self._y / self._count if self._count else 0.0
 
     @property
     def line(self) -> WeightLine | None:
-        """Line by which inputs should be weighed before they run; None before the first has run."""
+        """Line for weighing inputs before they run; None before the first run."""
         if not self._count:
             return None
         x, y = self._x / self._count, self.mean
@@ -100,6 +100,6 @@ class WeightEstimate:
         return WeightLine(fixed + self._margin(deviation), slope)
 
     def _margin(self, deviation: float) -> float:
-        """Return the weight added for each input, so that the sum of a full batch's is raised by MARGIN of its own deviations."""
+        """Return the weight to add for each input, so that a full batch is raised by MARGIN of its standard deviations."""
         full = min(self._max_batch, max(self.most / max(self.mean, 1.0), 1.0))
         return MARGIN * deviation / math.sqrt(full) if self.most else 0.0

@@ -1,4 +1,4 @@
-"""Rules for GPUs that hold several models and cannot hold all: what runs next, what is loaded where, what makes room.
+"""Rules for GPUs that hold several models but not all: what runs next, what is loaded where, what makes room.
 
     turns       which model's batch a free GPU runs next
     demand      what is asked of each model, and what loading it costs

@@ -1,7 +1,7 @@
-"""Demand: what is asked of each model, and what loading it costs.
+"""Demand: how much each model is asked, and what loading it costs.
 
-All is in GPU seconds per second, at the least that an input takes in a full batch, so that models of different cost can be
-compared. What is refused counts, too: a model that is refused for want of GPUs is the one that needs them.
+All figures are GPU seconds per second, as an input takes in a full batch, so that models of different cost can be
+compared. Refused requests count, too: a model whose requests are refused for want of GPUs is the one that needs them.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import math
 import msgspec
 
 FIRST_LOAD = 10.0
-"""Seconds that a load is taken for as long as none has been seen."""
+"""Assumed seconds of a load until one has been seen."""
 LOAD_WEIGHT = 0.3
-"""Weight of the newest load in what loads of a model take."""
+"""Weight of the newest load in a model's mean."""
 HEAT_LOADS = 8.0
 """Time constant of the heat, in loads."""
 LEAST_HEAT_TIME = 30.0
 """Least time constant of the heat, in seconds."""
 LEAST_MEMORY = 10.0
-"""Least seconds after which it is forgotten that a cold model was asked for. Clients that are refused pause before they ask again."""
+"""Seconds for which a request for a cold model is remembered at least, as refused clients pause before they ask again."""
 UNKNOWN_SECONDS = 0.01
-"""GPU seconds of an input as long as no batch of any model has been measured."""
+"""Assumed GPU seconds of an input until a batch of any model was measured."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Requests for one model at an instant, as its queue tells of them.
+    """Requests for one model at an instant, from its queue.
 
     Attributes:
-        rate: entries that come per second, those that are refused included.
+        rate: arriving entries per second, including refused ones.
         waiting: entries that wait.
-        batch: entries of a full batch: so many may wait without anything lacking.
-        entry_seconds: GPU seconds of an entry in a full batch; 0 as long as it is not known.
-        capacity: GPU seconds per second that it can have from other processes.
-        loads: whether another process loads it right now.
+        batch: entries of a full batch; so many may wait without a shortage.
+        entry_seconds: GPU seconds of an entry in a full batch; 0 if unknown.
+        capacity: GPU seconds per second available from other processes.
+        loads: whether another process is loading it.
     """
 
     rate: float = 0.0
@@ -49,11 +49,11 @@ class Demand:
 
     Attributes:
         work: GPU seconds per second that are asked now.
-        heat: mean of that over the last loads' time; the coldest model makes room.
-        owed: GPU seconds by which what has come exceeds what the GPUs could do, at least those of what waits beyond a batch.
-        paid: seconds waited since something was owed, as if one request came each second: what not to load has cost.
-        asked_since: instant since which it is asked for while it is nowhere loaded, with pauses; infinite when it is not.
-        awaited: whether somebody waits for it while it is nowhere loaded, or did within the last load's time.
+        heat: mean of that over the time of a few loads; the coldest model makes room.
+        owed: GPU seconds by which demand exceeded what the GPUs could do, at least those of entries waiting beyond a batch.
+        paid: seconds waited since something was owed, as if one request came each second: the cost of not loading.
+        asked_since: since when it has been asked for, with pauses, while loaded nowhere; infinite if it isn't.
+        awaited: whether somebody waits for it while it is loaded nowhere, or did within the last load's time.
     """
 
     __slots__ = ("_asked_at", "_load", "asked_since", "awaited", "heat", "owed", "paid", "work")
@@ -76,7 +76,7 @@ class Demand:
         self.owed = self.paid = 0.0
 
     def note(self, asked: Asked, entry_seconds: float, capacity: float, load: float, span: float, now: float) -> None:
-        """Take note of what is asked.
+        """Note the current demand.
 
         Arguments:
             asked: what is asked at instant `now`.

@@ -4,7 +4,7 @@
       ▲               │
       └────failed─────┘ (a pause, which doubles), or given up for another once it is overdue
 
-A request goes where its model is warm, since only there is anybody who claims it. A load happens
+A request goes where its model is warm, since only there is it claimed. A load happens
 
     min_warm   where a model has fewer copies than it is to keep
     cold       where a model is asked for and has none
@@ -30,15 +30,15 @@ import msgspec
 from headway.core.locality.demand import FIRST_LOAD, UNKNOWN_SECONDS, Asked, Demand
 
 RESIDENCE_LOADS = 2.0
-"""Loads for whose time a model stays at least, so that GPUs spend most of their time on something else than loading."""
+"""A model stays for the time of so many loads at least, so that GPUs spend most of their time on other things than loading."""
 LEAST_RESIDENCE = 5.0
-"""Least seconds for which a model stays."""
+"""Shortest stay of a model in seconds."""
 COLDER = 4.0
 """Times by which a model's need of one more copy must exceed the heat of a model that would be cold then."""
 SPARE = 0.7
 """Share of what the other copies can do up to which a model can do without one."""
 PAUSE = 1.0
-"""Seconds until a model that did not load is tried again; it doubles."""
+"""Seconds until a model that failed to load is tried again; doubles."""
 LONGEST_PAUSE = 300.0
 OVERDUE_LOADS = 3.0
 """Times the expected seconds of a load after which one that still goes on is overdue; twice as many after each given up."""
@@ -57,7 +57,7 @@ class Move(msgspec.Struct, frozen=True):
         model: model to load.
         evicts: model that makes room; empty where there is room.
         reason: one of REASONS.
-        gives_up: whether that model is not warm, but its load is overdue.
+        gives_up: whether that model isn't warm, but its load is overdue.
     """
 
     gpu: str
@@ -71,7 +71,7 @@ _NOTHING = Asked()
 
 
 class _Gpu(msgspec.Struct):
-    """Models on one GPU: instant since which each is warm, and since which each loads. One that is lost gets none any more."""
+    """Models on one GPU: since when each is warm, and since when each loads. A lost GPU gets no further ones."""
 
     warm: dict[str, float] = msgspec.field(default_factory=dict)
     loading: dict[str, float] = msgspec.field(default_factory=dict)
@@ -83,8 +83,8 @@ class Placement:
 
     Arguments:
         gpus: names of the GPUs.
-        room: models that one of them holds at most.
-        min_warm: copies that each model keeps at least, by the name of each model.
+        room: limit on the models of one GPU.
+        min_warm: copies that each model keeps at least, by name.
     """
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
@@ -93,9 +93,9 @@ class Placement:
         self._min_warm = dict(min_warm)
         self._demand = {model: Demand() for model in min_warm}
         self._pauses: dict[str, tuple[float, float]] = {}
-        """Instant until which a model that did not load rests, and the length of that pause."""
+        """Instant until which a model that failed to load rests, and the length of that pause."""
         self._failed_on: dict[str, str] = {}
-        """GPU on which each of them did not load last; another is tried before it, if there is room."""
+        """GPU on which each of them last failed to load; others are tried first, if there is room."""
         self._time_to_load: dict[str, float] = {}
         """Least seconds after which a load is overdue, of models of which one has been given up."""
         self._looked_at: float | None = None
@@ -112,7 +112,7 @@ class Placement:
         return sum(model in gpu.warm or model in gpu.loading for gpu in self._gpus.values())
 
     def load_seconds(self, model: str) -> float:
-        """Return the seconds that a load of a model is expected to take: as seen of it or, before that, of the others."""
+        """Return the expected seconds of a load of a model: as seen before or, failing that, as of others."""
         own = self._demand[model].load_seconds
         if own is not None:
             return own
@@ -124,13 +124,13 @@ class Placement:
         return max(OVERDUE_LOADS * self.load_seconds(model), LEAST_OVERDUE, self._time_to_load.get(model, 0.0))
 
     def rest(self, model: str, now: float) -> float:
-        """Return the seconds until a model that did not load may be tried again; 0 when it may."""
+        """Return the seconds until a model that failed to load may be tried again."""
         return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Return the loads with which a process starts: what is to be kept, then each model in turn as long as there is room.
+        """Return the loads with which a process starts: copies to keep, then each model in turn while there is room.
 
-        Those of which other processes have least go first. A second call before anything is loaded plans anew.
+        Models with the fewest copies elsewhere go first. A second call before anything is loaded starts over.
 
         Arguments:
             elsewhere: copies in other processes, by model.
@@ -162,7 +162,7 @@ class Placement:
             known.pop(model, None)
 
     def failed(self, gpu: str, model: str, now: float) -> None:
-        """Note that a model did not load, or is given up where it was; it rests before it is tried again."""
+        """Note that a model failed to load, or was given up; it rests before it is tried again."""
         self.left(gpu, model)
         _, pause = self._pauses.get(model, (0.0, PAUSE / 2))
         pause = min(pause * 2, LONGEST_PAUSE)
@@ -170,22 +170,22 @@ class Placement:
         self._failed_on[model] = gpu
 
     def given_up(self, gpu: str, model: str, now: float) -> None:
-        """Note that an overdue load is given up. The next one is overdue only after twice the time."""
+        """Note that an overdue load was given up. The next one is overdue only after twice the time."""
         self._time_to_load[model] = 2 * self.overdue_after(model)
         self.failed(gpu, model, now)
 
     def left(self, gpu: str, model: str) -> None:
-        """Note that a model is on a GPU no more."""
+        """Note that a model is no longer on a GPU."""
         place = self._gpus[gpu]
         place.loading.pop(model, None)
         place.warm.pop(model, None)
 
     def lose(self, gpu: str) -> None:
-        """Note that a GPU is lost, and with it what is loaded there."""
+        """Note that a GPU is lost, with everything loaded there."""
         self._gpus[gpu] = _Gpu(lost=True)
 
     def undo(self, move: Move) -> None:
-        """Take back a move that has not begun, as another process has been faster."""
+        """Undo a move that hasn't begun, as another process was faster."""
         place = self._gpus[move.gpu]
         place.loading.pop(move.model, None)
         if move.gives_up:
@@ -194,11 +194,11 @@ class Placement:
             place.warm[move.evicts] = -math.inf  # It has stayed for its residence.
 
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
-        """Decide what to load now. What is returned counts as loading until `loaded` or `failed` is called.
+        """Decide what to load now. The result counts as loading until `loaded` or `failed` is called.
 
         Arguments:
-            asked: what is asked of each model, and what other processes have of it.
-            used: share of its time that a GPU has run batches of a model of late, by GPU and model.
+            asked: requests for each model, and its copies in other processes.
+            used: share of recent time that a GPU ran batches of a model, by GPU and model.
             now: the instant.
         """
         self._used = used
@@ -224,12 +224,12 @@ class Placement:
             demand.note(one, one.entry_seconds or usual, self._capacities[model], load, span, now)
 
     def capacity(self, model: str) -> float:
-        """Return the GPU seconds per second that a model can have on the GPUs where it is loaded."""
+        """Return the GPU seconds per second available to a model on the GPUs where it is loaded."""
         homes = [name for name, gpu in self._gpus.items() if model in gpu.warm]
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU that a model can have: what the others leave, at least its even part; 0 where it is not loaded."""
+        """Return the share of a GPU available to a model: what others leave, at least its even part; 0 if it isn't loaded there."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -240,7 +240,7 @@ class Placement:
         return self._asked.get(model, _NOTHING)
 
     def _wanted(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield the models to load, and why, the most pressing first. None that loads already, or rests after it did not."""
+        """Yield models to load, with reasons, the most urgent first; none that is loading, or rests after a failure."""
         kept, cold, busy = [], [], []
         for model, demand in self._demand.items():
             loads = self._elsewhere(model).loads or any(model in gpu.loading for gpu in self._gpus.values())
@@ -259,7 +259,7 @@ class Placement:
         yield from ((model, BUSY) for _, model in sorted(busy))
 
     def _place(self, model: str, reason: str, now: float) -> Move | None:
-        """Find a place for a model: where there is room, else where the coldest makes room; None if there is none yet."""
+        """Find a place for a model: with room, or where the coldest makes room; None if there is none yet."""
         places = self._gpus.items()
         fit = [
             (name, gpu)
@@ -287,7 +287,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
-        """Return True if what a copy is worth is little enough for it to make room for a model."""
+        """Return True if a copy is worth so little that it makes room for a model."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
@@ -297,14 +297,14 @@ class Placement:
         return worth < demand.heat or now >= demand.asked_since + longest
 
     def _worth(self, model: str, copies: int) -> float:
-        """Return the heat that would be without a GPU if a model had a copy less; 0 where the others could carry it."""
+        """Return the heat that would lack a GPU if a model had one copy less; 0 if its others could carry it."""
         heat, others = self._demand[model].heat, copies - 1 + self._elsewhere(model).capacity
         if others <= 0.0:
             return heat
         return 0.0 if heat <= SPARE * self._capacities[model] * others / (others + 1) else heat / (others + 1)
 
     def residence(self, model: str) -> float:
-        """Return the seconds for which a copy of a model stays at least."""
+        """Return the shortest stay in seconds of a model's copy."""
         return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
 
     def _copies(self) -> Counter[str]:
@@ -312,11 +312,11 @@ class Placement:
         return Counter(model for gpu in self._gpus.values() for model in gpu.warm)
 
     def _busy(self, name: str) -> float:
-        """Return the share of its time that a GPU has run batches of late."""
+        """Return the share of recent time that a GPU ran batches."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
 
     def _loads_in_time(self, gpu: _Gpu, now: float) -> bool:
-        """Return True if a model loads on a GPU that is not overdue."""
+        """Return True if a load on a GPU isn't overdue."""
         return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:

@@ -1,4 +1,4 @@
-"""Capacity of the workers of a model, from what each of them does in full batches."""
+"""Capacity of a model's workers, from what each does in full batches."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headway.core.service_model import REACH
 from headway.model import Capacity, WorkerInfo, WorkerStatus
 
 FORGOTTEN_AFTER = 120.0
-"""Seconds after which a capacity that nobody publishes any more, as of a model that is gone, is forgotten."""
+"""Seconds after which an unpublished capacity, such as of a model that is gone, is forgotten."""
 
 STALE_AFTER = 10.0
-"""Seconds without a newly published capacity after which the last one is no longer believed."""
+"""Seconds without a new publication after which the last capacity is no longer believed."""
 
 LEAST_BELIEVED = 0.5
-"""Part of the measured time of a batch of one within which certainly none comes back: slots differ, and so do batches."""
+"""Part of a single input's measured run time within which surely none comes back: slots and batches differ."""
 
 
 def capacity(
@@ -24,13 +24,13 @@ def capacity(
 ) -> Capacity:
     """Return the capacity of one model: the sum of what its healthy slots do in full batches.
 
-    A slot that has not run a batch yet is taken to do as the others, by the load's α and β: B/ℓ(B), a full batch over
-    the time that it takes. Of a GPU that holds several models the share counts that this one can have.
+    A slot without a batch yet counts like the others, by the load's α and β: B/ℓ(B), a full batch over
+    its run time. If a GPU holds several models, the share available to this one counts.
 
     Arguments:
         model: name of the model; workers of others are left out.
         workers: the worker registry.
-        load: load of the model; None when nothing is known.
+        load: load of the model; None if unknown.
         target_utilisation: share of the measured capacity above which the lowest tier is held back, 0 to 1.
         scarce: whether the broker's memory is nearly full; it then admits nothing, so that no capacity is usable.
     """
@@ -52,7 +52,7 @@ def capacity(
 
 
 class Freshness:
-    """Freshness of the capacities that one process reads, by when each was last published anew.
+    """Freshness of the capacities that one process reads, by their last publication.
 
     Arguments:
         now: instant, in monotonic seconds, since which it reads them.
@@ -64,14 +64,14 @@ class Freshness:
         """Broker instant of the last publication for each model, and when it was first read here."""
 
     def hear(self, capacity: Capacity, now: float) -> bool:
-        """Take note of a capacity that is read; False when it is stale."""
+        """Note a capacity. Returns False if it is stale."""
         published, _ = self._heard.get(capacity.model, (None, now))
         if published != capacity.measured_at:
             self._heard[capacity.model] = capacity.measured_at, now
         return not self.is_stale(capacity.model, now)
 
     def is_stale(self, model: str, now: float) -> bool:
-        """Return True if nothing new was heard of a model's capacity for long."""
+        """Return True if a model's capacity hasn't been published for long."""
         _, heard_at = self._heard.get(model, (0.0, self._since))
         return now - heard_at > STALE_AFTER
 
@@ -81,11 +81,11 @@ class Freshness:
 
 
 def pace(load: Load) -> float:
-    """Return the entries of mean size per second that one slot does in full batches; 0 as long as no batch was measured.
+    """Return the entries of mean size per second that one slot does in full batches; 0 if unknown.
 
-    As for admission, the line is believed up to REACH times the largest batch seen, and level from there: two small
-    batches, one of them slow by accident, would else foretell a capacity of next to nothing, and a throttle that goes by
-    it would never let a larger batch come together.
+    As for admission, the line is trusted up to REACH times the largest batch seen, and level from there. Otherwise two small
+    batches, one of them slow by accident, could predict a capacity of next to nothing, and a throttle based on
+    it would never let a larger batch form.
     """
     size = min(load.max_batch, load.largest * REACH) if load.largest > 0.0 else load.max_batch
     seconds = load.alpha + load.beta * size
@@ -93,10 +93,10 @@ def pace(load: Load) -> float:
 
 
 def least_seconds(load: Load, healthy: Sequence[WorkerInfo]) -> float:
-    """Return the seconds within which no worker answers a request, however many there are; 0 as long as no batch was measured.
+    """Return the seconds within which no worker answers a request, however many there are; 0 if unknown.
 
-    A batch of one takes about this long; the measure is believed down to half of it, and no further where slots differ. It
-    is never longer than a full batch of the fastest slot, which measures that by itself.
+    A batch of one takes about this long; half of that is assumed, as slots differ. The result
+    never exceeds a full batch of the fastest slot, which measures that itself.
     """
     if load.largest <= 0.0:
         return 0.0

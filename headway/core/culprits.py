@@ -1,9 +1,9 @@
 """Culprits: inputs that made the model fail are not run again for a while, and their callers ride apart.
 
-A caller is a tenant and the user on whose behalf it asks or, where there are no keys, a client's address. A caller
-whose input has failed alone gets batches of its own until APART_SECONDS have passed without another one. How large
-these are follows from how often its inputs fail. So does one whose output was left out of its batch, as those were too large
-together: all that ride with it would wait for its way. Its batches are as large as have room.
+A caller is a tenant and the user on whose behalf it asks or, without keys, a client's address. A caller
+whose input failed alone gets batches of its own until APART_SECONDS have passed without another. How large
+these are depends on how often its inputs fail. So does a caller whose output was left out of its batch because outputs were too large
+together: otherwise all that ride with it would wait for their transfer. Its batches are as large as the outputs allow.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ CallerKey = tuple[str, str]
 APART_SECONDS = 30.0
 """Seconds since its last culprit for which a caller rides apart."""
 MOST_APART = 16
-"""Most callers that ride apart at once. Beyond, those whose last culprit is longest ago ride with others again."""
+"""Limit on callers that ride apart. Beyond it, those whose last culprit is longest ago ride with others again."""
 KNOWN_SECONDS = 180.0
 """Seconds for which an input that failed alone is answered without a run."""
 MOST_KNOWN = 256
-"""Most inputs of one tenant that are known at once; the oldest are forgotten first."""
+"""Limit on known inputs of one tenant; the oldest are forgotten first."""
 MOST_TENANTS = 1000
-"""Most tenants with known inputs."""
+"""Limit on tenants with known inputs."""
 ALL_GENERATIONS = -1
-"""Generation of an input that is known whatever workers come."""
+"""Generation of an input that stays known whatever workers come."""
 GENERATION_STEP = 1e-6
-"""Least seconds between two generations, which are numbered by the instants at which they began."""
+"""Shortest time in seconds between generations, which are numbered by their first instants."""
 SAME_INSTANT = 1e-3
 """Seconds by which a batch may seem to have left before a generation that it belongs to."""
 ERROR_BYTES = 400
-"""Bytes of its first error that are kept of a known input."""
+"""Bytes kept of a known input's first error."""
 PRIOR = 32.0
-"""Inputs that a caller is credited with before its first culprit, as if they had run clean."""
+"""Successful inputs that a caller is credited with before its first culprit."""
 LONE_ROOM = 4 * MOST_OUTPUT
-"""Bytes of large outputs in a batch of their caller's own while nobody else asks; else it has room for MOST_OUTPUT."""
+"""Limit in bytes on large outputs in their caller's own batch while nobody else asks; otherwise MOST_OUTPUT."""
 MEMORY = 1024.0
-"""Inputs of a caller after which its counts are halved, so that later inputs weigh more than earlier ones."""
+"""Inputs of a caller after which its counts are halved, so that later inputs weigh more."""
 
 
 def caller_of(entry: Entry) -> CallerKey:
@@ -59,14 +59,14 @@ def digest(entry: Entry) -> bytes:
 
 
 def best_group(share: float, each: float) -> float:
-    """Return the number of inputs to run together for which a good answer costs least GPU time, where a `share` of them is bad.
+    """Return how many inputs to run together so that a good answer costs the least GPU time, if a `share` of inputs is bad.
 
     A batch of n takes α + βn. One that fails, as about n·share of them do, is halved: log₂ n + 1 runs more, of 2n inputs
     together. So an input costs α/n + β + share·(α·(1 + log₂ n) + 2βn), which is least at this n.
 
     Arguments:
         share: above 0, and at most 1.
-        each: time of an input over the fixed part of a batch, β/α.
+        each: time of an input relative to the fixed part of a batch, β/α.
     """
     searched = share / math.log(2.0)
     return 2.0 / (searched + math.sqrt(searched * searched + 8.0 * share * each))
@@ -82,14 +82,14 @@ class _Caller(msgspec.Struct):
 _Known = tuple[float, float, str]
 _UNKNOWN: _Known = (-math.inf, 0.0, "")
 _PAST = -2
-"""Generation that is over."""
+"""A past generation."""
 
 
 class Culprits:
     """Known callers and inputs of one queue.
 
     Attributes:
-        active: whether there are any; read for each entry, so it is a plain attribute.
+        active: whether there are any; a plain attribute, as it is read for each entry.
     """
 
     __slots__ = ("_callers", "_generation", "_known", "active")
@@ -108,7 +108,7 @@ class Culprits:
         Arguments:
             entry: entry with the input.
             now: the instant.
-            killed: whether it took its worker with it, and so did in several runs.
+            killed: whether it killed its worker, in several runs.
             error: error that its sender read.
             left_at: instant at which its last run began. The workers may have changed since.
         """
@@ -116,7 +116,7 @@ class Culprits:
         inputs = self._known.pop(entry.tenant, {})
         asked = digest(entry)
         inputs.pop(asked, None)
-        # What raised before the workers changed says nothing of those that are here now.
+        # An exception from before the workers changed says nothing about those here now.
         generation = self._generation if left_at >= self._generation - SAME_INSTANT else _PAST
         kept = error.encode(errors="replace")[:ERROR_BYTES].decode(errors="ignore")
         inputs[asked] = now + KNOWN_SECONDS, ALL_GENERATIONS if killed else generation, kept
@@ -127,12 +127,12 @@ class Culprits:
             del self._known[next(iter(self._known))]
 
     def left_out(self, key: CallerKey, size: int, now: float) -> None:
-        """Note that an output of a caller was left out, of so many bytes."""
+        """Note that a caller's output of so many bytes was left out."""
         caller = self._set_apart(key, now)
         caller.largest = max(caller.largest, size)
 
     def sends_large(self, key: CallerKey, now: float) -> bool:
-        """Return True if a caller rides apart as its outputs are large."""
+        """Return True if a caller rides apart because its outputs are large."""
         caller = self._callers.get(key)
         return caller is not None and caller.until > now and caller.largest > 0
 
@@ -148,7 +148,7 @@ class Culprits:
         return caller
 
     def ran(self, key: CallerKey, count: int, clean: bool) -> None:
-        """Note a run of `count` inputs of a caller of which nothing was known before."""
+        """Note a run of `count` inputs of a caller that weren't suspect before."""
         caller = self._callers.get(key)
         if caller is not None:
             caller.ran += count
@@ -157,7 +157,7 @@ class Culprits:
                 caller.ran, caller.bad = caller.ran / 2.0, caller.bad / 2.0
 
     def rides_apart(self, key: CallerKey, now: float) -> bool:
-        """Return True if a caller has had culprits, or an output left out, in the last APART_SECONDS."""
+        """Return True if a caller had culprits, or an output left out, in the last APART_SECONDS."""
         caller = self._callers.get(key)
         if caller is None:
             return False
@@ -168,7 +168,7 @@ class Culprits:
         return True
 
     def group_size(self, key: CallerKey, limit: int, each: float = 0.0, room: int = MOST_OUTPUT) -> int:
-        """Return the number of a caller's inputs to run together, `limit` at most; see `best_group`. There is `room` for bytes of large outputs."""
+        """Return how many inputs of a caller to run together, at most `limit`; see `best_group`. `room`: bytes for large outputs."""
         caller = self._callers.get(key)
         if caller is None:
             return limit
@@ -188,9 +188,9 @@ class Culprits:
         return error if generation in (self._generation, ALL_GENERATIONS) else None
 
     def renew(self, now: float = 0.0) -> None:
-        """Begin a generation: a worker has come or gone, or one serves with another backend or other code.
+        """Begin a generation: a worker came or left, or has another backend or other code.
 
-        Inputs that only raised are forgotten: their worker, or old code, may have been at fault.
+        Inputs that only raised are forgotten, as their worker or old code may have been at fault.
         """
         self._generation = max(now, self._generation + GENERATION_STEP)
 

@@ -1,17 +1,17 @@
 """Departure: the moment at which a batch leaves.
 
-A policy turns the measured load into a `Rule`, which is a handful of numbers; `decide` applies the rule to
+A policy turns the measured load into a `Rule`, a handful of numbers; `decide` applies the rule to
 what waits. The split keeps every policy a few lines of arithmetic, lets the same rule be applied inside
 another process, and makes each departure explainable: it has a reason.
 
-    full      the rule's batch size is there
+    full      as many wait as the rule's batch size
     deadline  the most urgent member would be too late if it waited longer
     window    the oldest member has waited as long as the rule allows
     headway   the slot's gap since the last departure is over
-    early     waiting on would not change the batch: fewer than one more arrival is expected
+    early     waiting wouldn't change the batch: less than one more arrival is expected
 
-Where slots differ, a rule may let the fastest of them take part in turn, each with a gap of its own. The others help out:
-they take what is more than the next batch of those, or what those are late for.
+If slots differ, a rule may let the fastest of them take turns, each with a gap of its own. The others help out:
+they take what exceeds the next batch of those, or what those are late for.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from headway.core.past import Past
 
 FULL, DEADLINE, WINDOW, HEADWAY, EARLY = "full", "deadline", "window", "headway", "early"
 RETRY, APART, BULK = "retry", "apart", "bulk"
-"""Reasons of batches that no rule decided on: entries that ran before, or whose caller rides apart; bulk entries alone."""
+"""Reasons of batches without a rule: entries that ran before, or whose caller rides apart; only bulk entries."""
 REASONS = (FULL, DEADLINE, WINDOW, HEADWAY, EARLY, RETRY, APART, BULK)
 
 HELPED_FROM = 2
-"""Full batches that wait when a slot that only helps out takes one: the next of the others takes no more than one."""
+"""Waiting full batches from which a helping slot takes one, as the next of the others takes no more than one."""
 MEASURE_AFTER = 100
-"""Departures after which a slot that only helps out takes a batch at once, to show whether it still is slow."""
+"""Departures after which a helping slot takes a batch at once, to show whether it is still slow."""
 OVER = 1.25
-"""Even shares of all that waits and runs that a batch may hold, before it is cut."""
+"""A batch is cut beyond so many even shares of all that waits and runs."""
 OVER_UNLIKE = 2.0
-"""Even shares that a batch may hold where slots differ: a part of it may go to a slow one, which takes its time."""
+"""The same if slots differ: a part may go to a slow one, which takes its time."""
 LONE_FROM = 4
-"""Fewest GPUs of which each entry may have its own; of fewer, Poisson arrivals too often leave as many free as are asked for."""
+"""Fewest GPUs for giving each entry its own; with fewer, Poisson arrivals too often look like waiting clients."""
 LONE_ARRIVALS = 1.5
-"""Most arrivals expected in a gap for that: many more are no clients that wait for their answers."""
+"""Limit on arrivals expected in a gap for that: more can't be clients that wait for their answers."""
 LONE_FACTOR = 2.2
-"""Largest factor of a slot that takes an entry of its own while each other entry has a GPU; see `_each_has_its_own`."""
+"""Largest factor of a slot that takes a single entry while every other entry has a GPU; see `_each_has_its_own`."""
 LEEWAY = 0.005
-"""Seconds by which a batch leaves before its most urgent member's last moment, for timers and the way back."""
+"""Seconds before its most urgent member's last moment at which a batch leaves, for timers and the way back."""
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -54,17 +54,17 @@ class Load(msgspec.Struct, frozen=True):
         alpha: fixed part of a batch's time in seconds (α); 0 until a batch was measured.
         beta: seconds for each unit of a batch's size (β), as `QueueLimits.size` has it.
         slots: live GPUs (k).
-        max_batch: most entries one batch may hold, which is the size of a full batch.
+        max_batch: limit on the entries of a batch, and the size of a full one.
         depth: entries waiting.
         utilisation: busy share of the slots, 0 to 1.
         wait: recent wait in seconds of the oldest member at departure.
         departures: batches that have left so far.
         deviation: standard deviation in seconds of a batch's time around what α and β predict.
-        largest: about the largest batch measured of late; 0 when that is not known.
+        largest: about the largest recently measured batch; 0 if unknown.
         entry_size: mean size of an entry; 1 unless entries are weighed.
         paces: number of slots of each of `slot_factors.FACTORS`, if slots differ; α and β are those of a slot whose pace is
             the mean of all.
-        past: what has come of late; None where nobody keeps it.
+        past: recent arrivals; None if not kept.
     """
 
     rate: float
@@ -84,11 +84,11 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def size_rate(self) -> float:
-        """Arrivals in size per second: what uses the GPUs. `rate` tells how soon the next entry comes."""
+        """Arriving size per second, which uses the GPUs, whereas `rate` tells how soon the next entry comes."""
         return self.rate * self.entry_size
 
     def in_entries(self) -> Load:
-        """Return the load with sizes in entries of the mean size: what it would be if each of them were one unit of size."""
+        """Return the load with sizes in entries of the mean size."""
         each = self.entry_size
         if each == 1.0:
             return self
@@ -106,20 +106,20 @@ class Rule(msgspec.Struct, frozen=True):
     """Numbers that decide when the next batch leaves.
 
     Attributes:
-        size: size with which a batch leaves at once.
-        headway: least seconds between departures; None when the policy does not space them.
+        size: size at which a batch leaves at once.
+        headway: shortest time in seconds between departures; None if the policy doesn't space them.
         gap_each: seconds that each unit of size of the largest batch on a GPU adds to that.
         split: square of the number of batches that a unit of size is best cut into; 0 to cut none. See `share`.
-        window: most seconds that the oldest member waits; infinite for none.
+        window: limit in seconds on the oldest member's wait; infinite for none.
         rate: expected arrivals per second, for the early test.
         service: expected run time of the batch in seconds, for the deadline test.
         pace: seconds by which each departure moves the schedule on.
-        tolerance: most seconds that a full batch may leave ahead of schedule; infinite when full batches are not spaced.
+        tolerance: seconds that a full batch may leave ahead of schedule; infinite if full batches aren't spaced.
         gather: seconds for which others may join the oldest member, although the headway is over.
-        quiet: seconds without an arrival after which the batch waits for no more.
-        company: least size with which the batch heeds that silence, which is since the last end of a batch then, if that is
-            later; 0 for any, and for ends that do not count.
-        team: slots that take part, where slots differ; 0 where they are alike.
+        quiet: seconds without an arrival after which the batch waits no longer.
+        company: smallest size at which the batch heeds that silence, which starts at the last end of a batch, if that is
+            later; 0 for any size, and if ends don't count.
+        team: slots that take turns, if slots differ; else 0.
         speed: batches that these run together in the time of one on a slot of factor 1.
         slowest: factor above which a slot only helps out.
         batch: expected run time in seconds of a batch of the usual size on a slot of factor 1.
@@ -143,7 +143,7 @@ class Rule(msgspec.Struct, frozen=True):
     batch: float = 0.0
 
     def gap(self, running: float) -> float:
-        """Return the least seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
+        """Return the shortest time in seconds between departures while the largest batch on a GPU has size `running`; 0 for no spacing."""
         return self.headway + self.gap_each * running if self.headway else 0.0
 
     def part(self, factor: float) -> float:
@@ -155,7 +155,7 @@ class Rule(msgspec.Struct, frozen=True):
         return max(self.team + 1.0 - factor * self.speed, 0.0) if self.team else 1.0
 
     def share(self, depth: float, busy: int = 0, slots: int = 1, running: float = 0.0) -> float:
-        """Return the size of the batch that leaves of `depth`; less than all where that is well over an even share per GPU.
+        """Return the size of the batch that leaves; less than `depth` if that is well over an even share per GPU.
 
         Arguments:
             depth: size of what waits.
@@ -194,23 +194,23 @@ class QueueSnapshot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Dispatch(msgspec.Struct, frozen=True):
-    """Decision to leave now, with its reason, and the most that the batch holds."""
+    """Decision to leave now, with the reason and the limit on the batch."""
 
     reason: str
     most: float = math.inf
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """Decision to stay until this instant (infinite: until something arrives)."""
+    """Decision to wait until this instant (infinite: until something arrives)."""
 
     until: float
 
 
 class Policy(Protocol):
-    """Function from load to rule. It may keep state of its own, but reads no clock."""
+    """Function from load to rule. It may keep state, but reads no clock."""
 
     def rule(self, load: Load) -> Rule:
-        """Return the rule that holds at this load."""
+        """Return the rule for this load."""
 
 
 def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
@@ -246,9 +246,9 @@ def decide(rule: Rule, view: QueueSnapshot, now: float) -> Dispatch | Hold:
 
 
 def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
-    """Return True if every entry that runs or waits can have a GPU, and hardly one of these is left over.
+    """Return True if every running or waiting entry can have a GPU, and hardly any GPU is left over.
 
-    So it is with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU
+    That is so with about as many clients as GPUs, each of which waits for its answer: nothing else comes for which a GPU
     should be kept. While all GPUs are idle, such an entry may be the first of a burst.
     """
     fits = view.slots >= LONE_FROM and view.slots - 1 <= view.depth + view.busy <= view.slots
@@ -260,7 +260,7 @@ def _each_has_its_own(rule: Rule, view: QueueSnapshot) -> bool:
 def _spaced(rule: Rule, view: QueueSnapshot, helps: bool) -> float:
     """Return the instant at which the gap before the next departure is over.
 
-    For a slot that only helps out that is when one of the others would have left unless all were late.
+    For a helping slot that is when one of the others would have left unless all were late.
     """
     if helps:
         return view.last_departure + rule.batch * view.factor

@@ -1,8 +1,8 @@
 """Long JSON texts, read a page at a time.
 
-Reading a megabyte of JSON in one go would hold the event loop for up to a quarter of a second. The functions here are
-generators that yield after every page, with the bytes of JSON in it that are read for the first time: those outside strings, as strings
-cost next to nothing. Brackets of a deep nesting, which are looked at one by one, count as more. What is in the text is never built; a page is checked by msgspec, as a JSON text of its own:
+Reading a megabyte of JSON in one go would block the event loop for up to a quarter of a second. The functions here are
+generators that yield after every page the number of new bytes outside strings, as strings
+cost next to nothing. Brackets of deep nesting, which are handled one by one, count as more. Values are never built; msgspec checks each page as a JSON text of its own:
 
     text       {"a": [[1, 2], [3, 4], [5, 6]], "b": 7}
     page             [3, 4], [5
@@ -23,31 +23,31 @@ Steps = Generator[int, None, T]
 """Work that yields whenever others may have a turn. Returns its result."""
 
 PAGE = 1 << 14
-"""Bytes of a page. A string is never cut, so a page that holds a long one is longer."""
+"""Bytes of a page. A string is never cut, so a page with a long one is longer."""
 SHORT = 1 << 13
-"""Bytes of a JSON text up to which it is read in one go."""
+"""Size in bytes up to which a JSON text is read in one go."""
 MAX_LEVELS = 102
 """Deepest nesting of a text: a value may have 100 levels, within the members of a body."""
 _LONGEST = 1 << 17
-"""Most bytes outside strings without a comma, which a single number or white space would have to be."""
+"""Limit on bytes outside strings without a comma, which could only be one number or white space."""
 _TOKENS = 1 << 9
-"""Brackets and commas that are looked at one by one between two yields."""
+"""Brackets and commas handled one by one between two yields."""
 _TOKEN_BYTES = 24
-"""Bytes of flat JSON that take as long to read as one of these does."""
+"""Bytes of flat JSON that take as long as one of these."""
 
-# Python 3.11 before 3.11.5 mistakes possessive repeats of groups, so only those of single characters are used.
+# Python 3.11 before 3.11.5 gets possessive repeats of groups wrong, so only those of single characters are used.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
 STRING = re.compile(_STRING, re.DOTALL)
 drop_strings, find_strings = STRING.sub, STRING.findall
 _CUT = re.compile(rb'(?:[^",]*+(?:%b[^",]*+)*,)+' % _STRING, re.DOTALL)
-"""As much as ends with a comma that is in no string."""
+"""Everything up to the last comma outside strings."""
 _LONG = re.compile(rb'[^",]*+(?:%b[^",]*+)*' % _STRING, re.DOTALL)
-"""What is before a comma, or before a string that ends behind the page."""
+"""Everything before a comma, or before a string that ends after the page."""
 _FLAT = rb'(?:[^\[\]{}"]++|%b)' % _STRING
 for _ in range(2):
     _FLAT = rb"(?:%b|\[%b*\]|\{%b*\})" % (_FLAT, _FLAT, _FLAT)
 _INNER = re.compile(_FLAT + rb"*", re.DOTALL)
-"""What is within brackets, with the brackets in it as far as they are nested no more than twice."""
+"""Content of brackets, including brackets nested no more than twice."""
 _OUTER = re.compile(rb'[^\[\]{}",]*+(?:%b[^\[\]{}",]*+)*' % _STRING, re.DOTALL)
 _MEMBER = re.compile(rb"(%b)[ \t\r\n]*:[ \t\r\n]*" % _STRING, re.DOTALL)
 _BYTE = re.compile(r"\(byte (\d+)\)")
@@ -83,7 +83,7 @@ class Pages(Iterator[bytes]):
 
     Arguments:
         text: the text.
-        known: whether it is known to be valid JSON. Else each page is checked.
+        known: whether it is known to be valid JSON; otherwise each page is checked.
         reach: bytes of a page.
 
     Attributes:
@@ -92,7 +92,7 @@ class Pages(Iterator[bytes]):
         commas: commas outside strings so far.
 
     Raises:
-        msgspec.DecodeError: the text is no valid JSON.
+        msgspec.DecodeError: the text isn't valid JSON.
         TooDeep: it is nested too deeply.
     """
 
@@ -100,7 +100,7 @@ class Pages(Iterator[bytes]):
         self._text, self._known, self._reach = text, known, reach
         self._at = 0
         self._opened = b""
-        """Brackets that are open where the next page begins."""
+        """Open brackets at the start of the next page."""
         self.deepest = self.size = self.commas = 0
 
     def __next__(self) -> bytes:
@@ -110,7 +110,7 @@ class Pages(Iterator[bytes]):
         end, bare = self._cut(begin)
         page = text[begin:end]
         opened, self.size = self._opened, len(bare)
-        self.commas += bare.count(b",") + 1  # The one at its end, too.
+        self.commas += bare.count(b",") + 1  # Including the one at its end.
         brackets = bare.translate(None, _NO_BRACKET)
         self.deepest = max(self.deepest, len(opened) + levels_of(brackets))
         if self.deepest > MAX_LEVELS:
@@ -122,7 +122,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return the end of the page that begins here, the place of a comma or of the end of the text, and the page without its strings."""
+        """Return the end of the page that begins here, at a comma or the end of the text, and the page without its strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:
@@ -141,14 +141,14 @@ class Pages(Iterator[bytes]):
             if length > _LONGEST:
                 raise msgspec.DecodeError(f"more than {_LONGEST} bytes without a comma outside of texts")
             brackets += len(bare[-1].translate(None, _NO_BRACKET))
-            if brackets > 4 * MAX_LEVELS:  # So many with no comma among them.
+            if brackets > 4 * MAX_LEVELS:  # So many without a comma among them.
                 raise TooDeep
             if text[end] == _QUOTE:
                 end = _end_of_string(text, end)
             at = end
 
     def _verify(self, page: bytes, begin: int, end: int, opened: bytes) -> None:
-        """Check a page, within the brackets that are around it, and with a 0 for what is before it there, and for what is behind."""
+        """Check a page within its surrounding brackets, with a 0 for what comes before and after it there."""
         before = after = b""
         if begin:
             before = opened[:-1].replace(b"{", b'{"":') + opened[-1:] + _ZERO.get(opened[-1:], b"") + b","
@@ -167,7 +167,7 @@ def _end_of(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> in
 
 
 def _end_of_string(text: bytes, begin: int) -> int:
-    """Return the end of a long string that begins here; that of the text where it has none. Mostly no quote in it is escaped."""
+    """Return the end of a long string that begins here, or of the text if it has none. Escaped quotes are rare."""
     at = begin
     for _ in range(_TOKENS):
         if (at := text.find(b'"', at + 1)) < 0:
@@ -183,17 +183,17 @@ def _end_of_string(text: bytes, begin: int) -> int:
 
 
 def _moved(message: str, by: int) -> str:
-    """Return the message of a decoder, with the place in the whole text."""
+    """Return a decoder's message with the position in the whole text."""
     return _BYTE.sub(lambda found: f"(byte {max(int(found[1]) + by, 0)})", message)
 
 
 def levels_of(brackets: bytes) -> int:
-    """Return the levels that brackets reach above those before them."""
+    """Return how many levels brackets reach above their start."""
     return max(accumulate(memoryview(brackets.translate(_LEVELS)).cast("b")), default=0)
 
 
 def _folded(brackets: bytes) -> bytes:
-    """Return the brackets that are left open."""
+    """Return the brackets that stay open."""
     for _ in range(MAX_LEVELS + 1):
         shorter = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(shorter) == len(brackets):
@@ -203,11 +203,11 @@ def _folded(brackets: bytes) -> bytes:
 
 
 def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
-    """Return the elements of a JSON array, or members of an object, each as its text; None where there are more than `most`.
+    """Return the elements of a JSON array, or members of an object, as texts; None if there are more than `most`.
 
     Arguments:
         text: valid JSON of an array or an object, without white space around it.
-        most: most elements or members.
+        most: limit on elements or members.
     """
     found: list[bytes] = []
     at = since = begin = 1
@@ -219,7 +219,7 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
             yield looked * _TOKEN_BYTES if looked == _TOKENS else 0
             since, looked = at, 0
         byte = text[at]
-        if byte == _QUOTE:  # It ends behind the page.
+        if byte == _QUOTE:  # It ends after the page.
             since += (end := _end_of_string(text, at)) - at
             at = end
         elif byte in _OPENING:
@@ -238,13 +238,13 @@ def split(text: bytes, most: int) -> Steps[list[bytes] | None]:
 
 
 def members(text: bytes, most: int) -> Steps[dict[str, bytes] | None]:
-    """Return the members of a JSON object, of one that is there twice the last; None where there are more than `most`. See `split`."""
+    """Return the members of a JSON object, the last one for each name; None if there are more than `most`. See `split`."""
     parts = yield from split(text, most)
     if parts is None:
         return None
     found: dict[str, bytes] = {}
     for part in parts:
-        if (name := _MEMBER.match(part)) is None:  # It would be no valid JSON.
+        if (name := _MEMBER.match(part)) is None:  # Impossible in valid JSON.
             raise msgspec.DecodeError("JSON is malformed")
         found[_read_name(name[1])] = part[name.end() :]
     return found

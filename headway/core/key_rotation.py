@@ -1,4 +1,4 @@
-"""Check of a new API key against the keys that a store has, while no other key can be added."""
+"""Check of a new API key against a store's keys, while no other can be added: one rule for the three kinds of stores."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def check_new(key: ApiKey, alike: Iterable[ApiKey]) -> None:
     """Check that a new key has an id of its own, and that no other key replaces the same one.
 
     Arguments:
-        key: a key that is not kept yet.
-        alike: keys with its id, and keys that replace the same one; others do no harm.
+        key: the new key.
+        alike: keys with its id, and keys that replace the same one.
 
     Raises:
-        ValueError: the key may not be added; the text says why.
+        ValueError: the key can't be added; the text says why.
     """
     for other in alike:
         if other.id == key.id:

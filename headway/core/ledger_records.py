@@ -1,10 +1,10 @@
-"""Ledger records of requests, in names that a database takes. Input and output are in them only when that is asked for.
+"""Ledger records of requests, in names that a database accepts. They have inputs and outputs only on demand.
 
-One caller may have thousands of requests a second refused, without filling the ledger:
+Thousands of refusals a second for one caller don't fill the ledger:
 
     first of a caller ──▶ a record of its own ──▶ next ones: counted for MINUTE seconds ──▶ one record for all of them
 
-Each tier and each code of a refusal is counted apart, as there are few of them. A model may be called anything.
+Each tier and refusal code is counted separately, as there are few. Models aren't, as clients may make names up.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.errors import REFUSALS, SHOWN
 from headway.model import Entry, LedgerRecord, Principal, Reply
 
 NAME_LENGTH = 128
-"""Most characters of a name that are kept. A client may ask for a model of any name."""
+"""Limit on a name in characters, as clients may make names up."""
 MINUTE = 60.0
 """Seconds for which refusals are counted together."""
 MOST_COUNTED = 10_000
-"""Most callers, tiers and codes that are counted at a time. Beyond, those counted longest get their record early."""
+"""Limit on combinations of caller, tier and code. Beyond it, the oldest get their record early."""
 
 
 def record_of(
@@ -35,7 +35,7 @@ def record_of(
     tiers: Sequence[str],
     content: bool,
 ) -> LedgerRecord:
-    """Return the ledger record of a request that has its outcome.
+    """Return the ledger record of a finished request.
 
     Arguments:
         principal: principal that asked.
@@ -76,7 +76,7 @@ def record_of(
 def open_record_of(
     principal: Principal, entry: Entry, created_at: float, seconds: float, tiers: Sequence[str], part_of: str
 ) -> LedgerRecord:
-    """Return the ledger record of a request that has no outcome yet, and has one after `seconds` at the latest."""
+    """Return the ledger record of a request that will finish within `seconds`."""
     return LedgerRecord(
         id=entry.id,
         user=_name(principal.user),
@@ -102,7 +102,7 @@ def _name(text: str) -> str:
 
 
 def _storable(text: str) -> str:
-    """Return `text` with what a database does not take escaped: lone surrogates, and U+0000."""
+    """Escape what databases don't accept: lone surrogates and U+0000."""
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
@@ -111,18 +111,18 @@ class _Minute(msgspec.Struct):
 
     ends: float
     counted: LedgerRecord | None = None
-    """Record of all so far; None while there is but the refusal that has a record of its own."""
+    """Record of all so far; None after the first refusal, which has its own."""
 
 
 class RefusalCounts:
-    """Refusals that are being counted."""
+    """Refusals being counted."""
 
     def __init__(self) -> None:
         self._minutes: dict[tuple[str, str, str, str], _Minute] = {}
         """Minutes of refusals, in the order in which they end."""
 
     def count(self, record: LedgerRecord, now: float) -> bool:
-        """Count a refusal with others. True when the record wants no row of its own.
+        """Count a refusal along with others. Returns True if the record needs no row of its own.
 
         Arguments:
             record: record of any request.

@@ -1,4 +1,4 @@
-"""Batches: the lease to run one, and what came of the run."""
+"""Batches: the lease to run one, and the result of the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.model.value import Tensors, TokenCount, Value
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
-    """Return the id of a batch: a worker runs one at a time, so it and the broker instant of the claim name it, also in the server."""
+    """Return the id of a batch. A worker runs one at a time, so its id and the broker instant of the claim are unique."""
     return f"{worker}@{claimed_at:.6f}"
 
 
@@ -23,11 +23,11 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         worker: id of the worker.
         model: name of the model that it serves.
-        max_batch: most entries in a batch.
-        max_weight: most weight of a batch; 0 where entries are not weighed.
+        max_batch: limit on entries in a batch.
+        max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
         runs: report on the model that it runs.
         version: version whose queue it claims from; empty: the queue for any.
-        helps: whether it has its home in another queue, and only helps out in this one.
+        helps: whether its home is another queue, and it only helps out in this one.
     """
 
     worker: str
@@ -55,7 +55,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
         time_left: seconds from the claim until the first member's deadline.
-        attempt: number of the run, as it is counted for all of them; 1 for the first.
+        attempt: number of this run of the entries; 1 for the first.
     """
 
     fence: int
@@ -74,44 +74,44 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fill(self) -> float:
-        """Share of the largest batch that this one fills, by number or by weight, whichever is more."""
+        """Share of a full batch that this one fills, by number or by weight, whichever is more."""
         slot, fill = self.slot, len(self.entries) / self.slot.max_batch
         if not slot.max_weight:
             return fill
         weight = sum(entry.weight for entry in self.entries)
-        return max(fill, min(weight / slot.max_weight, 1.0))  # What is heavier runs alone, as a full batch.
+        return max(fill, min(weight / slot.max_weight, 1.0))  # A heavier entry runs alone, as a full batch.
 
     @property
     def size(self) -> float:
-        """Size as run times go by it: the number of entries, unless they are weighed and more than that by weight."""
+        """Size on which run times depend: the number of entries, or their weight in places of a batch if that is more."""
         return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
 
     @property
     def rows(self) -> int:
-        """Rows of its entries, where those are tensors, as they weigh them; else the number of entries. A model takes one kind."""
+        """Rows of its entries if those are tensors, which weigh as many; else the number of entries."""
         return round(self.size) if isinstance(self.entries[0].input, Tensors) else len(self.entries)
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
-    """Answer of a claim that got no batch.
+    """Answer to a claim without a batch.
 
     Attributes:
-        until: broker instant at which to claim again; None: when the slot is woken.
+        until: broker instant at which to claim again; None: once the slot is woken.
     """
 
     until: float | None
 
 
 class BatchRun(msgspec.Struct, frozen=True, gc=False):
-    """Run of the batch that an answer came from. All answers of the batch share one object.
+    """Run of an answer's batch. All answers of the batch share one object.
 
     Attributes:
         worker: id of the worker that ran it.
         size: entries in the batch.
         seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
-        version: version of the model that the worker ran; empty where it told none.
-        target: digest of the target that it ran, where that matters; see ModelReport.
+        version: version of the model that the worker ran; empty if unknown.
+        target: digest of the target that it ran, if that matters; see ModelReport.
     """
 
     worker: str
@@ -133,18 +133,18 @@ class ItemResult(msgspec.Struct, frozen=True, gc=False):
     output: Value | None
     error: str | None = None
     fault: bool = False
-    """True when the black box broke its contract, as with an output that cannot be sent.
+    """True if the target broke its contract, as with an output that can't be sent.
 
-    False when it rejected the input.
+    False if it rejected the input.
     """
     elsewhere: bool = False
-    """True when the entry did not run, as it is pinned to a version that the worker does not run."""
+    """True if the entry didn't run because it is pinned to another version than the worker's."""
     tokens: TokenCount | None = None
-    """Tokens that the input has used, as the target or the remote API tells; None when it does not."""
+    """Tokens that the input used; None if target and API don't say."""
     crowded: bool = False
-    """True for a bulk line whose output was left out, as those of the lines in its batch are too large together; it is to run again."""
+    """True for a bulk line that must run again, as its output was left out because its batch's were too large together."""
     left_out: int = 0
-    """Bytes of a request's output that was left out, as those of its batch are too large together; it runs again, apart. 0: it was not."""
+    """Bytes of a request's output that was left out because its batch's were too large together; it runs again, apart. 0 if it wasn't."""
 
 
 class Cause(enum.Enum):
@@ -166,8 +166,8 @@ class BatchFailure(msgspec.Struct, frozen=True):
         cause: why it failed.
         message: the error's text, for operators.
         worker: id of the worker on which it failed.
-        shown: part of the text that a client may read; empty for all of it.
-        places: places in the batch of the inputs of the call that raised, where it was cut into several; empty where all are meant.
+        shown: part of the text that clients may read; empty for all of it.
+        places: places in the batch of the inputs of the call that raised, if it was cut into several; empty for all.
     """
 
     cause: Cause
@@ -178,9 +178,9 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
-    """Result of handing in a batch: how many entries were answered, and how many had departed before.
+    """Result of completing a batch: how many entries were answered, and how many had left before.
 
-    `fenced` is True when the lease was no longer valid and nothing was changed.
+    `fenced` is True if the lease was no longer valid and nothing was changed.
     """
 
     answered: int

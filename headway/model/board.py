@@ -1,7 +1,7 @@
-"""The departure board: what each process tells of its batches, its slots and its counts, for the dashboard of any process.
+"""The departure board: what each process reports about its batches, slots and counts, for any process's dashboard.
 
-A process posts a notice every second, and more often while somebody looks. One process of the fleet adds the figures
-that belong to no process alone.
+A process posts a notice every second, and more often while somebody watches. One process of the fleet adds the figures
+that belong to the whole fleet.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import msgspec
 
 RUNNING = ""
-"""Outcome of a batch that has not arrived yet."""
+"""Outcome of a running batch."""
 ARRIVED = "ok"
-"""Outcome of a batch that came back with outputs; of a failed one it is the cause."""
+"""Outcome of a batch with outputs; for a failed one it is the cause."""
 GIVEN_BACK = "given back"
-"""Outcome of a batch that ended without an answer, as its slot could not run it."""
+"""Outcome of a batch that its slot couldn't run."""
 
 
 class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
@@ -26,10 +26,10 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
         model: name of its model.
         version: version of the model that the worker runs.
         left: broker instant at which it left the queue.
-        size: number of its entries; of tensors that of their rows.
-        fill: share of the largest batch that it fills, 0 to 1.
+        size: number of its entries, or of rows for tensors.
+        fill: share of a full batch that it fills, 0 to 1.
         reason: why it left then.
-        tiers: part of that by tier, highest tier first.
+        tiers: `size` by tier, highest first.
         seconds: seconds of its run; 0 while it runs.
         outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause for which it failed.
     """
@@ -47,14 +47,14 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotChange(msgspec.Struct, frozen=True, array_like=True):
-    """Change of a slot's status, or of a rollout, whose name stands in the place of the worker's.
+    """Change of a slot's status, or of a rollout, whose name then stands in place of the worker's.
 
     Attributes:
         worker: id of the worker.
         model: name of its model.
         status: its status from then on, a value of WorkerStatus, or for a rollout text.
         restarts: number of times its process was replaced.
-        ago: seconds from the change to the notice that tells of it.
+        ago: seconds from the change to its notice.
         cause: last error that led to it; empty where there was none.
     """
 
@@ -73,8 +73,8 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
         model: name of the model.
         before, desired: workers that there should be until then and from then on.
         direction: `up`, `down`, or `again` where as many are asked for once more.
-        reason: what decided it, in words.
-        ago: seconds from the decision to the notice that tells of it.
+        reason: why, in words.
+        ago: seconds from the decision to its notice.
     """
 
     model: str
@@ -113,7 +113,7 @@ class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         waiting: entries that wait, by tier, highest first.
         oldest: seconds for which the oldest entry of each tier has waited.
-        capacity: most inputs per second of all workers together; 0 while that is not known.
+        capacity: limit on inputs per second of all workers together; 0 if unknown.
         usable: part of it that is meant to be used.
         healthy: number of healthy workers.
         workers: number of workers that are not gone.
@@ -132,10 +132,10 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         process: id of the process.
-        departures: batches that left, and those that arrived; one that did both in that time comes once.
+        departures: batches that left or arrived; one that did both is listed once.
         changes: changes of its slots.
-        untold: number of batches and changes that found no room in it.
-        flow: requests that it has ended; None where it takes none, or where there was nothing to count.
+        untold: number of batches and changes for which there was no room.
+        flow: requests that it ended; None if there was nothing to count.
         fleet: figures of the fleet, of the one process that records them.
         at: broker instant of the notice; set by the board.
         scalings: decisions of the autoscaler.
@@ -152,7 +152,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def empty(self) -> bool:
-        """True if it tells nothing."""
+        """True if there is nothing in it."""
         return not (self.departures or self.changes or self.untold or self.flow or self.fleet or self.scalings)
 
 
@@ -160,8 +160,8 @@ class Posted(msgspec.Struct, frozen=True):
     """Answer of the board to a notice.
 
     Attributes:
-        watched: whether somebody looks at the board.
-        records: whether this process is the one that records the figures of the fleet.
+        watched: whether somebody watches the board.
+        records: whether this process records the figures of the fleet.
     """
 
     watched: bool
@@ -178,7 +178,7 @@ class HistoryRow(msgspec.Struct):
         refused: refusals.
         failed: errors, refusals among them.
         latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
-        fleet: figures of the fleet; None where nobody has recorded them.
+        fleet: figures of the fleet; None if not recorded.
         scalings: decisions of the autoscaler.
     """
 
@@ -197,8 +197,8 @@ class News(msgspec.Struct, frozen=True):
 
     Attributes:
         notices: notices, oldest first.
-        cursor: names the last one, to go on from there.
-        lost_at: broker instant at which the board began again after the broker had lost its data; 0: it did not.
+        cursor: name of the last one, for reading on from there.
+        lost_at: broker instant at which the board started over because the broker lost its data; 0 if it didn't.
     """
 
     notices: Sequence[Notice]

@@ -1,4 +1,4 @@
-"""Bulk jobs: files of lines that run in seats which would stay empty, and what became of them."""
+"""Bulk jobs: files of lines that run in otherwise empty seats, and their state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.model.value import Value
 
 
 class BulkLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a bulk job on its way to a GPU, or a part of one that has several inputs.
+    """One line of a bulk job on its way to a GPU, or a part of a line with several inputs.
 
     Attributes:
         job: id of the job, `batch_…`.
@@ -35,12 +35,12 @@ class BulkLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class BulkFile(msgspec.Struct, frozen=True):
-    """A file of bulk jobs: the lines of one, or what came of them.
+    """A file of bulk jobs: lines, or answers.
 
     Attributes:
         id: `file-…`.
         tenant: account whose file it is.
-        name: name that the client gave it.
+        name: name given by the client.
         size: its bytes.
         purpose: `batch` for what was sent, `batch_output` for answers and errors.
         created_at: Unix time in seconds.
@@ -79,23 +79,23 @@ class JobStatus(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """True if nothing becomes of the job any more."""
+        """True if the job is over."""
         return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
 
 
-OPEN_STATUSES = tuple(one for one in JobStatus if not one.ended)
-"""Statuses of jobs that are not at their end."""
+OPEN_STATUSES = tuple(status for status in JobStatus if not status.ended)
+"""Statuses of jobs that aren't over."""
 MOST_ENDED = 10_000
-"""Jobs of a tenant that are kept once they have ended; the oldest go first."""
+"""Finished jobs of a tenant that are kept; the oldest go first."""
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Reason for which a whole job failed, or does not go on at present.
+    """Why a whole job failed, or pauses.
 
     Attributes:
         code: short name of it.
         message: what is wrong.
-        line: line of the input file; None: none in particular.
+        line: line of the input file; None for no particular one.
     """
 
     code: str
@@ -112,23 +112,23 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         key: id of the API key that asked for it; empty: another credential did, or none.
         models: models that it may ask, as its credential may; empty: all.
         endpoint: path of the route whose bodies the lines are, as `/v1/completions`.
-        window: time in which it is to be done, as the client wrote it.
+        window: time in which it should be done, as the client wrote it.
         metadata: names and texts of the client's own.
         input_file: id of the file of lines.
-        created_at, expires_at: Unix times in seconds; lines that are not done by the latter are not run.
+        created_at, expires_at: Unix times in seconds; lines don't run after the latter.
         status: its status.
-        reached: Unix time in seconds of each later status that it came to, by name.
-        cancelling_at: Unix time in seconds of the client's wish that it ends; None: there is none.
-        ending: status in which it ends, once that is settled.
-        output_file, error_file: ids of the files of answers and of errors; empty: there is none.
-        total, completed, failed: numbers of lines: all, those with an answer, those without one.
+        reached: Unix time in seconds at which it reached later statuses, by name.
+        cancelling_at: Unix time in seconds at which the client cancelled it; None if it didn't.
+        ending: its final status, once decided.
+        output_file, error_file: ids of the files of answers and of errors; empty if there is none.
+        total, completed, failed: numbers of lines: all, answered, failed.
         faults: why it failed as a whole.
         paused: why nothing of it runs at present; empty while it runs.
         waits: what its lines wait for in the queue; empty while they run.
-        waits_until: Unix time in seconds at which that, or the pause, is over at the latest; 0: nobody can tell.
+        waits_until: Unix time in seconds by which that, or the pause, is over; 0 if unknown.
         model: model of its first line.
         owner: name of the process that holds it; empty: none does.
-        generation: number of its holders so far; who has an earlier one may change nothing.
+        generation: number of its holders so far; an earlier holder can't change it any more.
     """
 
     id: str

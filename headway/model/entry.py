@@ -27,36 +27,36 @@ class QueueName(msgspec.Struct, frozen=True, gc=False):
 
 
 class DedupKind(enum.Enum):
-    """Kinds of answers that several requests of a tenant may have in common. The kind decides which outcomes are kept."""
+    """Kinds of answers that requests of a tenant may share. The kind decides which outcomes are kept."""
 
     TASK = "task"
     """Task whose outcome is fetched later by its id.
 
-    Every outcome is kept. An entry whose id is not the key follows that task: see `headway.core.dedup.follower`.
+    Every outcome is kept. An entry whose id isn't the key follows that task; see `headway.core.dedup.follower`.
     """
     KEY = "key"
-    """Idempotency key under which requests are sent again.
+    """Idempotency key under which requests may be repeated.
 
-    Outputs are kept, and the verdict that the model rejects the input.
+    Outputs are kept, and rejections of the input by the model.
     """
     SAME = "same"
-    """Identical request to the same model. Only outputs are kept, and those of the newest code of its workers."""
+    """Identical request to the same model. Only outputs of the newest code of its workers are kept."""
 
 
 class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An answer that an entry may have in common with others of its tenant.
+    """Name of an answer that an entry may share with others of its tenant.
 
     The first entry with a dedup key is the original: it runs. An entry that comes while the original has no outcome
-    follows it and gets its outcome. An entry that comes later gets the kept outcome, without a run.
+    follows it and gets its outcome. A later entry gets the kept outcome without a run.
 
     Attributes:
         kind: see DedupKind.
         key: unique within tenant and kind.
-        digest: digest of what is asked; under one key, another digest is a conflict. Empty where the key says it all,
+        digest: digest of the request; another digest under the same key is a conflict. Empty if the key says it all,
             and for an entry that only waits.
-        keep: seconds for which an outcome is kept; 0: not at all.
-        joins: whether the entry joins an original that has no outcome yet; if not, it runs beside that.
-        renews: whether an outcome that is kept is forgotten, so that the entry runs and its own is kept instead.
+        keep: seconds for which an outcome is kept; 0 for none.
+        joins: whether the entry joins an original without an outcome rather than running beside it.
+        renews: whether a kept outcome is replaced by that of this entry, which runs.
     """
 
     kind: DedupKind
@@ -68,13 +68,13 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Submission = tuple[str, str, int]
-"""Tenant, id and nonce: one submission of one gateway."""
+"""Tenant, id and nonce, which name one submission by one gateway."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
-    Its members are stored in this order. Those from `limits` on are of use to who admits and packs it alone, and are not stored.
+    Its members are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored.
 
     Attributes:
         id: UUIDv7 text; unique together with `tenant`.
@@ -92,15 +92,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         version: version of the model whose queue it waits in; empty: the queue for any.
         pinned: whether the request names a version, so that no other may answer.
         dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
-        trace: what it carries of its request's trace, see `headway.core.trace_context`; empty unless that is sampled.
-        limits: rate limits that the entry counts towards, once, when it is admitted or joins.
-        digest: digest of what is asked, where the client chose the id; empty elsewhere. The id of a kept task stands
+        trace: its request's trace, packed by `headway.core.trace_context`; empty unless sampled.
+        limits: rate limits that the entry counts towards once, when it is admitted or joins.
+        digest: digest of the request, if the client chose the id; else empty. The id of a kept task stands
             for what that task asked.
         payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
             itself.
-        count: inputs of its request that come with it if it is let in, itself among them.
-        claims: whether it is a task whose client chose the id, which is then its model's alone.
-        shape: number of the entries that may ride with it, which have the same; see `headway.core.rows.shape_number`.
+        count: inputs of its request that are admitted along with it, including itself.
+        claims: whether it is a task whose client chose the id, which then belongs to its model.
+        shape: number shared by entries that may ride together; see `headway.core.rows.shape_number`.
     """
 
     id: str
@@ -133,7 +133,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def submission(self) -> Submission:
-        """Name of this submission: it tells the entry from others under the same id, at the gateway that holds it."""
+        """Name of this submission, which distinguishes it from others with the same id at its gateway."""
         return self.tenant, self.id, self.nonce
 
 
@@ -170,5 +170,5 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str = ""
 
     def without_input(self) -> DeadLetter:
-        """Return the letter as it is listed, with an empty input and no parameters."""
+        """Return the letter for listing, without input and parameters."""
         return msgspec.structs.replace(self, entry=msgspec.structs.replace(self.entry, input="", parameters=b""))

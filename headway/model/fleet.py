@@ -1,4 +1,4 @@
-"""Workers and processes of a fleet: what each reports of itself, and what the workers can carry."""
+"""Workers and processes of a fleet: what each reports about itself, and the workers' capacity."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xid errors that a program can cause by itself, or by its end, on a GPU that is well."""
+"""Xid errors that a program can cause on a healthy GPU, also by its end."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one GPU; None for what its driver does not tell.
+    """Figures of one GPU; None for what its driver doesn't report.
 
     Attributes:
-        uuid: id of the GPU, or of its part (MIG); empty where that is not known.
+        uuid: id of the GPU, or of its part (MIG); empty if unknown.
         name: name of its kind.
         memory_used, memory_total: bytes.
         utilisation: share of the last moment in which it computed anything, 0 to 1.
         power: watts.
         temperature: degrees Celsius.
-        ecc_errors: memory errors that could not be corrected, since the driver was loaded.
-        xids: number of its Xid errors that this process has heard of, by their code.
-        lost: why nothing can run on it any more, in words; empty while it is there.
+        ecc_errors: uncorrectable memory errors since the driver was loaded.
+        xids: number of its Xid errors seen by this process, by code.
+        lost: why nothing can run on it any more, in words; else empty.
     """
 
     uuid: str = ""
@@ -42,7 +42,7 @@ class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory_share(self) -> float:
-        """Share of its memory in use, 0 to 1; 0 where that is not known."""
+        """Share of its memory in use, 0 to 1; 0 if unknown."""
         return self.memory_used / self.memory_total if self.memory_used and self.memory_total else 0.0
 
 
@@ -50,9 +50,9 @@ class ModelReport(msgspec.Struct, frozen=True, gc=False):
     """Report on one model.
 
     Attributes:
-        version: version of the model; empty where the worker tells none.
-        target: digest of the target's code; two workers with the same digest run the same. Empty where that is not known.
-        terms: settings of the model that matter to whoever asks it: names and values.
+        version: version of the model; empty if the worker names none.
+        target: digest of the target's code; workers with the same digest run the same code. Empty if unknown.
+        terms: settings of the model that matter to its clients: names and values.
     """
 
     version: str = ""
@@ -80,16 +80,16 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         admin: URL of its admin port, as seen from that machine.
         version: version of Headway.
         pending: number of pending requests.
-        requests_per_second: requests taken in per second.
+        requests_per_second: requests received per second.
         leads: whether it is the leading controller.
         model: name of the model that a gateway serves; of several, one of them.
         arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
         tenant_rates: requests per second of the lowest tier that its busiest tenants send to a gateway, by model and tenant.
-        scalable: workers that it has and most that it can have, by model, where it makes them more or fewer by itself.
-        shared: settings in which all of a fleet must agree, by name.
+        scalable: by model, its workers and their limit, if it can change their number.
+        shared: settings on which a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
         every: seconds until its next heartbeat; more while it rests.
-        versions: requests that have ended at a gateway, by model and version, of models with a rollout under way.
+        versions: finished requests at a gateway, by model and version, for models with a running rollout.
     """
 
     id: str
@@ -112,7 +112,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndKind(enum.Enum):
-    """Ways in which a process ends: `stopped` and `drained` with a word, `lost` without one. `killed`: a worker's, under its host."""
+    """How a process ended: `stopped` or `drained` with notice, `lost` without. `killed`: a worker's, while its host runs on."""
 
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -121,16 +121,16 @@ class EndKind(enum.Enum):
 
 
 class Departed(msgspec.Struct, frozen=True, kw_only=True):
-    """Process that is no longer there, or a worker's process that was replaced.
+    """A process that is gone, or a worker's process that was replaced.
 
     Attributes:
         id: id of the process, or of the worker.
         role: role of the process; of a worker's, that of its host.
         host: name of its machine.
-        pid: process id on that machine; 0 where it is not known.
+        pid: process id on that machine; 0 if unknown.
         ending: how it ended.
         reason: why, in words.
-        at: broker instant of its end, or of its last heartbeat where it was lost; set by the broker.
+        at: broker instant of its end, or of its last heartbeat if it was lost; set by the broker.
     """
 
     id: str
@@ -143,11 +143,11 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStatus(enum.Enum):
-    """Status of a worker: `starting` until its warm-up batch came back; `degraded` and `offline` by missing heartbeats.
+    """Status of a worker: `starting` until its warm-up batch is back; `degraded` and `offline` after missing heartbeats.
 
-    `cold`: its model is not loaded on its GPU, which holds others, and is loaded when that is worth it.
-    `failed`: its model did not load there, and is tried again later.
-    `drained`: by an operator's order it claims nothing more; the batch that it runs still ends.
+    `cold`: its model isn't loaded on its GPU, which holds others, and is loaded when that is worthwhile.
+    `failed`: its model failed to load there, and is tried again later.
+    `drained`: by an operator's order it claims nothing more; its current batch still finishes.
     """
 
     STARTING = "starting"
@@ -160,7 +160,7 @@ class WorkerStatus(enum.Enum):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the worker registry.
+    """One worker in the registry.
 
     Attributes:
         worker_id: unique name, for example `gpu-0`.
@@ -174,29 +174,29 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         memory: share in use of the memory that its process lives in, 0 to 1.
         reason: why it is degraded, offline or failed, or what it waits for, in words; empty when it is healthy, or was told
             to stop.
-        items_per_second: items per second that it does in full batches; 0 as long as that is not known.
-        estimated: whether that is not sure yet, as few full batches were seen.
+        items_per_second: items per second in full batches; 0 if unknown.
+        estimated: whether that is uncertain, as few full batches were seen.
         warm_up: sizes and run times in seconds of the batches that its start has run.
         takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
-        example: JSON text of its target's example, where that is short; else empty.
+        example: JSON text of its target's example, if short; else empty.
         weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
         runs: report on the model that it runs.
-        gpu: name of its GPU in its process, where that holds several models; else empty.
-        share: share of its GPU that it can have.
+        gpu: name of its GPU within its process, if that holds several models; else empty.
+        share: share of its GPU that is available to it.
         version: version whose queue it claims from; empty: the queue for any.
         loading: seconds for which its process has been starting; 0 while none starts.
         start_failed: whether its last start failed, while it starts.
-        retry_in: seconds until its model, which did not load, is tried again at the soonest; 0: as soon as it is asked for, or now.
+        retry_in: seconds until its model, which failed to load, may be tried again; 0: now, or on the next request.
         failed: share of its last inputs whose runs failed, 0 to 1.
         every: seconds until its next heartbeat; more while it rests.
-        gpu_figures: figures of its GPU; None without one, or where they are not known.
-        scarce: whether it is degraded only as memory is scarce, and works on.
-        load_seconds: seconds that a load of its model is expected to take, or its last one took; 0: not known.
-        inputs, outputs: specifications of the tensors that its target takes and gives; empty where it has none.
+        gpu_figures: figures of its GPU; None if there are none.
+        scarce: whether it is degraded only because memory is scarce, and works on.
+        load_seconds: expected seconds of a load of its model, or those of the last one; 0 if unknown.
+        inputs, outputs: specifications of the tensors that its target takes and gives; empty for none.
         together: which rows of its tensors run in one call.
         sees: parameters of requests that its target gets.
         per_call: parameters that a call of its target has once.
-        cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
+        cost: line of a call's run time by its inputs; None if their number determines it, or if unknown.
     """
 
     worker_id: str
@@ -237,7 +237,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def backend(self) -> tuple[int, int, str]:
-        """Mark of its backend: the process, the number of times that this was replaced, and its code."""
+        """Identity of its backend: the process, its restarts, and its code."""
         return self.pid, self.restarts, self.runs.target
 
     @property
@@ -247,7 +247,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """Order of an operator that a worker, or all of a process, claims nothing more. It ends with the process.
+    """An operator's order that a worker, or all of a process, claim nothing more. It ends with the process.
 
     Attributes:
         name: id of the worker, or of the process for all of its workers.
@@ -261,7 +261,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of workers that a model should have, and how far that is.
+    """Number of workers that a model should have, and progress towards it.
 
     Attributes:
         desired: workers that there should be.
@@ -269,13 +269,13 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         coming: workers that were asked for and are on their way.
         late: workers that were asked for and did not come in time; where none serves and the model may have none, those that
             take longer than a start usually does.
-        reason: what decided the number, in words.
+        reason: why, in words.
         policy, driver: policy that chooses it, and who sets it: values of the settings `scale_policy` and `autoscale`.
-        utilisation: offered load over the capacity of those that serve; None while it is not known.
+        utilisation: offered load over the capacity of those that serve; None if unknown.
         rate: offered entries per second.
-        least, most: bounds of the number; most is 0 where there is none.
+        least, most: limits on the number; most is 0 for none.
         trouble: why a worker did not load, in words; empty while none has failed to.
-        start_seconds: seconds that a worker was seen to need for its start; 0: none was seen yet.
+        start_seconds: observed seconds of a worker's start; 0 if none was seen.
         starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
             would begin now. None of a model that always has a worker.
         awaited: seconds for which the worker that is awaited longest has been on its way; 0 while none is.
@@ -306,14 +306,14 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         healthy: number of slots that serve.
         degraded: number of slots whose heartbeats are late, or that rest.
         drained: number of slots that claim nothing by an operator's order.
-        items_per_second: most items per second of the healthy slots together; 0 as long as that is not known.
+        items_per_second: limit on items per second of the healthy slots together; 0 if unknown.
         usable_per_second: `items_per_second` times the target utilisation; 0 while `scarce`.
         scarce: whether the broker's memory is nearly full.
-        estimated: whether `items_per_second` is not sure yet, as some slot has run few full batches.
+        estimated: whether `items_per_second` is uncertain, as some slot has run few full batches.
         measured_at: broker instant; set by the broker.
-        scaling: workers that there should be; None as long as that is not known.
-        least_seconds: seconds within which no worker answers, however many there are; 0 as long as that is not known.
-        rollout: last rollout of the model; None where there was none.
+        scaling: workers that there should be; None if unknown.
+        least_seconds: seconds within which no worker answers, however many there are; 0 if unknown.
+        rollout: last rollout of the model; None if there was none.
     """
 
     model: str
@@ -331,10 +331,10 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkDepth(msgspec.Struct, frozen=True):
-    """Bulk entries of one queue of a model: how many wait, and how many entries of others have had to wait for them so far.
+    """Bulk entries of one queue: how many wait, and how many entries of others have had to wait for them.
 
     `version` is as in TierDepth. `busy` is the number of GPUs that run them alone, and `held` the seconds for which they get
-    no further one, if no others come: 0 where one that is idle would take them now, infinite where they ride in seats alone.
+    no further one, if no others come: 0 if an idle one would take them now, infinite if they only ride in seats.
     """
 
     model: str
@@ -346,7 +346,7 @@ class BulkDepth(msgspec.Struct, frozen=True):
 
 
 class TierDepth(msgspec.Struct, frozen=True):
-    """Depth of one tier of one queue of a model, and how long its oldest entry has waited, in seconds.
+    """Depth of one tier of a queue, and how long its oldest entry has waited, in seconds.
 
     `version` is that of the queue; empty: the queue for any.
     """

@@ -1,4 +1,4 @@
-"""Principals and their limits: in whose name a request comes, and how much that principal may ask."""
+"""Principals and their limits: who sends a request, and how much they may ask."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         id: name of the count, unique in the fleet: all gateways charge the same count.
-        name: what is limited, as clients are told: `key`, `user`, `tier` or `model`.
+        name: what is limited, for clients: `key`, `user`, `tier` or `model`.
         rate: requests per minute on average.
         burst: requests at once.
-        model: name of the model, where the limit is of requests for one only; else empty.
-        counting: requests as which one counts; rate and burst are those of all, divided by it.
+        model: name of the model, if the limit is for one only; else empty.
+        counting: how many requests one counts as; rate and burst are divided by it.
     """
 
     id: str
@@ -28,7 +28,7 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelLimit(msgspec.Struct, frozen=True, gc=False):
-    """Limit of a credential's requests for one model, besides what limits all of its requests.
+    """Limit on a credential's requests for one model, in addition to its other limits.
 
     Attributes:
         model: name of the model.
@@ -51,7 +51,7 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
         limits: rate limits that each of its requests counts towards.
         models: the only models that it may ask; empty for all.
         key: id of its API key; empty where there is none.
-        of_models: by each model that it has a limit for, the principal with that limit, too; empty for most.
+        of_models: by model, the principal with that model's extra limit; usually empty.
     """
 
     user: str
@@ -63,12 +63,12 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
     of_models: Mapping[str, Principal] = {}
 
     def asking(self, model: str) -> Principal:
-        """Return the principal of a request for `model`: with the limit that it has for that model besides its others."""
+        """Return the principal for a request to `model`, with that model's extra limit if it has one."""
         return self.of_models.get(model, self)
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An API key as it is stored: all but the secret.
+    """An API key as stored: everything but the secret.
 
     Attributes:
         id: part of the key's text by which the key is found.
@@ -79,8 +79,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         rate: requests per minute of this key; None: the key counts towards its user's limit; 0: no limit.
         burst: requests at once; None: ten seconds' worth of the rate.
         created_at: Unix time in seconds.
-        expires_at: Unix time in seconds from which it is not valid; None: never. A revoked key has expired.
-        replaces: id of the key that it was made to replace; empty for none.
+        expires_at: Unix time in seconds from which it is invalid; None for never. A revoked key has expired.
+        replaces: id of the key that it replaces; empty for none.
         model_limits: its limits for single models, which count besides the others.
     """
 

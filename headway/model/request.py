@@ -49,15 +49,15 @@ class CarriedTrace(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestOptions(msgspec.Struct, frozen=True, gc=False):
-    """Options that a client asks for beside its input. One object serves all requests that ask alike.
+    """Options that a client sends with its input. One object serves all requests with the same options.
 
     Attributes:
         timeout: seconds until the answer is worthless.
-        tier: index of the highest tier that the client asks for; its principal may be held to a lower one.
-        key: idempotency key; a request under a known key is not run again, but answered as before. Empty for none.
+        tier: index of the highest tier that the client asks for; its principal may be limited to a lower one.
+        key: idempotency key; a request with a known key isn't run again, but answered as before. Empty for none.
         task: whether the outcome is kept, to be fetched by the request's id.
-        fresh: whether the answer to an identical request will not do. Its own output is kept for later ones, unless `unkept`.
-        unkept: whether its own output will not do for them, either.
+        fresh: whether the kept answer to an identical request must not be used. Its own output is kept unless `unkept`.
+        unkept: whether its own output must not be used for later ones, either.
         chosen: whether the client chose the request's id; if a task of this id is kept, the answer is that task's.
         origin: name that stands for the user when culprits are counted; None: the principal's user; empty: the request
             runs even if its input is known to fail.
@@ -65,9 +65,9 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
             the key of one input, another whole is a conflict.
         version: version of the model that must answer; empty: any.
         count: inputs that are let in with this one. The first of a request's several inputs has their number, the others 0.
-        way: route or method by which it came, as `POST /v1/inference` or `grpc SERVICE/METHOD`; empty where that is not known.
-        trace: span of the client's that the request names, where traces are recorded; None for none.
-        replays: span of the request that this one replays; None where it replays none, or that was not sampled.
+        way: route or method by which it came, as `POST /v1/inference` or `grpc SERVICE/METHOD`; empty if unknown.
+        trace: the client's span that the request names, if traces are recorded; None for none.
+        replays: span of the request that this one replays; None if it doesn't, or that wasn't sampled.
     """
 
     timeout: float
@@ -87,13 +87,13 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
-    """Request for the output of one input, as every port hands it to the gateway.
+    """Request for the output of one input, as ports hand it to the gateway.
 
     Attributes:
         principal: principal of the request, whose limits apply.
         id: UUIDv7 text, unique within the tenant while the request is pending.
         options: options of the request.
-        model: name of the model; empty: none is named or known yet.
+        model: name of the model; empty if none is named or known yet.
         input: the value for the model.
         parameters: text of a JSON object, or empty.
     """
@@ -107,12 +107,12 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Reason for which an entry got no output.
+    """Why an entry got no output.
 
     Attributes:
         code: a code of `headway.errors`, for example `DEADLINE_EXCEEDED`.
         message: what happened, for the client to read.
-        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
+        retry_after: seconds after which a retry makes sense; None if it doesn't, or if unknown.
         reason: short label for metrics, for example `queue` or `gpu`.
     """
 
@@ -123,18 +123,18 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """The one terminal outcome of an entry, addressed to the gateway that waits for it.
+    """The final outcome of an entry, addressed to the gateway that waits for it.
 
     Exactly one of `output` and `failure` is set.
 
     Attributes:
         tenant: the entry's tenant; the gateway checks it against the pending request.
         queued: seconds from the enqueue to the last claim.
-        shared: kind of the dedup key by which the outcome came, when it is another entry's.
-        kept: whether the entry that shared it had its outcome before.
-        tokens: tokens that the input has used in the run that the outcome came from; None where nobody has told.
-        unkept: set by the gateway when the outcome is too large to be kept, although that was asked for.
-        nonce: the entry's nonce; the outcome of an earlier submission under the same id has another.
+        shared: kind of the dedup key through which the outcome came from another entry; None if it didn't.
+        kept: whether that entry had finished before.
+        tokens: tokens that the input used in the run of the outcome; None if unknown.
+        unkept: set by the gateway if the outcome should have been kept but is too large.
+        nonce: the entry's nonce; an earlier submission with the same id has another.
     """
 
     id: str
@@ -161,10 +161,10 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         tenant, user: principal that asked.
         model: name of the model asked.
         tier: index of the tier that it was queued in.
-        since: seconds since it had its outcome; None while it has none.
-        ran: run of the batch that the outcome came from; None when it came from none.
+        since: seconds since its outcome; None while it has none.
+        ran: batch run of the outcome; None if it came from none.
         version: version whose queue it waited in; empty: that for any.
-        failed_part: id of the further one of its several inputs for which it failed; empty for none.
+        failed_part: id of the further input for which it failed, if it has several; empty for none.
         part_of: id of the request with several inputs of which this is a further one; empty for a request.
     """
 
@@ -193,15 +193,15 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         status: `completed` or `failed`; `queued` of a request without an outcome.
         created_at, completed_at: Unix time in seconds; without an outcome, until when there is one.
         latency_ms: milliseconds from the decoded request to its answer.
-        batch_size: entries in its last batch; 0 when it never ran.
-        worker: id of the worker that ran it last; empty when it never ran.
-        version: version of the model that ran it last or, where none did, that it waited for; empty for any.
+        batch_size: entries in its last batch; 0 if it never ran.
+        worker: id of the worker that ran it last; empty if it never ran.
+        version: version that ran it last or, if none did, that it waited for; empty for any.
         error: code of the failure; empty for none.
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
         batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
         part_of: id of the request with several inputs of which this is a further one; empty for a request.
-        tokens: tokens that the input has used in the run that the answer came from; None where nobody has told.
-        input, output: stored only where the ledger is told to keep them.
+        tokens: tokens that the input used in the run of the answer; None if unknown.
+        input, output: stored only if the ledger is configured to.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Rollouts: a new version of a model that gets more and more of its requests, and what is known of how it does."""
+"""Rollouts: a new version of a model gets more and more of its requests, while evidence about it is collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class RolloutState(enum.Enum):
-    """State of a rollout. All but the first are its ends; the version that has lost gets no requests from then on."""
+    """State of a rollout. All but the first are final; the losing version gets no requests from then on."""
 
     RUNNING = "running"
     PROMOTED = "promoted"
@@ -17,11 +17,11 @@ class RolloutState(enum.Enum):
 
 
 class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of one version that have ended.
+    """Finished requests of one version.
 
     Attributes:
         answered: those that got an output.
-        failed: those that got an error after they were let in.
+        failed: those that got an error after admission.
         latencies: those answered, by bucket of `headway.core.rollout.bucket_of`.
     """
 
@@ -36,7 +36,7 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of both versions that ended within some seconds, which are compared together.
+    """Requests of both versions that ended within the same seconds, which are compared.
 
     Attributes:
         seconds: age of the block.
@@ -68,7 +68,7 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollout of a version of a model, the last one of that model.
+    """The last rollout of a model.
 
     Attributes:
         model: name of the model.
@@ -77,14 +77,14 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         steps: share of the requests that it gets in each step, in percent.
         every: seconds of a step.
         rollback_on: tests that may end it, of `headway.core.rollout.TESTS`.
-        slower: part by which its P95 may be above that of the other version.
+        slower: how far its P95 may be above the other version's, as a share.
         state: see RolloutState.
         step: number of the present step, from 0.
-        waited: seconds of this step in which a leader has watched.
+        waited: seconds of this step that a leader has observed.
         reason: why it ended, in words; empty while it runs.
         revision: number of changes of this record.
         evidence: evidence of this step.
-        before: weights that earlier rollouts have left: 100 for the version promoted last, 0 for those that have lost.
+        before: weights left by earlier rollouts: 100 for the last promoted version, 0 for those that lost.
     """
 
     model: str

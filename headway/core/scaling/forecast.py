@@ -1,8 +1,8 @@
-"""Forecast of a model's arrivals, from samples of their rate: how many come, how unevenly, and how many soon.
+"""Forecast of a model's arrivals from samples of their rate: how many come, how unevenly, and how many will soon.
 
-The trend is carried on for as long as it has been watched, and no longer: over the seconds that a worker needs to start,
-arrivals may grow by as much as they did in as many seconds before. So a slow wave is met on its way, and a sudden doubling is
-not taken for the beginning of a climb without end.
+The trend is extrapolated no further than it has been observed: over the seconds that a worker needs to start,
+arrivals may grow by as much as they did in as many seconds before. So a slow wave is met in time, and a sudden doubling
+isn't mistaken for an endless climb.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ SMOOTH_SECONDS = 5.0
 MOST_SMOOTH_SECONDS = 30.0
 """Largest time constant of the level."""
 SMOOTH_SHARE = 0.5
-"""Time constant of the level, as a share of a worker's start: what is over before a worker comes is not worth one."""
+"""Time constant of the level, as a share of a worker's start: a peak that ends before a worker comes isn't worth one."""
 NOTED_EVERY = 5.0
 """Seconds between two levels that are kept for the trend."""
 LONGEST_TREND = 900.0
-"""Most seconds over which a trend is watched."""
+"""Limit in seconds on the observation of a trend."""
 DAMPING = 0.5
 """Share of the trend that is believed, as most climbs end."""
 APART = 2.0
-"""Seconds between two samples that are taken for independent, as each is an average over about one."""
+"""Seconds between samples that count as independent, as each is an average over about one."""
 SAMPLE_SECONDS = 2.0
 """Seconds of arrivals that a sample stands for: twice the time constant of its average."""
 DISPERSION_SECONDS = 120.0
 """Time constant of the dispersion."""
 MOST_DISPERSION = 400.0
-"""Most that one sample may tell of the dispersion. Rarer and larger bursts are not worth a fleet of their size."""
+"""Limit on one sample's dispersion. Rarer and larger bursts aren't worth a fleet of their size."""
 
 
 class ArrivalForecast:
@@ -51,7 +51,7 @@ class ArrivalForecast:
         """Levels with their instants, as far back as a trend goes."""
 
     def observe(self, rate: float, now: float, start: float) -> None:
-        """Take in a sample of the rate, averaged over about a second.
+        """Add a sample of the rate, averaged over about a second.
 
         Arguments:
             rate: arrivals per second.
@@ -79,7 +79,7 @@ class ArrivalForecast:
         return self.level + max(0.0, DAMPING * (self.level - self._level_before(seconds)))
 
     def _level_before(self, seconds: float) -> float:
-        """Return the level of so many seconds ago, or the first that is known."""
+        """Return the level so many seconds ago, or the first known one."""
         if self._at is None:
             return self.level
         since = self._at - seconds
@@ -93,7 +93,7 @@ class ArrivalForecast:
     def _compare(self, rate: float, now: float, elapsed: float) -> None:
         """Learn the dispersion from two samples: half of their squared difference is their variance.
 
-        Samples of one level differ by chance alone, and a slow climb adds little to that.
+        Samples of one level differ only by chance, and a slow climb adds little.
         """
         self._before.append((now, rate))
         while len(self._before) > 1 and self._before[1][0] <= now - APART:

@@ -2,8 +2,8 @@
 
     [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
 
-Utilisation is the offered load over the measured capacity. It is no busy share: under `paced` a GPU leaves half full and
-is busy nearly all the time at half its capacity, and a rule on that would add GPUs for ever.
+Utilisation is the offered load over the measured capacity, not a busy share: under `paced` a GPU leaves half full and
+is busy nearly all the time at half its capacity, so that a rule on that would add GPUs for ever.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW = "queue_above", "utilisation_
 _CONDITIONS = (QUEUE_ABOVE, UTILISATION_ABOVE, UTILISATION_BELOW)
 _NAMES = (*_CONDITIONS, "for_s", "add", "remove")
 MOST_RULES = 32
-"""Most rules of a model."""
+"""Limit on the rules of a model."""
 LONGEST_S = 86_400.0
 """Longest time in seconds for which a condition may have to hold."""
 MOST_STEP = 1_000
-"""Most workers that one rule adds or removes."""
+"""Limit on the workers that one rule adds or removes."""
 MOST_QUEUE, MOST_UTILISATION = 10_000_000, 10.0
 
 
 class NoRules(ValueError):
-    """Text that is no list of rules; says why."""
+    """The text isn't a list of rules; says why."""
 
 
 class ScaleRule(msgspec.Struct, frozen=True):
-    """Rule: once its condition has held for its time, it changes the number of workers.
+    """A rule changes the number of workers once its condition has held for its time.
 
     Attributes:
         condition: QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
-        threshold: entries that wait, or the load as a multiple of the capacity.
+        threshold: waiting entries, or the load relative to the capacity.
         for_s: seconds for which the condition must hold.
         change: workers to add; negative: to remove.
     """
@@ -46,7 +46,7 @@ class ScaleRule(msgspec.Struct, frozen=True):
     change: int
 
     def holds(self, queue: float, utilisation: float | None) -> bool:
-        """Return True if the condition holds now. `utilisation` is None while it is not known: no condition on it holds."""
+        """Return True if the condition holds now. `utilisation` is None if unknown, and then no condition on it holds."""
         if self.condition == QUEUE_ABOVE:
             return queue > self.threshold
         if utilisation is None:
@@ -65,7 +65,7 @@ USUAL = (
     ScaleRule(UTILISATION_ABOVE, 0.85, 300.0, 1),
     ScaleRule(UTILISATION_BELOW, 0.4, 900.0, -1),
 )
-"""Rules of who has written none."""
+"""Default rules."""
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:

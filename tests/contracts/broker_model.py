@@ -133,6 +133,7 @@ class BrokerModel:
         keys = tuple(map(key, lease.entries))
         assert len(set(keys)) == len(keys)
         busy = {key(rider) for held in self.leases if held.expires_at > now for rider in held.lease.entries}
+        apart = lease.reason in ("retry", "apart")
         pasts, riders = set(), [uncharged(entry) for entry in lease.entries]
         for rider in keys:
             known = self.let_in[rider]
@@ -142,13 +143,14 @@ class BrokerModel:
             assert rider not in self.outcomes
             assert rider not in busy
             assert now < known.since + known.entry.timeout
-            assert known.claims or now < known.since + known.entry.queue_timeout
+            # Whoever waits in its caller's quarantine counts as having run once anybody there has.
+            assert known.claims or apart or now < known.since + known.entry.queue_timeout
             pasts.add(known.failed_with)
             known.claims += 1
             assert known.claims <= 3 * MOST_ATTEMPTS  # Whoever is pooled with other culprits runs again with them.
         assert len({self.let_in[rider].entry.shape for rider in keys}) == 1
         assert lease.time_left <= min(self.let_in[rider].entry.timeout for rider in keys) + 1e-6
-        if lease.reason in ("retry", "apart"):  # They failed together, or are one caller's.
+        if apart:  # They failed together, or are one caller's.
             callers = {(rider.tenant, rider.caller) for rider in lease.entries}
             assert len(callers) == 1 or (len(pasts) == 1 and set(keys) <= set(*pasts))
         else:

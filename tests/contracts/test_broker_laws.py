@@ -30,6 +30,7 @@ from headway.core.culprits import KNOWN_SECONDS
 from headway.core.ratelimit import counting_as
 from headway.core.retry import BLAMED
 from headway.model import (
+    MOST_OUTPUT,
     Cause,
     Entry,
     EntryState,
@@ -67,6 +68,9 @@ from tests.contracts.brokers import (
 from tests.servers.redis import SharedServers
 
 T = TypeVar("T")
+
+LARGE_OUTPUT = MOST_OUTPUT // 3
+"""Bytes of an output, of which three have room in a batch."""
 
 GATEWAYS = ("g1", "g2")
 WORKERS = ("gpu-0", "gpu-1", "gpu-2")
@@ -323,17 +327,33 @@ class BrokerLaws(BrokerModel, RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
     def complete(self, data: st.DataObject, wrong: set[int]) -> None:
+        self.come_back(self.pick(data), wrong, set())
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), wrong=st.sets(st.integers(0, MAX_BATCH - 1), max_size=2))
+    def leave_outputs_out(self, data: st.DataObject, wrong: set[int]) -> None:
+        """Outputs were too large together: whose were left out runs again."""
         held = self.pick(data)
+        places = [place for place, rider in enumerate(held.lease.entries) if rider.tier < LIMITS.tiers]
+        left_out = data.draw(st.sets(st.sampled_from(places), min_size=1)) if places else set[int]()
+        self.come_back(held, wrong - left_out, left_out)
+
+    def come_back(self, held: Held, wrong: set[int], left_out: set[int]) -> None:
+        """Complete a lease with outputs, but for an error in each place of `wrong` and nothing in those of `left_out`."""
+        riders = held.lease.entries
         items = [
-            ItemResult(None, "cannot") if place in wrong else ItemResult(output(rider.input))
-            for place, rider in enumerate(held.lease.entries)
+            ItemResult(None, "cannot" if place in wrong else None, left_out=LARGE_OUTPUT if place in left_out else 0)
+            if place in wrong | left_out
+            else ItemResult(output(rider.input))
+            for place, rider in enumerate(riders)
         ]
-        cancelled = sum(self.let_in[key(rider)].cancelled for rider in held.lease.entries)
+        cancelled = sum(self.let_in[key(rider)].cancelled for rider in riders)
+        again = sum(not self.let_in[key(riders[place])].cancelled for place in left_out)
         settled = self.do(self.host(held.lease.slot.worker).complete(held.lease, items))
         self.settle(held, not settled.fenced)
         if not settled.fenced:
-            self.failed |= {key(rider) for place, rider in enumerate(held.lease.entries) if place in wrong}
-            assert (settled.answered, settled.departed) == (len(items) - cancelled, cancelled)
+            self.failed |= {key(rider) for place, rider in enumerate(riders) if place in wrong}
+            assert (settled.answered, settled.departed) == (len(items) - cancelled - again, cancelled)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), cause=st.sampled_from(Cause))

@@ -79,7 +79,7 @@ def test_a_target_that_breaks_at_zero_is_told_of_and_goes_back_to_zero_until_it_
         server.expected |= {"worker does not start", "the target raised while it started"}
         at_zero(server)
         (tmp_path / BROKEN).touch()
-        refused = server.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
+        refused = server.ask("hurried", "X-Request-Timeout-Ms: 2000").answer()
         assert (refused.status, refused.error) == (503, "NO_WORKERS")
         server.logged("worker does not start")
         server.logged("workers are scaled", 2, direction="down")
@@ -113,7 +113,7 @@ def test_hosts_of_a_fleet_give_their_workers_back_and_a_request_brings_them_agai
         told = controller.logged("workers are scaled", direction="up")
         assert (told["before"], told["workers"], told["reason"]) == (0, 2, "somebody asks for it")
         at_zero(gateway, "m")
-        refused = gateway.ask("hurried", "X-Request-Timeout-Ms: 20").answer()
+        refused = gateway.ask("hurried", "X-Request-Timeout-Ms: 200").answer()
         assert (refused.status, refused.error) == (503, "NO_WORKERS")
         controller.logged("workers are scaled", 2, direction="up")
         wait_until(lambda: len([one for one in gateway.workers() if one["status"] == "healthy"]) == 2)

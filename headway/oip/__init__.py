@@ -1,17 +1,17 @@
 """The Open Inference Protocol, version 2.
 
-What all that speak it have in common, over HTTP and over gRPC
+What its wire forms share:
 
-tensors      tensors of BYTES: their shape, and their elements in the binary form
-inputs       inputs of a model that takes tensors of any datatype: checks, and the one value that they become
-outputs      outputs of a model that gives tensors, as an answer tells them
-parameters   parameters of a request: those that the protocol knows, and those for the target
-metadata     what is said of the server and of its models, and their statistics
+tensors      tensors of BYTES: shapes, and elements in the binary form
+inputs       inputs of models that take tensors: checks, and packing into one value
+outputs      outputs of models that give tensors
+parameters   request parameters: those that the protocol defines, and those for the target
+metadata     metadata and statistics of the server and its models
 
-Its wire forms
+Its wire forms:
 
-rest         requests and answers of the port over HTTP
-grpc         messages and calls of the gRPC port
+rest         requests and answers over HTTP
+grpc         messages and calls over gRPC
 dialect, dialect_rest, dialect_grpc
-             requests to remote APIs that speak it, and their answers
+             requests to remote APIs that speak the protocol, and their answers
 """

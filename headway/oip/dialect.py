@@ -1,11 +1,11 @@
-"""Parts of both dialects of the Open Inference Protocol, version 2: the model's tensors, and outputs out of an answer's.
+"""What both dialects of the Open Inference Protocol share: sending tensors, and cutting an answer into results.
 
     the model takes    one tensor of BYTES, [-1] or [-1, 1]    texts: its elements, in UTF-8
-                       any other tensors                       tensors: the rows of all entries, one after the other
-    the model gives    one tensor of BYTES, [-1] or [-1, 1]    texts, to a model that takes texts
-                       any other tensors                       tensors: to each entry the rows that are its own
+                       any other tensors                       tensors: the rows of all entries, concatenated
+    the model gives    one tensor of BYTES, [-1] or [-1, 1]    texts, if the model takes texts
+                       any other tensors                       tensors: each entry gets its own rows
 
-Numbers pass through as the bytes that they are.
+Numbers pass through unchanged.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from headway.oip.parameters import BINARY_OUTPUT, PRIORITY, TIMEOUT
 from headway.oip.tensors import INPUT, LENGTH_BYTES, OUTPUT, pack, split
 
 _NEVER = frozenset((PRIORITY, TIMEOUT, BINARY_OUTPUT, "sequence_id", "sequence_start", "sequence_end"))
-"""Parameters that are not sent: those by which the server orders its requests, and the form of the answer."""
+"""Parameters that are never sent: the remote server's scheduling, and the form of the answer."""
 
 MOST_DIMENSIONS = MOST_AXES
 """Most dimensions of an output."""
 _LARGEST_EXAMPLE = 16 << 20
-"""Bytes of one row beyond which no example is made of it."""
+"""Bytes of a row beyond which no example of it is made."""
 
 
 class Sent(NamedTuple):
-    """Tensor of a request: its name, datatype and shape, and its data in pieces, which are views of the inputs."""
+    """Tensor of a request. Its data are views of the inputs."""
 
     head: TensorHead
     data: Sequence[bytes | memoryview]
 
     @property
     def size(self) -> int:
-        """Bytes of the data."""
+        """The number of data bytes."""
         return sum(map(len, self.data))
 
 
@@ -69,10 +69,10 @@ class TensorDialect(Dialect, frozen=True):
 
     Attributes:
         input: name of the input of texts.
-        column: whether its shape is [n, 1]; else [n].
-        output: name of the output of texts; empty: whatever the only one is called.
-        inputs: specifications of the inputs of a model that takes tensors; empty: it takes texts.
-        outputs: specifications of the outputs of a model that gives tensors; empty: not known, or it gives texts.
+        column: True if the shape of texts is [n, 1] instead of [n].
+        output: name of the output of texts; empty for whatever the only output is called.
+        inputs: inputs of a model that takes tensors; empty if it takes texts.
+        outputs: outputs of a model that gives tensors; empty if unknown, or if it gives texts.
     """
 
     shared_parameters: ClassVar[bool] = True
@@ -84,57 +84,59 @@ class TensorDialect(Dialect, frozen=True):
 
     @property
     def signature(self) -> Signature:
-        """Texts in, or the tensors of the model's metadata; texts out, or its tensors."""
-        takes, gives = (ValueKind.TENSORS if there else ValueKind.TEXT for there in (self.inputs, self._gives_tensors))
+        """Texts, or the tensors that the model's metadata declare."""
+        takes, gives = (
+            ValueKind.TENSORS if tensors else ValueKind.TEXT for tensors in (self.inputs, self._gives_tensors)
+        )
         return Signature(takes, gives, _example(self.inputs), inputs=self.inputs, outputs=self.outputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs to ask for; none: those that there are."""
-        return tuple(one.name for one in self.outputs) or ((self.output,) if self.output else ())
+        """The outputs to ask for; empty for all."""
+        return tuple(spec.name for spec in self.outputs) or ((self.output,) if self.output else ())
 
     @property
     def _gives_tensors(self) -> bool:
         return bool(self.inputs or self.outputs)
 
-    def knowing(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
-        """Dialect that goes by the tensors of the model's metadata. Where it names none, nothing is known.
+    def adapted(self, inputs: Sequence[TensorMetadata], outputs: Sequence[TensorMetadata]) -> Self:
+        """Return a copy of the dialect that follows the model's metadata, as far as they name tensors.
 
         Raises:
-            BadMetadata: the model takes or gives something else than can be sent and read.
+            BadMetadata: the model takes or gives something that cannot be sent or read.
         """
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         if inputs:
-            found |= _known_inputs(inputs)
+            changes |= _known_inputs(inputs)
         if outputs:
-            found |= _known_outputs(outputs, takes_texts="inputs" not in found)
-        return msgspec.structs.replace(self, **found)
+            changes |= _known_outputs(outputs, takes_texts="inputs" not in changes)
+        return msgspec.structs.replace(self, **changes)
 
     def sent(self, inputs: Sequence[Value]) -> list[Sent]:
-        """Tensors of a request: those of all inputs, which differ in nothing but their rows."""
+        """Return the tensors of a request, with the rows of all inputs concatenated."""
         if not self.inputs:
             shape = (len(inputs), 1) if self.column else (len(inputs),)
             return [Sent(TensorHead(self.input, BYTES, shape), [packed(inputs)])]
-        each = [_named(value, self.inputs) for value in inputs if isinstance(value, Octets)]
-        whole: list[Sent] = []
+        by_name = [_named(value, self.inputs) for value in inputs if isinstance(value, Octets)]
+        sent: list[Sent] = []
         for spec in self.inputs:
-            parts = [one[spec.name] for one in each]
+            parts = [tensors[spec.name] for tensors in by_name]
             rows = sum(part.head.shape[0] for part in parts)
             head = TensorHead(spec.name, spec.datatype, (rows, *parts[0].head.shape[1:]))
-            whole.append(Sent(head, [widened(part, spec.datatype) for part in parts]))
-        return whole
+            sent.append(Sent(head, [widened(part, spec.datatype) for part in parts]))
+        return sent
 
     def check_outputs(self, heads: Sequence[TensorHead], expected: int, rows: Sequence[int]) -> list[int]:
-        """Check what an answer says of its outputs; returns the places of those that count, in order.
+        """Check the heads of an answer's outputs, and return the positions of those that count, in order.
 
         Raises:
-            NoOutputs: an output is missing, or another than the model gives, or has no row for each row of the inputs.
+            NoOutputs: an output is missing, or differs from the metadata, or doesn't have one row for each row of the inputs.
         """
         if not self._gives_tensors:
             self._check_texts(heads[0], expected)
             return [0]
-        count = sum(one or 1 for one in rows) if rows else expected
-        places = [_place(heads, one.name) for one in self.outputs] or list(range(len(heads)))
+        count = sum(size or 1 for size in rows) if rows else expected
+        places = [_place(heads, spec.name) for spec in self.outputs] or list(range(len(heads)))
         for at, place in enumerate(places):
             head = heads[place]
             _check_shape(head.shape)
@@ -143,26 +145,26 @@ class TensorDialect(Dialect, frozen=True):
             if self.outputs:
                 _check_spec(head, self.outputs[at])
             elif not _readable(head.datatype):
-                raise NoOutputs(f"an output of another datatype than {', '.join(one for one in SIZES if one != JSON)}")
+                raise NoOutputs(f"an output of another datatype than {_READABLE}")
         return places
 
     def results(self, tensors: Sequence[Tensor], expected: int, rows: Sequence[int]) -> list[ItemResult]:
-        """Items of an answer's outputs, which were checked.
+        """Cut checked outputs into one result for each input.
 
         Arguments:
             tensors: the outputs that count.
             expected: number of inputs.
-            rows: rows of each input, as `decode` takes them.
+            rows: rows of each input; see `decode`.
 
         Raises:
-            NoOutputs: the data of an output are another number of elements than its shape says.
+            NoOutputs: the data of an output don't match its shape.
         """
         if not self._gives_tensors:
             return element_items(_elements(memoryview(tensors[0].data), expected))
-        for one in tensors:
-            _check_size(one)
-        cuts = [_cut(one, rows or (0,) * expected) for one in tensors]
-        singles = [not one for one in rows] if rows else [True] * expected
+        for tensor in tensors:
+            _check_size(tensor)
+        cuts = [_cut(tensor, rows or (0,) * expected) for tensor in tensors]
+        singles = [not size for size in rows] if rows else [True] * expected
         return [
             ItemResult(packed_tensors(parts, single=single))
             for single, parts in zip(singles, zip(*cuts, strict=True), strict=True)
@@ -181,25 +183,25 @@ class TensorDialect(Dialect, frozen=True):
 
 
 def packed(inputs: Sequence[Value]) -> bytes:
-    """Inputs as the elements of a tensor, in the binary form."""
+    """Pack inputs as the elements of a BYTES tensor."""
     return pack([value.encode() if isinstance(value, str) else octets(value) for value in inputs])
 
 
 def sent_parameters(parameters: Sequence[bytes]) -> dict[str, Any]:
-    """Parameters of a request that are sent, each as its own JSON text."""
+    """Return the parameters to send, each as JSON text."""
     members = raw_members(next(iter(parameters), b""))
     return {name: raw for name, raw in members.items() if name not in _NEVER}
 
 
 def element_items(elements: Iterable[bytes]) -> list[ItemResult]:
-    """Items of elements of BYTES, which are texts."""
+    """Decode BYTES elements as texts."""
     return [_text_item(element) for element in elements]
 
 
 def _named(value: Octets, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
-    """Tensors of an input by the names of the specifications: a model with one input takes it under any name."""
-    found = unpack(value)
-    return {specs[0].name: found[0]} if len(specs) == 1 else {one.head.name: one for one in found}
+    """Return the tensors of an input by name. A model with one input takes it under any name."""
+    tensors = unpack(value)
+    return {specs[0].name: tensors[0]} if len(specs) == 1 else {tensor.head.name: tensor for tensor in tensors}
 
 
 def _place(heads: Sequence[TensorHead], name: str) -> int:
@@ -241,13 +243,13 @@ def _check_size(tensor: Tensor) -> None:
 
 
 def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """Parts of a tensor, with so many rows each; 0 stands for one."""
+    """Cut a tensor into parts with so many rows each; 0 counts as 1."""
     head, data = tensor.head, memoryview(tensor.data)
     row = count_of(head.shape[1:])
-    ends = [one or 1 for one in rows]
+    counts = [size or 1 for size in rows]
     if head.datatype != BYTES:
         step, parts, at = SIZES[head.datatype] * row, [], 0
-        for count in ends:
+        for count in counts:
             parts.append(Tensor(_with_rows(head, count), data[at : at + count * step]))
             at += count * step
         return parts
@@ -258,7 +260,7 @@ def _cut(tensor: Tensor, rows: Sequence[int]) -> list[Tensor]:
     if len(elements) != count_of(head.shape):
         raise NoOutputs(f"{len(elements)} elements, and its shape says another number")
     parts, at = [], 0
-    for count in ends:
+    for count in counts:
         parts.append(Tensor(_with_rows(head, count), join_elements(elements[at : at + count * row])))
         at += count * row
     return parts
@@ -269,37 +271,40 @@ def _with_rows(head: TensorHead, rows: int) -> TensorHead:
 
 
 def _elements(octets: memoryview, count: int) -> list[bytes]:
-    found, end = split(octets, count)
+    elements, end = split(octets, count)
     left = len(octets) - end
-    if len(found) < count:
+    if len(elements) < count:
         within = "binary data that ends within an output"
-        raise NoOutputs(within if left >= LENGTH_BYTES else f"{len(found)} outputs for {count} inputs")
+        raise NoOutputs(within if left >= LENGTH_BYTES else f"{len(elements)} outputs for {count} inputs")
     if left:
         raise NoOutputs(f"{left} bytes of binary data more than {count} outputs")
-    return found
+    return elements
 
 
 def _text_item(element: bytes) -> ItemResult:
     try:
         return ItemResult(element.decode())
     except UnicodeDecodeError:
-        return json_lists.fault("octets that are no UTF-8", "a text")
+        return json_lists.fault("octets that are not UTF-8", "a text")
 
 
 @lru_cache(maxsize=16)
 def _example(specs: tuple[TensorSpec, ...]) -> Tensors | None:
-    """One row of zeros of each input; None where an axis is free, as a model may take no row of just any size."""
-    if not specs or any(size < 0 for one in specs for size in one.shape):
+    """Return one row of zeros for each input; None if an axis is free, because the model may not take every size."""
+    if not specs or any(size < 0 for spec in specs for size in spec.shape):
         return None
-    if sum(count_of(one.shape) * (SIZES[one.datatype] or len(WARM_UP)) for one in specs) > _LARGEST_EXAMPLE:
+    if sum(count_of(spec.shape) * (SIZES[spec.datatype] or len(WARM_UP)) for spec in specs) > _LARGEST_EXAMPLE:
         return None
-    return packed_tensors([_zeros(one) for one in specs])
+    return packed_tensors([_zeros(spec) for spec in specs])
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
     count, size = count_of(spec.shape), SIZES[spec.datatype]
     data = bytes(count * size) if size else join_elements([WARM_UP.encode()] * count)
     return Tensor(TensorHead(spec.name, spec.datatype, (1, *spec.shape)), data)
+
+
+_READABLE = ", ".join(datatype for datatype in SIZES if datatype != JSON)
 
 
 def _readable(datatype: str) -> bool:
@@ -316,7 +321,7 @@ def _known_inputs(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
         if not _readable(tensor.datatype):
             raise BadMetadata(
                 f"the input {quoted(tensor.name)} of the remote model has the datatype {quoted(tensor.datatype)}, which cannot be "
-                f"sent. Serve it there with one of {', '.join(one for one in SIZES if one != JSON)}."
+                f"sent. Serve it there with one of {_READABLE}."
             )
         if not 0 < len(tensor.shape) <= MOST_AXES or tensor.shape[0] >= 0 or math.prod(tensor.shape[1:]) >= 1 << 40:
             raise BadMetadata(
@@ -327,13 +332,13 @@ def _known_inputs(inputs: Sequence[TensorMetadata]) -> dict[str, Any]:
 
 
 def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> dict[str, Any]:
-    readable = [one for one in outputs if _readable(one.datatype)]
+    readable = [tensor for tensor in outputs if _readable(tensor.datatype)]
     if not readable:
         raise BadMetadata(
             f"the remote model gives {len(outputs)} outputs ({_names(outputs)}), of which none can be read. Serve it there with "
-            f"one of {', '.join(one for one in SIZES if one != JSON)}."
+            f"one of {_READABLE}."
         )
-    named = [one for one in readable if one.name == OUTPUT]
+    named = [tensor for tensor in readable if tensor.name == OUTPUT]
     if takes_texts and len(named) == 1:
         readable = named
     if takes_texts and len(readable) == 1 and readable[0].datatype == BYTES and _is_column(readable[0].shape):
@@ -342,14 +347,17 @@ def _known_outputs(outputs: Sequence[TensorMetadata], *, takes_texts: bool) -> d
 
 
 def _is_column(shape: Sequence[int]) -> bool:
-    """Whether a tensor of this shape has one element for each input."""
+    """Return True if a tensor of this shape has one element for each input."""
     return len(shape) < 2 or (len(shape) == 2 and shape[1] in (-1, 1))
 
 
 def _specs(tensors: Sequence[TensorMetadata]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(one.name, one.datatype, tuple(max(size, -1) for size in one.shape[1:])) for one in tensors)
+    return tuple(
+        TensorSpec(tensor.name, tensor.datatype, tuple(max(size, -1) for size in tensor.shape[1:]))
+        for tensor in tensors
+    )
 
 
 def _names(tensors: Sequence[TensorMetadata]) -> str:
     more = ", …" if len(tensors) > 8 else ""
-    return ", ".join(quoted(one.name) for one in tensors[:8]) + more
+    return ", ".join(quoted(tensor.name) for tensor in tensors[:8]) + more

@@ -1,7 +1,7 @@
 """Dialect `oip-grpc`: the Open Inference Protocol over gRPC, `ModelInfer` with raw contents.
 
-The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. An output may come in raw contents or in typed ones. Only what is
-used of a message needs the packages of the extra `grpc`, so that they are imported there.
+The URL is grpc://HOST:PORT/NAME, or grpcs://… for TLS. Outputs may come in raw or typed contents. Functions import protobuf
+themselves, because it needs the extra `grpc` and only this dialect uses it.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _CONTENTS = {
     "FP32": ("fp32_contents", "f"),
     "FP64": ("fp64_contents", "d"),
 }
-"""Typed contents by the datatype of their numbers, and the code of such numbers in an array."""
+"""Member of the typed contents that holds each datatype, and the type code of its numbers in an array."""
 
 
 class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
-    """Texts or tensors in, and out.
+    """Texts or tensors in and out.
 
     Attributes:
         model: name of the remote model.
-        version: its version; empty: the one that the server chooses.
+        version: version to ask for; empty for the server's choice.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("grpc", "grpcs")
@@ -58,65 +58,65 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Take a URL whose path names the model, or one without a path and the model's name."""
+        """Accept a URL whose path names the model, or a URL without a path if `model` is set."""
         parts = urlsplit(url)
         if parts.port is None:
             raise SettingError("target", parts.netloc, "names no port", "Write grpc://host:8001/NAME.")
         if parts.query or parts.fragment:
             hint = "Leave it out; credentials are set by remote_headers_file or remote_token."
             raise SettingError("target", "…", "is a URL of gRPC with a query", hint)
-        found = _PATH.fullmatch(parts.path)
-        if found is None and parts.path not in ("", "/"):
+        match = _PATH.fullmatch(parts.path)
+        if match is None and parts.path not in ("", "/"):
             hint = "Write grpc://host:8001/NAME, or grpc://host:8001/NAME/versions/VERSION."
-            raise SettingError("target", parts.path, "is no name of a model", hint)
-        named = unquote(found["name"]) if found is not None else ""
+            raise SettingError("target", parts.path, "does not name a model", hint)
+        named = unquote(match["name"]) if match is not None else ""
         if not named and not model:
             hint = "Write grpc://host:8001/NAME, or set it to the remote model's name."
             raise SettingError("remote_model", model, "is empty, and the URL names no model", hint)
         if named and model and named != model:
             hint = "Leave it out, or name the model in one of them."
             raise SettingError("remote_model", model, "is another model than the URL names", hint)
-        version = unquote(found["version"] or "") if found is not None else ""
+        version = unquote(match["version"] or "") if match is not None else ""
         dialect = cls(model=named or model, version=version)
         metadata = RemoteCall(_packed_name(dialect), {}, _method("ModelMetadata"))
         return Remote(url, dialect, metadata, RemoteCall(b"", {}, _method("RepositoryIndex")), dialect.model)
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Read the names of the models in the repository index."""
+        """Return the names of the models in the repository index."""
         try:
-            return [one.name for one in _kinds("RepositoryIndex")[1].FromString(bytes(answer)).models]
+            return [model.name for model in _messages("RepositoryIndex")[1].FromString(bytes(answer)).models]
         except _decode_error():
             return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Go by the tensors that the model's metadata names."""
+        """Follow the tensors that the model's metadata name."""
         try:
-            said = _kinds("ModelMetadata")[1].FromString(bytes(metadata))
+            declared = _messages("ModelMetadata")[1].FromString(bytes(metadata))
         except _decode_error():
-            raise BadMetadata("what the API says of its model is no metadata of it. Check the URL.") from None
-        return self.knowing(_tensors(said.inputs), _tensors(said.outputs))
+            raise BadMetadata("the API's answer is not metadata of a model. Check the URL.") from None
+        return self.adapted(_tensors(declared.inputs), _tensors(declared.outputs))
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as the elements of one tensor, or as the rows of the model's."""
-        asked = _kinds("ModelInfer")[0](model_name=self.model, model_version=self.version)
-        for one in self.sent(inputs):
-            asked.inputs.add(name=one.head.name, datatype=one.head.datatype, shape=one.head.shape)
-            asked.raw_input_contents.append(b"".join(one.data))
+        """Send the inputs as the elements of one tensor, or as rows of the model's tensors."""
+        request = _messages("ModelInfer")[0](model_name=self.model, model_version=self.version)
+        for tensor in self.sent(inputs):
+            request.inputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
+            request.raw_input_contents.append(b"".join(tensor.data))
         for name in self.output_names:
-            asked.outputs.add(name=name)
+            request.outputs.add(name=name)
         for name, raw in sent_parameters(parameters).items():
             member, value = _parameter(name, msgspec.json.decode(raw))
-            setattr(asked.parameters[name], member, value)
-        return RemoteCall(asked.SerializeToString(), {}, _method("ModelInfer"))
+            setattr(request.parameters[name], member, value)
+        return RemoteCall(request.SerializeToString(), {}, _method("ModelInfer"))
 
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the elements or rows of the outputs, those of each input, with the tokens that the answer's parameters tell."""
+        """Read the elements or rows of each input, and the tokens in the answer's parameters."""
         try:
-            answer = _kinds("ModelInfer")[1].FromString(bytes(body))
+            answer = _messages("ModelInfer")[1].FromString(bytes(body))
         except _decode_error():
-            raise NoOutputs("something that is no message of ModelInfer") from None
+            raise NoOutputs("something that is not a ModelInfer message") from None
         used = answer.parameters[TOKENS].int64_param if TOKENS in answer.parameters else 0
         return with_tokens(self._items(answer, expected, rows), used)
 
@@ -126,7 +126,9 @@ class OpenInferenceGrpc(TensorDialect, frozen=True, kw_only=True):
             raise NoOutputs(f"{len(outputs)} tensors, expected one")
         if not 0 < len(outputs) <= MOST_TENSORS:
             raise NoOutputs(f"{len(outputs)} tensors, expected 1 to {MOST_TENSORS}")
-        heads = [TensorHead(one.name, one.datatype, tuple(one.shape[: MOST_DIMENSIONS + 1])) for one in outputs]
+        heads = [
+            TensorHead(tensor.name, tensor.datatype, tuple(tensor.shape[: MOST_DIMENSIONS + 1])) for tensor in outputs
+        ]
         places = self.check_outputs(heads, expected, rows)
         if raw and len(raw) != len(outputs):
             raise NoOutputs(
@@ -151,8 +153,8 @@ def _method(name: str) -> str:
 
 
 @cache
-def _kinds(method: str) -> tuple[Any, Any]:
-    """Classes of a method's requests and answers."""
+def _messages(method: str) -> tuple[Any, Any]:
+    """Return the classes of a method's requests and answers."""
     from headway import protos
 
     return protos.message_classes(protos.OPEN_INFERENCE, method)
@@ -161,20 +163,20 @@ def _kinds(method: str) -> tuple[Any, Any]:
 def _decode_error() -> type[Exception]:
     from google.protobuf.message import DecodeError
 
-    found: type[Exception] = DecodeError
-    return found
+    error: type[Exception] = DecodeError
+    return error
 
 
 def _packed_name(dialect: OpenInferenceGrpc) -> bytes:
-    return bytes(_kinds("ModelMetadata")[0](name=dialect.model, version=dialect.version).SerializeToString())
+    return bytes(_messages("ModelMetadata")[0](name=dialect.model, version=dialect.version).SerializeToString())
 
 
-def _tensors(said: Any) -> list[TensorMetadata]:
-    return [TensorMetadata(one.name, one.datatype, tuple(one.shape)) for one in said]
+def _tensors(declared: Any) -> list[TensorMetadata]:
+    return [TensorMetadata(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in declared]
 
 
 def _typed(contents: Any, datatype: str) -> bytes:
-    """Data of a tensor in typed contents, in the binary form; empty where they are of another datatype."""
+    """Return the data of a tensor in typed contents; empty if they are of another datatype."""
     if datatype == BYTES:
         return join_elements(contents.bytes_contents)
     if datatype not in _CONTENTS:  # FP16 and BF16 have no typed contents.
@@ -187,10 +189,10 @@ def _typed(contents: Any, datatype: str) -> bytes:
 
 
 def _parameter(name: str, value: Any) -> tuple[str, Any]:
-    """Member of a parameter's message, and its value there.
+    """Return the member of a parameter message that holds this kind of value, and the value.
 
     Raises:
-        NotSendable: there is none for such a value.
+        NotSendable: no member does.
     """
     if isinstance(value, bool):
         return "bool_param", value
@@ -201,6 +203,6 @@ def _parameter(name: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, str):
         return "string_param", value
     raise NotSendable(
-        f"the parameter `{excerpt(name)}` cannot be sent to the remote API: over gRPC one is a boolean, a text, or a "
-        "number of at most 64 bits"
+        f"the parameter `{excerpt(name)}` cannot be sent to the remote API: over gRPC a parameter is a boolean, a text, "
+        "or a number of at most 64 bits"
     )

@@ -1,6 +1,6 @@
 """Dialect `oip`: the Open Inference Protocol over HTTP, `POST /v2/models/NAME/infer`, with binary tensor data both ways.
 
-A body is a JSON object, as long as the field Inference-Header-Content-Length says, and the data of each tensor after it.
+A body is a JSON object, whose length is in the field Inference-Header-Content-Length, followed by the data of each tensor.
 """
 
 from __future__ import annotations
@@ -26,93 +26,93 @@ from headway.oip.parameters import BINARY_OUTPUT
 
 _INFER = re.compile("(?P<model>.*/v2/models/(?P<name>[^/]+)(?:/versions/[^/]+)?)/infer")
 _LIGHT = 1 << 20
-"""Bytes of JSON up to which an answer in binary form is light to read."""
+"""Bytes of JSON up to which an answer with binary data is light."""
 _NO_FIELDS: MappingProxyType[str, str] = MappingProxyType({})
 
 
 class OpenInferenceHttp(TensorDialect, frozen=True):
-    """Texts or tensors in, and out."""
+    """Texts or tensors in and out."""
 
     path: ClassVar[str] = _INFER.pattern
 
     @classmethod
     def reach(cls, url: str, model: str) -> Remote:
-        """Take a URL that names the model, or one to which the model's name is added; else it is taken as it is."""
+        """Accept a URL that names the model, or a base URL if `model` is set. Any other URL is used as it is."""
         parts = urlsplit(url)
         path = parts.path
         if model and "/v2/models/" not in path:
             path = f"{path.rstrip('/').removesuffix('/v2')}/v2/models/{quote(model, safe='')}/infer"
-        found = _INFER.fullmatch(path)
-        if model and (found is None or unquote(found["name"]) != model):
+        match = _INFER.fullmatch(path)
+        if model and (match is None or unquote(match["name"]) != model):
             hint = "Leave it out, or name the model in one of them."
             raise SettingError("remote_model", model, "is another model than the URL names", hint)
         url = parts._replace(path=path).geturl()
-        if found is None:
+        if match is None:
             return Remote(url, cls())
-        metadata = RemoteCall(b"", _NO_FIELDS, parts._replace(path=found["model"]).geturl())
-        index = f"{found['model'].partition('/v2/models/')[0]}/v2/repository/index"
+        metadata = RemoteCall(b"", _NO_FIELDS, parts._replace(path=match["model"]).geturl())
+        index = f"{match['model'].partition('/v2/models/')[0]}/v2/repository/index"
         models = RemoteCall(b"{}", JSON_BODY, parts._replace(path=index).geturl())
-        return Remote(url, cls(), metadata, models, unquote(found["name"]))
+        return Remote(url, cls(), metadata, models, unquote(match["name"]))
 
     def models(self, answer: bytes | bytearray) -> list[str]:
-        """Read the names of the models in the repository index."""
+        """Return the names of the models in the repository index."""
         try:
-            return [one.name for one in _decode_index(answer)]
+            return [model.name for model in _decode_index(answer)]
         except (*json_lists.NO_JSON, msgspec.ValidationError):
             return []
 
     def learn(self, metadata: bytes | bytearray) -> Self:
-        """Go by the tensors that the model's metadata names."""
+        """Follow the tensors that the model's metadata name."""
         try:
-            said = _decode_metadata(metadata)
+            declared = _decode_metadata(metadata)
         except (*json_lists.NO_JSON, msgspec.ValidationError):
-            raise BadMetadata("what the API says of its model is no metadata of it. Check the URL.") from None
-        return self.knowing(said.inputs, said.outputs)
+            raise BadMetadata("the API's answer is not metadata of a model. Check the URL.") from None
+        return self.adapted(declared.inputs, declared.outputs)
 
     def encode(self, inputs: Sequence[Value], parameters: Sequence[bytes]) -> RemoteCall:
-        """Encode the inputs as the elements of one tensor, or as the rows of the model's."""
-        sent, wished = self.sent(inputs), sent_parameters(parameters)
+        """Send the inputs as the elements of one tensor, or as rows of the model's tensors."""
+        tensors, own = self.sent(inputs), sent_parameters(parameters)
         head: dict[str, Any] = {
             "inputs": [
                 {
-                    "name": one.head.name,
-                    "shape": one.head.shape,
-                    "datatype": one.head.datatype,
-                    "parameters": {"binary_data_size": one.size},
+                    "name": tensor.head.name,
+                    "shape": tensor.head.shape,
+                    "datatype": tensor.head.datatype,
+                    "parameters": {"binary_data_size": tensor.size},
                 }
-                for one in sent
+                for tensor in tensors
             ]
         }
         if names := self.output_names:
             head["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in names]
         else:
-            wished[BINARY_OUTPUT] = True
-        if wished:
-            head["parameters"] = wished
+            own[BINARY_OUTPUT] = True
+        if own:
+            head["parameters"] = own
         text = msgspec.json.encode(head)
         fields = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(text))}
-        return RemoteCall(b"".join([text, *(piece for one in sent for piece in one.data)]), fields)
+        return RemoteCall(b"".join([text, *(piece for tensor in tensors for piece in tensor.data)]), fields)
 
     def decode(
         self, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
     ) -> list[ItemResult]:
-        """Read the elements or rows of the outputs, those of each input."""
+        """Read the elements or rows of each input."""
         if json_bytes < 0:
             raise NoOutputs("no binary data, which it was asked for")
         if json_bytes > len(body):
             raise NoOutputs(f"{len(body)} bytes, of which {json_bytes} are to be JSON")
         octets = memoryview(body)
-        found, used = _tensors_in(octets[:json_bytes], several=self.signature.gives is ValueKind.TENSORS)
-        heads = [TensorHead(one.name, one.datatype, tuple(one.shape)) for one in found]
+        outputs, used = _outputs_in(octets[:json_bytes], several=self.signature.gives is ValueKind.TENSORS)
+        heads = [TensorHead(output.name, output.datatype, tuple(output.shape)) for output in outputs]
         places = self.check_outputs(heads, expected, rows)
-        data = _binary_data(octets[json_bytes:], [one.parameters.binary_data_size for one in found])
+        data = _binary_data(octets[json_bytes:], [output.parameters.binary_data_size for output in outputs])
         tensors = [Tensor(heads[place], data[place]) for place in places]
         return with_tokens(self.results(tensors, expected, rows), used)
 
     def is_light(self, json_bytes: int) -> bool:
-        """Tensors of numbers are only copied."""
+        """Return True if the outputs are tensors of numbers, which are only copied."""
         signature = self.signature
-        numbers = bool(self.outputs) and all(one.datatype != BYTES for one in self.outputs)
+        numbers = bool(self.outputs) and all(spec.datatype != BYTES for spec in self.outputs)
         return signature.gives is ValueKind.TENSORS and numbers and 0 <= json_bytes <= _LIGHT
 
 
@@ -152,8 +152,8 @@ _decode_answer: Any = msgspec.json.Decoder(_Answer).decode
 _decode_tensor: Any = msgspec.json.Decoder(_Tensor).decode
 
 
-def _tensors_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
-    """Outputs of an answer, of which there may be `several` or is one, and the tokens that its parameters tell, 0 for none."""
+def _outputs_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]:
+    """Return the outputs of an answer, only one unless `several`, and the tokens in its parameters (0 if not reported)."""
     wrong = "no object with one member in its outputs"
     try:
         answer = _decode_answer(text)
@@ -164,16 +164,16 @@ def _tensors_in(text: memoryview, *, several: bool) -> tuple[list[_Tensor], int]
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
     try:
-        found = [_decode_tensor(raw) for raw in answer.outputs]
+        outputs = [_decode_tensor(raw) for raw in answer.outputs]
     except msgspec.ValidationError:
-        raise NoOutputs("an output that is no tensor") from None
+        raise NoOutputs("an output that is not a tensor") from None
     except json_lists.NO_JSON as exc:
         raise NoOutputs(f"something that is not JSON ({exc})") from None
-    return found, _tokens_in(answer.parameters)
+    return outputs, _tokens_in(answer.parameters)
 
 
 def _binary_data(octets: memoryview, sizes: Sequence[int | None]) -> list[memoryview]:
-    """Binary data of each output. Raises NoOutputs where they are others than the outputs say."""
+    """Return the binary data of each output. Raises NoOutputs if the sizes don't add up."""
     if None in sizes:
         raise NoOutputs(f"{len(octets)} bytes of binary data, and it says nothing of an output's")
     known = [size for size in sizes if size is not None]

@@ -1,8 +1,8 @@
-"""Metadata of the server and of its models, and their statistics, with the protocol's names, as JSON and the gRPC messages both have them.
+"""Metadata and statistics of the server and its models, with the protocol's names, as JSON and gRPC messages both have them.
 
-Statistics are of what went through this process: each input, or row of tensors, counts as one inference, and each batch from which an
-answer came as one execution. A run is told as `compute_infer`; what comes before and after it on a GPU is not measured apart, so
-`compute_input` and `compute_output` have the same count and no time. Triton's tools refuse counts that differ.
+Statistics count what went through this process: an inference is one input, or one row of tensors; an execution is one batch that
+brought an answer. A whole run counts as `compute_infer`. `compute_input` and `compute_output` get the same count and no time,
+because they are not measured separately and Triton's tools refuse counts that differ.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from headway.runtime.counters import GatewayCounts
 from headway.version import __version__
 
 SERVER = "headway"
-"""Name of the server, of its platform and of its backend."""
+"""Name of the server, its platform and its backend."""
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "parameters", "schedule_policy", "statistics")
-"""Extensions of the protocol that work here."""
+"""Protocol extensions that work here."""
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 """States of a model in the repository index."""
 
-
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""Whole number, such as a size in a shape: of 64 bits, as in the protocol's messages."""
+"""Whole number of 64 bits, as in the protocol's messages."""
 
 NANOSECONDS = 1e9
 
@@ -43,7 +42,7 @@ class ServerMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorMetadata(msgspec.Struct, frozen=True):
-    """Metadata of an input or output. A dimension of -1 may have any size."""
+    """Metadata of an input or output. A dimension of -1 is free."""
 
     name: str
     datatype: str = BYTES
@@ -61,7 +60,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """Configuration of an input or output. The dimensions leave out that of the rows, or elements, of one request."""
+    """Configuration of an input or output. `dims` leaves out the axis of the rows, or elements."""
 
     name: str
     data_type: str = "TYPE_STRING"
@@ -69,11 +68,11 @@ class TensorConfig(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """Configuration of a model, as far as the protocol's tools look at it.
+    """Configuration of a model, as far as the protocol's tools read it.
 
     Attributes:
-        max_batch_size: most rows, or elements, of one request. The batches that run are made of those of many requests.
-        dynamic_batching: an empty object, whose presence says that requests are batched.
+        max_batch_size: most rows, or elements, of one request. (Batches combine the rows of many requests.)
+        dynamic_batching: an empty object, whose presence means that requests are batched.
     """
 
     name: str
@@ -85,23 +84,23 @@ class ModelConfig(msgspec.Struct, frozen=True):
     dynamic_batching: dict[str, int] = {}
 
 
-def described(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
-    """Metadata of tensors of these specifications, with the axis of the rows."""
-    return tuple(TensorMetadata(one.name, _told(one), (-1, *one.shape)) for one in specs)
+def tensor_metadata(specs: Sequence[TensorSpec]) -> tuple[TensorMetadata, ...]:
+    """Return the metadata of tensors, including the axis of the rows."""
+    return tuple(TensorMetadata(spec.name, _shown_datatype(spec), (-1, *spec.shape)) for spec in specs)
 
 
-def configured(specs: Sequence[TensorSpec]) -> tuple[TensorConfig, ...]:
-    """Configuration of tensors of these specifications."""
-    return tuple(TensorConfig(one.name, _TYPES.get(_told(one)) or f"TYPE_{one.datatype}", one.shape) for one in specs)
+def tensor_config(specs: Sequence[TensorSpec]) -> tuple[TensorConfig, ...]:
+    """Return the configuration of tensors."""
+    return tuple(
+        TensorConfig(
+            spec.name, "TYPE_STRING" if _shown_datatype(spec) == BYTES else f"TYPE_{spec.datatype}", spec.shape
+        )
+        for spec in specs
+    )
 
 
-_TYPES = {BYTES: "TYPE_STRING"}
-"""Datatypes that a configuration names otherwise."""
-
-
-def _told(spec: TensorSpec) -> str:
-    """Datatype as clients are told it."""
-    return BYTES if spec.datatype == JSON else spec.datatype
+def _shown_datatype(spec: TensorSpec) -> str:
+    return BYTES if spec.datatype == JSON else spec.datatype  # The protocol has no JSON datatype.
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
@@ -114,7 +113,7 @@ class IndexEntry(msgspec.Struct, frozen=True):
 
 
 class Duration(msgspec.Struct, frozen=True):
-    """Number of events, and their durations in nanoseconds, added up."""
+    """Number of events and their total duration in nanoseconds."""
 
     count: int = 0
     ns: int = 0
@@ -128,10 +127,10 @@ class InferenceStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         success: answers with an output.
-        fail: answers with an error, refusals among them, and requests whose clients left.
+        fail: error answers, including refusals and requests whose clients left.
         queue: waits in the queue.
         compute_infer, compute_input, compute_output: runs of batches.
-        cache_hit: answers with the outcome of an identical request, or of one under the same key.
+        cache_hit: answers that used the outcome of an identical request, or of one with the same idempotency key.
     """
 
     success: Duration
@@ -157,8 +156,8 @@ class ModelStatistics(msgspec.Struct, frozen=True):
     """Statistics of a model.
 
     Attributes:
-        last_inference: instant of the last answer, in milliseconds since 1970; 0 for none.
-        inference_count: inputs that ran and got an output; of tensors their rows.
+        last_inference: time of the last answer in milliseconds since 1970; 0 if there is none.
+        inference_count: inputs, or rows of tensors, that ran and got an output.
         execution_count: batches that ran.
     """
 
@@ -174,42 +173,37 @@ class ModelStatistics(msgspec.Struct, frozen=True):
 def statistics_of(
     counters: GatewayCounts, model: str, version: str, clock: Callable[[], float], wall_clock: Callable[[], float]
 ) -> ModelStatistics:
-    """Statistics of a model.
+    """Return the statistics of a model from the counters of the process, or of one tenant.
 
-    Arguments:
-        counters: counters of the process, or of one tenant in it.
-        model: name of the model.
-        version: version of the model.
-        clock: monotonic seconds, as the counters have them.
-        wall_clock: seconds since 1970.
+    `clock` returns monotonic seconds, `wall_clock` seconds since 1970.
     """
     outcomes = {"ok": 0, "failed": 0}
     for (name, _, outcome), count in counters.requests.items():
         if name == model:
             outcomes["ok" if outcome == "ok" else "failed"] += count
-    seconds = sum(one.sum for (name, _), one in counters.request_seconds.items() if name == model)
+    seconds = sum(histogram.sum for (name, _), histogram in counters.request_seconds.items() if name == model)
     failed_seconds = counters.failed_seconds.get(model, 0.0)
-    waits = [one for (name, _), one in counters.queue_seconds.items() if name == model]
+    waits = [histogram for (name, _), histogram in counters.queue_seconds.items() if name == model]
     shared = sum(count for (name, _, _), count in counters.shared.items() if name == model)
     runs = sorted((size, run) for (name, size), run in counters.runs.items() if name == model)
     last = counters.last_answer.get(model)
     run_count, run_seconds = sum(run.count for _, run in runs), sum(run.seconds for _, run in runs)
     return ModelStatistics(
-        model,
-        version,
-        0 if last is None else int((wall_clock() - (clock() - last)) * 1000),
-        max(outcomes["ok"] - shared, 0) + counters.more_rows.get(model, 0),
-        run_count,
-        InferenceStatistics(
+        name=model,
+        version=version,
+        last_inference=0 if last is None else int((wall_clock() - (clock() - last)) * 1000),
+        inference_count=max(outcomes["ok"] - shared, 0) + counters.more_rows.get(model, 0),
+        execution_count=run_count,
+        inference_stats=InferenceStatistics(
             success=_duration(outcomes["ok"], seconds - failed_seconds),
             fail=_duration(outcomes["failed"], failed_seconds),
-            queue=_duration(sum(one.count for one in waits), sum(one.sum for one in waits)),
+            queue=_duration(sum(wait.count for wait in waits), sum(wait.sum for wait in waits)),
             compute_infer=_duration(run_count, run_seconds),
             compute_input=Duration(run_count),
             compute_output=Duration(run_count),
             cache_hit=_duration(shared, 0.0),
         ),
-        tuple(
+        batch_stats=tuple(
             BatchStatistics(size, _duration(run.count, run.seconds), Duration(run.count), Duration(run.count))
             for size, run in runs
         ),

@@ -1,4 +1,4 @@
-"""Outputs of a model that gives tensors, as the answer to a request tells them: joined along the rows, and only those asked for."""
+"""Outputs of models that give tensors: concatenated along their rows, and only those that a request asks for."""
 
 from __future__ import annotations
 
@@ -27,12 +27,7 @@ _MOST_SHOWN = 8
 
 
 class WantedOutput(NamedTuple):
-    """Output that a request asks for.
-
-    Attributes:
-        name: its name.
-        binary: whether it comes in the binary form.
-    """
+    """Output that a request asks for, `binary` if it wants the binary form."""
 
     name: str
     binary: bool
@@ -42,9 +37,9 @@ class OutputTensor(NamedTuple):
     """Tensor of an answer.
 
     Attributes:
-        head: its name, datatype and shape, as clients are told them.
-        parts: its data in the binary form, in pieces that are whole rows.
-        binary: whether it is asked for in the binary form.
+        head: name, datatype and shape as clients see them.
+        parts: data in the binary form, in pieces of whole rows.
+        binary: True if the binary form was asked for.
     """
 
     head: TensorHead
@@ -53,37 +48,37 @@ class OutputTensor(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of its data in the binary form."""
+        """The number of data bytes in the binary form."""
         return sum(map(len, self.parts))
 
     def json_pieces(self) -> Iterator[bytes]:
-        """Pieces of its data as one flat array in JSON.
+        """Yield the data as one flat JSON array.
 
         Raises:
-            RequestError: they hold NaN, an infinity or octets that are no UTF-8, none of which JSON has.
+            RequestError: they contain NaN, an infinity or octets that are not UTF-8, which JSON cannot hold.
         """
-        opening = b"["
+        begin = b"["
         try:
             for part in self.parts:
-                between = opening
+                separator = begin
                 for piece in tensor_json.flat(Tensor(self.head, part)):
                     if inner := piece.strip(b"[]"):
-                        yield between + inner
-                        between, opening = b"", b","
+                        yield separator + inner
+                        separator, begin = b"", b","
         except NoTensors as exc:
             raise failures.no_json(exc, ", with `binary_data`") from None
-        yield b"]" if opening == b"," else b"[]"
+        yield b"]" if begin == b"," else b"[]"
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> None:
-    """Check the names of the outputs that a request asks for; none: all that there are.
+    """Check the names of the outputs that a request asks for.
 
     Arguments:
-        names: the names.
-        known: names of the model's outputs; empty while they are not known.
+        names: none for all outputs.
+        known: names of the model's outputs; empty while not known.
 
     Raises:
-        BadRequest: an output is named twice, or there is none of its name.
+        BadRequest: an output is named twice or doesn't exist.
     """
     known = list(known)
     for name in names:
@@ -95,55 +90,55 @@ def check_names(names: Sequence[str], known: Iterable[str]) -> None:
 
 
 def names_of(specs: Iterable[TensorSpec]) -> list[str]:
-    """Names of inputs or outputs."""
-    return [one.name for one in specs]
+    """Return the names of inputs or outputs."""
+    return [spec.name for spec in specs]
 
 
 def are_tensors(outputs: Sequence[Value]) -> TypeGuard[Sequence[Tensors]]:
-    """Whether all outputs of a request are tensors, so that they can be joined."""
-    return all(isinstance(one, Tensors) for one in outputs)
+    """Return True if all outputs of a request are tensors, so that they can be concatenated."""
+    return all(isinstance(output, Tensors) for output in outputs)
 
 
-def told(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
-    """Tensors of an answer: those of all outputs, one after the other along the axis of the rows.
+def answer_tensors(outputs: Sequence[Tensors], wanted: Sequence[WantedOutput], *, binary: bool) -> list[OutputTensor]:
+    """Concatenate the outputs of all inputs along their rows.
 
     Arguments:
-        outputs: output of each input, in order; at least one.
-        wanted: outputs that are asked for, in the order in which they are told; none: all.
-        binary: whether outputs that are not named come in the binary form.
+        outputs: one for each input, in order; at least one.
+        wanted: outputs that are asked for, in the order of the answer; none for all.
+        binary: True if outputs that are not named come in the binary form.
 
     Raises:
-        BadRequest: there is no output that is asked for, or the outputs of several inputs differ in more than their rows.
+        BadRequest: an output that is asked for doesn't exist, or outputs differ in more than their number of rows.
         RequestError: an output is damaged.
     """
     try:
         values = list(map(unpack, outputs))
     except NoTensors as exc:
         raise RequestError(f"the model's output is damaged: {exc}", code=BACKEND_ERROR) from None
-    first = [one.head for one in values[0]]
+    first = [tensor.head for tensor in values[0]]
     for other in values[1:]:
-        heads = [one.head for one in other]
+        heads = [tensor.head for tensor in other]
         if list(map(_row, heads)) != list(map(_row, first)):
             raise BadRequest(
                 f"the outputs differ in shape or datatype: {shown_heads(first)} and {shown_heads(heads)}; ask for each by itself"
             )
-    found = [
-        OutputTensor(_told(head, values, place), [value[place].data for value in values], binary)
+    tensors = [
+        OutputTensor(_joined_head(head, values, place), [value[place].data for value in values], binary)
         for place, head in enumerate(first)
     ]
     if not wanted:
-        return found
-    named = {one.head.name: one for one in found}
-    check_names([one.name for one in wanted], named)
-    return [OutputTensor(named[name].head, named[name].parts, each) for name, each in wanted]
+        return tensors
+    by_name = {tensor.head.name: tensor for tensor in tensors}
+    check_names([output.name for output in wanted], by_name)
+    return [OutputTensor(by_name[name].head, by_name[name].parts, form) for name, form in wanted]
 
 
 class OutputForm(NamedTuple):
-    """Form of an answer with one output: all that its header says.
+    """Everything in an answer but its data, for all outputs with one header.
 
     Attributes:
         tensors: tensors of the answer, without their data.
-        places: places of the data in the output's value, in their order.
+        places: where the data of each lie in the output's value.
         length: bytes of that value.
     """
 
@@ -153,16 +148,9 @@ class OutputForm(NamedTuple):
 
 
 def form_of_output(opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, most: int) -> OutputForm | None:
-    """Form of answers with one output; None where it has texts, no elements, or more bytes of data than `most`.
+    """Return the form of answers with one output; None if it holds texts, no elements, or more than `most` bytes of data.
 
-    Arguments:
-        opening: bytes of the output's value before its data.
-        wanted: outputs that are asked for; see `told`.
-        binary: whether the others come in the binary form.
-        most: see above.
-
-    Raises:
-        RequestError: see `told`.
+    `opening` is the output's value up to its data. For the rest, and for errors, see `answer_tensors`.
     """
     heads = header_of(Octets(opening)).heads if opening else ()
     sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
@@ -172,12 +160,12 @@ def form_of_output(opening: bytes, wanted: Sequence[WantedOutput], *, binary: bo
     for head, size in zip(heads, sizes, strict=True):
         places[head.name] = slice(end, end + size)
         end += size + -size % ALIGNED
-    tensors = told([Tensors(opening + bytes(end - len(opening)))], wanted, binary=binary)
-    return OutputForm(tensors, [places[one.head.name] for one in tensors], end)
+    tensors = answer_tensors([Tensors(opening + bytes(end - len(opening)))], wanted, binary=binary)
+    return OutputForm(tensors, [places[tensor.head.name] for tensor in tensors], end)
 
 
-def _told(head: TensorHead, values: Sequence[Sequence[Tensor]], place: int) -> TensorHead:
-    """Head of the tensor at a place of all values together, as clients are told it."""
+def _joined_head(head: TensorHead, values: Sequence[Sequence[Tensor]], place: int) -> TensorHead:
+    """Return the head of the tensor at `place` of all values together, as clients see it."""
     if len(values) == 1 and head.datatype != JSON:
         return head
     rows = sum(value[place].head.shape[0] for value in values)

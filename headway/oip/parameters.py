@@ -1,4 +1,4 @@
-"""Parameters of a request: those that the protocol's servers know, and the rest, which is the target's."""
+"""Parameters of a request: those that the protocol defines, and all others, which go to the target."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-"""Wish of Triton's clients on streams, and the parameter by which an answer says that it is the last to its request: each is."""
+"""Asked for by Triton's clients on streams; answered in the parameter FINAL. Each answer here is the last to its request."""
 
 TOKENS = "tokens_used"
-"""Parameter of an answer: the tokens that all of its elements have used, where the target tells them."""
+"""Parameter of an answer: the tokens that all of its elements used, if the target reports them."""
 
 KNOWN = (PRIORITY, TIMEOUT, BINARY_OUTPUT, FINAL_WISH)
-"""Parameters that the protocol's servers know."""
+"""Parameters that the protocol's servers understand."""
 
 _MOST_MICROSECONDS = 2**63 - 1
 
 
 class Wishes(msgspec.Struct, frozen=True, gc=False):
-    """Wishes of a client for one request, out of its parameters.
+    """What a client wishes in a request's parameters.
 
     Attributes:
-        tier: index of the highest tier that it asks for: 0, the highest there is, unless it asks for a lower one.
-        timeout: seconds until the answer is worthless; None for no wish.
-        binary: whether its outputs come in the binary form.
-        final: whether an answer on a stream says that it is the last to its request.
+        tier: index of the highest acceptable tier; 0 for the highest there is.
+        timeout: seconds until the answer is worthless; None if not given.
+        binary: True if outputs come in the binary form.
+        final: True if an answer on a stream must say that it is the last to its request.
     """
 
     tier: int = 0
@@ -43,7 +43,7 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
     final: bool = False
 
     def applied_to(self, options: RequestOptions) -> RequestOptions:
-        """Options of the request with these wishes: its tier may only become lower, its time only shorter."""
+        """Return the request's options with a tier that may only be lower, and a timeout that may only be shorter."""
         tier = max(options.tier, self.tier)
         timeout = options.timeout if self.timeout is None else min(options.timeout, self.timeout)
         if tier == options.tier and timeout == options.timeout:
@@ -52,17 +52,16 @@ class Wishes(msgspec.Struct, frozen=True, gc=False):
 
 
 NONE = Wishes()
-"""Wishes of a request without parameters that the protocol knows."""
 
 
 def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
-    """Wishes among a request's parameters, where there are that many tiers.
+    """Read a request's wishes from its parameters, given the number of tiers.
 
-    `priority` 1 is the highest tier, 2 the next; 0, as in the protocol, is that of the principal. `timeout` is in
-    microseconds; 0 is no wish.
+    `priority` 1 is the highest tier; 0, as in the protocol, is the principal's own. `timeout` is in microseconds; 0 is
+    no timeout.
 
     Raises:
-        BadRequest: a parameter has a wrong type, or is out of range.
+        BadRequest: a parameter has a wrong type or is out of range.
     """
     priority = _whole_number(parameters, PRIORITY, tiers)
     microseconds = _whole_number(parameters, TIMEOUT, _MOST_MICROSECONDS)
@@ -71,14 +70,14 @@ def read_wishes(parameters: Mapping[str, Any], tiers: int) -> Wishes:
 
 
 def for_target(parameters: Mapping[str, _T]) -> dict[str, _T]:
-    """Parameters that the target gets: all but those that the protocol knows."""
+    """Return the parameters that go to the target."""
     return {name: value for name, value in parameters.items() if name not in KNOWN}
 
 
 def _boolean(parameters: Mapping[str, Any], name: str) -> bool:
     value = parameters.get(name, False)
     if not isinstance(value, bool):
-        raise BadRequest(f"the parameter `{name}` is no boolean; expected true or false")
+        raise BadRequest(f"the parameter `{name}` is not a boolean; expected true or false")
     return value
 
 
@@ -86,6 +85,6 @@ def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:
     number = parameters.get(name, 0)
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most:
         return number
-    wrong = "out of range" if type(number) is int else "no integer"
+    wrong = "out of range" if type(number) is int else "not an integer"
     unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
     raise BadRequest(f"the parameter `{name}` is {wrong}; expected an integer from 0 to {most}, {unit}")

@@ -1,13 +1,13 @@
-"""Tensors of BYTES, the only ones there are here: each element is one input, or one output.
+"""Tensors of BYTES, as models take and give them that don't work on tensors: each element is one input or output.
 
-A request has one such tensor, under any name, of shape [n] or [n, 1]. Its answer has one of the same shape. In the binary
-form each element is its length, in 4 bytes, little-endian, and its data. Values are in an element by the kind that a model takes or gives:
+A request has one such tensor, under any name, of shape [n] or [n, 1], and its answer has one of the same shape. In the binary
+form an element is its length (4 bytes, little-endian) and its data. The data depend on the kind of values that the model takes or gives:
 
     text    the text, in UTF-8
     bytes   the octets themselves
     json    the JSON text of the value, in UTF-8
 
-While the kind is not known, as no worker has been seen yet, an element is a text.
+Until a worker has reported the kind, elements are texts.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.model import Octets, Value, ValueKind
 
 INPUT = "INPUT"
-"""Name of the input, as metadata has it. A request may give it any other."""
+"""Name of the input in metadata. A request may call it anything."""
 OUTPUT = "OUTPUT"
 """Name of the output."""
 
 LENGTH_BYTES = 4
-"""Bytes of an element's length."""
 _read_length = struct.Struct("<I").unpack_from
 _MOST_SHOWN = 8
-"""Most dimensions of a shape, or names, that a message shows."""
+"""Most dimensions of a shape that a message shows."""
 
 Element = str | bytes
 """Element of an input: a text out of JSON, or the octets of the binary form."""
 
 
 class NoElements(BadRequest):
-    """The request is not one of elements. It may be good for a model that takes tensors of numbers."""
+    """The request doesn't hold elements. It may be good for a model that takes tensors of numbers."""
 
 
 def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
-    """Number of elements of an input, by its shape.
+    """Return the number of elements that an input has by its shape.
 
     Raises:
-        NoElements: the datatype is not BYTES, or the shape is neither [n] nor [n, 1].
+        NoElements: the datatype isn't BYTES, or the shape is neither [n] nor [n, 1].
         PayloadTooLarge: there are more than `most`.
     """
     if datatype != BYTES:
@@ -64,10 +63,10 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) ->
 
 
 def check_outputs(names: Sequence[str]) -> None:
-    """Check the names of the outputs that a request asks for; none: all that there are.
+    """Check the names of the outputs that a request asks for; none for all.
 
     Raises:
-        BadRequest: there is no such output, or it is named twice.
+        BadRequest: an output is named twice or doesn't exist.
     """
     for name in names:
         if name != OUTPUT:
@@ -77,7 +76,7 @@ def check_outputs(names: Sequence[str]) -> None:
 
 
 def wrong_number(count: int) -> BadRequest:
-    """Error of a request with another number of inputs than one."""
+    """Return the error for a request that doesn't have exactly one input."""
     if not count:
         return BadRequest(f"the request has no input; expected one of datatype {BYTES}")
     return NoElements(
@@ -86,10 +85,10 @@ def wrong_number(count: int) -> BadRequest:
 
 
 def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
-    """Elements of an input in its binary form; `count` of them.
+    """Return the `count` elements in the binary form of an input.
 
     Raises:
-        BadRequest: the octets are not that many elements.
+        BadRequest: the octets hold fewer or more.
     """
     elements, end = split(octets, count)
     left = len(octets) - end
@@ -111,7 +110,7 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
 
 
 def split(octets: bytes | memoryview, most: int) -> tuple[list[bytes], int]:
-    """First elements in a binary form, as many as are whole and at most `most`, and where they end."""
+    """Return the first complete elements of a binary form, at most `most`, and where they end."""
     elements: list[bytes] = []
     end, size = 0, len(octets)
     while len(elements) < most and (body := end + LENGTH_BYTES) <= size:
@@ -124,17 +123,17 @@ def split(octets: bytes | memoryview, most: int) -> tuple[list[bytes], int]:
 
 
 def pack(elements: Iterable[bytes]) -> bytes:
-    """Binary form of elements."""
-    return b"".join([piece for one in elements for piece in (head_of(one), one)])
+    """Return the binary form of elements."""
+    return b"".join([piece for element in elements for piece in (head_of(element), element)])
 
 
 def packed_size(elements: Sequence[bytes]) -> int:
-    """Bytes of the binary form of elements."""
+    """Return the size of the binary form in bytes."""
     return sum(map(len, elements)) + LENGTH_BYTES * len(elements)
 
 
 def head_of(element: bytes) -> bytes:
-    """Bytes before an element in the binary form."""
+    """Return the length prefix of an element."""
     return len(element).to_bytes(LENGTH_BYTES, "little")
 
 
@@ -143,48 +142,48 @@ def _quoted(name: str) -> str:
 
 
 def _shown_shape(shape: Sequence[int]) -> str:
-    dimensions = [str(one) for one in shape[:_MOST_SHOWN]]
+    dimensions = [str(size) for size in shape[:_MOST_SHOWN]]
     if len(shape) > _MOST_SHOWN:
         dimensions.append("…")
     return f"[{', '.join(dimensions)}]"
 
 
 def values_of(elements: Sequence[Element], takes: ValueKind | None) -> list[Value]:
-    """Values of the elements of an input, for a model that takes values of a kind.
+    """Convert the elements of an input to values that the model takes.
 
     Raises:
-        BadRequest: an element is no such value; the message says which.
+        BadRequest: an element is not such a value; the message says which.
     """
-    found: list[Value] = []
+    converted: list[Value] = []
     try:
         for element in elements:
-            found.append(_value_of(element, takes))
+            converted.append(_value_of(element, takes))
     except BadRequest as exc:
-        raise BadRequest(f"element {len(found)} of the input {exc}") from None
-    return found
+        raise BadRequest(f"element {len(converted)} of the input {exc}") from None
+    return converted
 
 
 def values_in_steps(elements: Sequence[Element], takes: ValueKind | None) -> Steps[list[Value]]:
-    """The same of elements that may be long, one at a time; see `values_of`."""
-    found: list[Value] = []
+    """Convert elements that may be long, one at a time; see `values_of`."""
+    converted: list[Value] = []
     try:
         for element in elements:
             if takes is ValueKind.JSON and len(element) > SHORT:
                 text = element.encode() if isinstance(element, str) else element
-                found.append((yield from _json_in_steps(text)))
+                converted.append((yield from _json_in_steps(text)))
             else:
-                found.append(_value_of(element, takes))
+                converted.append(_value_of(element, takes))
             yield 0
     except BadRequest as exc:
-        raise BadRequest(f"element {len(found)} of the input {exc}") from None
-    return found
+        raise BadRequest(f"element {len(converted)} of the input {exc}") from None
+    return converted
 
 
 def element_of(output: Value, gives: ValueKind | None) -> bytes:
-    """Element of an output, for a model that gives values of a kind.
+    """Return the element for an output of a model that gives values of this kind.
 
     Raises:
-        UnicodeEncodeError: the output holds a lone surrogate.
+        UnicodeEncodeError: the output contains a lone surrogate.
     """
     if isinstance(output, Octets):
         return output.content
@@ -193,7 +192,7 @@ def element_of(output: Value, gives: ValueKind | None) -> bytes:
     if gives is ValueKind.BYTES and isinstance(output, str):
         try:
             return b64decode(output, validate=True)
-        except (binascii.Error, ValueError):  # It comes from a worker that gives texts, as a fleet in change may have.
+        except (binascii.Error, ValueError):  # During an update a worker may still give texts.
             pass
     return output.encode() if isinstance(output, str) else output
 
@@ -232,4 +231,4 @@ def _no_json(exc: Exception) -> BadRequest:
         return BadRequest(str(exc))
     if isinstance(exc, UnicodeDecodeError):
         return BadRequest(f"is not UTF-8: {exc.reason} at byte {exc.start}; the model takes JSON texts")
-    return BadRequest(f"is no JSON text, which the model takes: {exc}")
+    return BadRequest(f"is not a JSON text, which the model takes: {exc}")

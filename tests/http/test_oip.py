@@ -140,7 +140,7 @@ async def test_octets_and_json_texts_are_elements_for_models_that_take_them(stan
     learn(stand, "json", "json")
     answer = await stand.ask(infer(['{"a": [1]}', '"text"', "null"]))
     assert answer.json["outputs"][0]["data"] == ['{"a": [1]}', '"TEXT"', "null"]
-    assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is no JSON text")
+    assert (await stand.ask(infer(["no json"]))).json["error"].startswith("element 0 of the input is not a JSON text")
 
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -230,7 +230,7 @@ WRONG = [
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(classification=3)]}), "`classification` is not served"),
     (json.dumps({"inputs": [tensor(["a"])], "outputs": [wanted(shared_memory_region="x")]}), "shared memory is not"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {"priority": 9}}), "`priority` is out of range"),
-    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is no integer"),
+    (json.dumps({"inputs": [tensor(["a"])], "parameters": {"timeout": "1"}}), "`timeout` is not an integer"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": [1]}), "Expected `object | null` - at `$.parameters`"),
     (json.dumps({"inputs": [tensor(["a"])], "parameters": {f"p{n}": 1 for n in range(65)}}), "has 65 members"),
     ('{"inputs": [{"name": "I", "datatype": "BYTES", "shape": [1], "data": ["\\ud800"]}]}', "surrogate"),

@@ -132,7 +132,7 @@ async def test_the_index_lists_what_is_served(stand: Stand) -> None:
     for body in ("[]", '{"ready": 1}', "no JSON"):
         answer = await stand.ask(post(body, "/v2/repository/index"))
         assert answer.status == 400
-        assert answer.json["error"].startswith("the body is no repository index request: ")
+        assert answer.json["error"].startswith("the body is not a repository index request: ")
 
 
 @on_stand(whole=True)

@@ -65,13 +65,13 @@ def test_an_output_with_a_lone_surrogate_is_no_element() -> None:
         (b"a\xff", None, "is not UTF-8"),
         ("a\0", ValueKind.TEXT, "contains U+0000"),
         (b"\0", ValueKind.TEXT, "contains U+0000"),
-        (b"hello", ValueKind.JSON, "is no JSON text, which the model takes"),
-        ("", ValueKind.JSON, "is no JSON text"),
+        (b"hello", ValueKind.JSON, "is not a JSON text, which the model takes"),
+        ("", ValueKind.JSON, "is not a JSON text"),
         (b'"\xff"', ValueKind.JSON, "is no"),
         (b'["\xff"]', ValueKind.JSON, "is no"),
         ('"\\u0000"', ValueKind.JSON, "holds U+0000"),
         ("[" * 200 + "]" * 200, ValueKind.JSON, "nested deeper"),
-        ("[" * 100_000, ValueKind.JSON, "is no JSON text"),
+        ("[" * 100_000, ValueKind.JSON, "is not a JSON text"),
     ],
 )
 def test_a_wrong_element_is_named_by_its_position(element: Element, takes: ValueKind | None, says: str) -> None:

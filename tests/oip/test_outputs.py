@@ -1,4 +1,4 @@
-"""Outputs of a model that gives tensors: which are told, in which order, and as what."""
+"""Outputs of a model that gives tensors: which are returned, in which order and form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from headway.core.tensors import Tensor, TensorHead, join_elements, pack
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.model import Tensors
-from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, told
+from headway.oip.outputs import OutputTensor, WantedOutput, answer_tensors, are_tensors, check_names
 
 
 def output(*rows: float) -> Tensors:
@@ -30,7 +30,7 @@ def shown(tensor: OutputTensor) -> object:
 
 
 def test_outputs_of_several_inputs_are_joined_along_the_rows() -> None:
-    x, total = told([output(1, 2), output(3)], (), binary=True)
+    x, total = answer_tensors([output(1, 2), output(3)], (), binary=True)
     assert (x.head, total.head) == (TensorHead("x", "FP32", (3, 1)), TensorHead("sum", "FP64", (3,)))
     assert (shown(x), shown(total)) == ([1, 2, 3], [3, 3, 3])
     assert (x.size, total.size, x.binary) == (12, 24, True)
@@ -38,10 +38,10 @@ def test_outputs_of_several_inputs_are_joined_along_the_rows() -> None:
 
 def test_only_the_outputs_that_are_asked_for_are_told_in_their_order() -> None:
     wanted = [WantedOutput("sum", True), WantedOutput("x", False)]
-    assert [(one.head.name, one.binary) for one in told([output(1)], wanted, binary=False)] == wanted
-    assert [one.head.name for one in told([output(1)], wanted[:1], binary=False)] == ["sum"]
+    assert [(one.head.name, one.binary) for one in answer_tensors([output(1)], wanted, binary=False)] == wanted
+    assert [one.head.name for one in answer_tensors([output(1)], wanted[:1], binary=False)] == ["sum"]
     with pytest.raises(BadRequest, match="no output `y`; the model gives `x`, `sum`"):
-        told([output(1)], [WantedOutput("y", True)], binary=False)
+        answer_tensors([output(1)], [WantedOutput("y", True)], binary=False)
 
 
 def test_names_are_checked_as_far_as_they_are_known() -> None:
@@ -57,7 +57,7 @@ def test_names_are_checked_as_far_as_they_are_known() -> None:
 
 
 def test_numbers_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
-    [x, _] = told([output(float("nan"))], (), binary=False)
+    [x, _] = answer_tensors([output(float("nan"))], (), binary=False)
     with pytest.raises(RequestError, match=r"NaN or an infinity.*ask for it in binary, with `binary_data`") as raised:
         list(x.json_pieces())
     assert raised.value.code == BACKEND_ERROR
@@ -66,7 +66,7 @@ def test_numbers_that_json_has_not_are_to_be_asked_for_in_binary() -> None:
 def test_json_values_are_texts_in_json_and_elements_of_bytes() -> None:
     texts = [b'{"a":[1]}', b'"b"', b"]"]
     value = pack([Tensor(TensorHead("x", "JSON", (3,)), join_elements(texts))])
-    [x] = told([value], (), binary=False)
+    [x] = answer_tensors([value], (), binary=False)
     assert x.head.datatype == "BYTES"
     assert shown(x) == [one.decode() for one in texts]
 
@@ -74,18 +74,18 @@ def test_json_values_are_texts_in_json_and_elements_of_bytes() -> None:
 def test_a_tensor_without_elements_is_an_empty_array() -> None:
     for datatype in ("FP32", "BYTES"):
         value = pack([Tensor(TensorHead("x", datatype, (2, 0)), b"")])
-        [x] = told([value, value], (), binary=False)
+        [x] = answer_tensors([value, value], (), binary=False)
         assert (x.head.shape, shown(x)) == ((4, 0), [])
 
 
 def test_outputs_of_several_shapes_are_to_be_asked_for_one_by_one() -> None:
     other = pack([Tensor(TensorHead("x", "FP32", (1, 2)), bytes(8))])
     with pytest.raises(BadRequest, match=r"differ in shape or datatype: .*; ask for each by itself"):
-        told([output(1), other], (), binary=False)
+        answer_tensors([output(1), other], (), binary=False)
 
 
 def test_a_damaged_output_is_the_model_s_fault() -> None:
     assert not are_tensors([output(1), "text"])
     with pytest.raises(RequestError, match="the model's output is damaged") as caught:
-        told([Tensors(output(1).content[:-20])], (), binary=False)
+        answer_tensors([Tensors(output(1).content[:-20])], (), binary=False)
     assert caught.value.code == BACKEND_ERROR

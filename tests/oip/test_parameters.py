@@ -31,14 +31,17 @@ def test_what_a_client_wishes_is_read(parameters: dict[str, Any], wishes: Wishes
     [
         ({"priority": 4}, "`priority` is out of range; expected an integer from 0 to 3, 1 being the highest tier"),
         ({"priority": -1}, "`priority`"),
-        ({"priority": True}, "`priority` is no integer; expected"),
-        ({"priority": "1"}, "`priority` is no integer; expected an integer from 0 to 3"),
-        ({"timeout": 1.5}, "`timeout` is no integer; expected an integer from 0 to 9223372036854775807, microseconds"),
+        ({"priority": True}, "`priority` is not an integer; expected"),
+        ({"priority": "1"}, "`priority` is not an integer; expected an integer from 0 to 3"),
+        (
+            {"timeout": 1.5},
+            "`timeout` is not an integer; expected an integer from 0 to 9223372036854775807, microseconds",
+        ),
         ({"timeout": -1}, "`timeout`"),
         ({"timeout": 2**63}, "`timeout`"),
         ({"timeout": None}, "`timeout`"),
-        ({"binary_data_output": 1}, "`binary_data_output` is no boolean"),
-        ({"triton_enable_empty_final_response": "yes"}, "`triton_enable_empty_final_response` is no boolean"),
+        ({"binary_data_output": 1}, "`binary_data_output` is not a boolean"),
+        ({"triton_enable_empty_final_response": "yes"}, "`triton_enable_empty_final_response` is not a boolean"),
     ],
 )
 def test_a_wrong_parameter_is_named(parameters: dict[str, Any], says: str) -> None:

@@ -1,4 +1,1 @@
-"""The Open Inference Protocol over gRPC: messages of inference, its stream, and what is said of models.
-
-Imported where the gRPC port is on: protobuf is an extra.
-"""
+"""The Open Inference Protocol over gRPC. Imported only if the gRPC port is on, because protobuf is an extra."""

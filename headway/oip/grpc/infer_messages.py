@@ -1,9 +1,9 @@
-"""Messages of ModelInfer and ModelStreamInfer: requests to exchanges, and outcomes to answers.
+"""ModelInfer and ModelStreamInfer messages: requests to exchanges, and outcomes to answers.
 
-An input comes in `contents` or in `raw_input_contents`; an output leaves in `raw_output_contents`. A model that takes texts, JSON
-values or octets has one input, of whose elements each becomes an entry. A model that takes tensors may have several, and all of them
-are one entry. Raw data are in the binary form as they come. Of typed ones numbers of 32 and 64 bits with a fraction, and booleans,
-lie in the message as they do in the binary form; integers are put into it one by one.
+An input comes in `contents` or `raw_input_contents`; an output leaves in `raw_output_contents`. A model that takes texts, JSON
+values or octets has one input, and each of its elements becomes an entry. A model that takes tensors may have several inputs, which
+together are one entry. Raw data already are in the binary form. Of typed data, booleans and 32- or 64-bit floats lie in the message as
+they do in the binary form; integers are converted one by one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,15 @@ from headway.oip import parameters, tensors
 from headway.oip.grpc import message_parts
 from headway.oip.grpc.message_parts import Data
 from headway.oip.inputs import checked_heads, value_of
-from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, check_names, form_of_output, names_of, told
+from headway.oip.outputs import (
+    OutputTensor,
+    WantedOutput,
+    answer_tensors,
+    are_tensors,
+    check_names,
+    form_of_output,
+    names_of,
+)
 from headway.oip.parameters import Wishes
 from headway.oip.rest.requests import InferRequest, check_version, with_version
 from headway.oip.rest.tensor_requests import TensorsRequest, packed_in_place
@@ -56,18 +64,18 @@ from headway.oip.tensors import OUTPUT, NoElements
 _REQUEST = messages.message("inference.ModelInferRequest")
 _RESPONSE = messages.message("inference.ModelInferResponse")
 _CONTENT = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2,))
-"""Byte before the length of the content of a tensor in an answer."""
+"""Tag before the length of a tensor's content in an answer."""
 _MOST_INTEGERS = 1 << 18
-"""Most integers of a request in `contents`, as each takes some 20 ns. An image of 224 × 224 pixels in three colours has fewer."""
+"""Most integers of a request in `contents`, since each takes about 20 ns. A 224 × 224 RGB image has fewer."""
 _LONGEST_FRONT = 1024
-"""Most bytes of a message before its data that are remembered. Clients send the same again and again."""
+"""Longest beginning of a message that is remembered, since clients send the same again and again."""
 _MOST_FORMS = 256
 _MOST_TEXT = 1 << 18
-"""Most characters of the texts in the parameters of a request, of which each may take six bytes in JSON."""
+"""Most characters of the texts in a request's parameters; each may take six bytes in JSON."""
 _MOST_AT_ONCE = 1 << 20
-"""Most bytes of an answer with tensors that is put together at once."""
+"""Largest answer with tensors that is put together at once, in bytes."""
 _REGION = "shared_memory_region"
-"""Parameter of an input or output that is not in the message."""
+"""Parameter of an input or output whose data are not in the message."""
 _TENSORS = ValueKind.TENSORS
 
 _FIELDS = {
@@ -80,9 +88,9 @@ _FIELDS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-"""Member of `contents` with the elements of each datatype. The protocol has none for FP16 and BF16."""
+"""Member of `contents` that holds each datatype. The protocol has none for FP16 and BF16."""
 _AS_THEY_ARE = ("BOOL", "FP32", "FP64")
-"""Datatypes whose elements lie in a message as they do in the binary form."""
+"""Datatypes that lie in a message as they do in the binary form."""
 _TYPECODES = {
     "BOOL": "B", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP32": "f", "FP64": "d",
@@ -90,13 +98,8 @@ _TYPECODES = {
 
 
 def infer_reader(settings: Settings) -> Reader:
-    """Make the reader of the messages of ModelInfer and ModelStreamInfer.
-
-    Arguments:
-        settings: bounds of inputs and parameters, tiers, and the default model.
-    """
+    """Make the reader of ModelInfer and ModelStreamInfer messages."""
     most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
-
     forms: dict[int, _Form] = {}
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
@@ -104,44 +107,45 @@ def infer_reader(settings: Settings) -> Reader:
         if form is not None and body[: len(form.front)] == form.front:
             model = form.model or known.default
             served = known[model]
-            if form.judged_by(served):
+            if form.still_fits(served):
                 data = memoryview(body)[len(form.front) :]
                 value = packed_in_place(data, form.opening)
                 write = _Answerer(model, form.id, (), form.wanted, known).write
                 return TensorsRequest(form.id, value, form.wishes, form.text).exchange(model, options, _TENSORS, write)
-        asked, raw = opened(body)
-        model = asked.model_name or known.default
-        check_version(known, model, asked.model_version or None)
-        options, served = with_version(options, asked.model_version), known[model]
-        wanted = _wanted(asked.outputs, served) if asked.outputs else ()
+        message, raw = opened(body)
+        model = message.model_name or known.default
+        check_version(known, model, message.model_version or None)
+        options, served = with_version(options, message.model_version), known[model]
+        wanted = _wanted(message.outputs, served) if message.outputs else ()
         wishes, text = parameters.NONE, b""
-        if asked.parameters:
-            given = _parameters_of(asked.parameters, settings.max_parameters)
-            wishes, rest = parameters.read_wishes(given, tiers), parameters.for_target(given)
-            text = msgspec.json.encode(rest) if rest else b""
+        if message.parameters:
+            given = _parameters_of(message.parameters, settings.max_parameters)
+            wishes, own = parameters.read_wishes(given, tiers), parameters.for_target(given)
+            text = msgspec.json.encode(own) if own else b""
         takes = served.takes
         request: InferRequest | TensorsRequest
         if takes is _TENSORS:
-            request = _tensors_of(asked, raw, served, settings.max_body_bytes, wishes, text)
+            request = _tensors_of(message, raw, served, settings.max_body_bytes, wishes, text)
         else:
             try:
-                request = InferRequest(asked.id, *_input_of(asked, raw, most), wishes, text)
+                shape, elements = _input_of(message, raw, most)
+                request = InferRequest(message.id, shape, elements, wishes, text)
             except NoElements:
                 if takes is not None:
                     raise
-                # It may be what the model takes, of which nothing is known yet.
-                request = _tensors_of(asked, raw, served, settings.max_body_bytes, wishes, text)
-        if takes is _TENSORS and isinstance(request, TensorsRequest) and len(raw) == 1 and not asked.model_version:
-            form = _form_of(body, asked.model_name, request, wanted, served)
+                # No worker has reported what the model takes: it may be this.
+                request = _tensors_of(message, raw, served, settings.max_body_bytes, wishes, text)
+        if takes is _TENSORS and isinstance(request, TensorsRequest) and len(raw) == 1 and not message.model_version:
+            form = _form_of(body, message.model_name, request, wanted, served)
             if form is not None:
                 if len(forms) >= _MOST_FORMS:
                     forms.clear()
                 forms[len(body)] = form
-        write = _Answerer(model, asked.id, request.shape, wanted, known).write
+        write = _Answerer(model, message.id, request.shape, wanted, known).write
         return request.exchange(model, options, takes, write)
 
     def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        decoded = len(message_parts.split(body)[0])  # The value may be made in place of the message.
+        decoded = len(message_parts.split(body)[0])  # Before `read`, which may overwrite the message with the value.
         exchange = read(body, options, known)
         yield _charged_for(decoded, exchange.input)
         return exchange
@@ -150,7 +154,7 @@ def infer_reader(settings: Settings) -> Reader:
 
 
 def _charged_for(decoded: int, input: Value | list[Value]) -> int:
-    """Bytes of JSON that take as long as what was read one by one: integers among the bytes that were decoded, and elements of BYTES."""
+    """Return the bytes of JSON that would cost as much as what was read one by one: decoded integers, and BYTES elements."""
     if not isinstance(input, Tensors):
         return 0
     heads = header_of(input).heads
@@ -159,13 +163,13 @@ def _charged_for(decoded: int, input: Value | list[Value]) -> int:
 
 
 class _Answerer(msgspec.Struct, frozen=True, gc=False):
-    """Writer of the answer to one request, which keeps nothing of its inputs.
+    """Writer of the answer to one request. It keeps nothing of the inputs.
 
     Attributes:
         model: name of the model.
-        id: id that the client gave the request; empty for none.
-        shape: shape of the output, where it is none of tensors.
-        wanted: outputs that it asks for; none: all.
+        id: the client's id for the request, or empty.
+        shape: shape of the output if the model doesn't give tensors.
+        wanted: outputs that are asked for; none for all.
         known: the models.
     """
 
@@ -176,26 +180,29 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
     known: KnownModels
 
     def write(self, outcome: Outcome) -> Written:
-        """Write the answer."""
+        """Write the answer; see `WriteAnswer`."""
         outputs, used = outcome.outputs, added_up(outcome.tokens)
         first = outputs[0]
         if isinstance(first, Tensors) and are_tensors(outputs):
             if len(outputs) == 1 and used is None and not self.id:
                 content = first.content
-                known = _often_answer(self.model, outcome.version, self.wanted, opening_of(content))
+                known = _known_answer(self.model, outcome.version, self.wanted, opening_of(content))
                 if known is not None and known.length == len(content):
                     return b"", b"".join([part for front, place in known.parts for part in (front, content[place])])
-            return b"", _with_tensors(self._begun(outcome.version, used), told(outputs, self.wanted, binary=True))
+            return b"", _with_tensors(
+                self._begun(outcome.version, used), answer_tensors(outputs, self.wanted, binary=True)
+            )
         answer, gives = self._begun(outcome.version, used), self.known[self.model].gives
         answer.outputs.add(name=OUTPUT, datatype=BYTES, shape=self.shape)
         head = answer.SerializeToString()
         if len(outputs) > 1 or len(first) > PIECE:
-            return b"", _pieces(head, (tensors.element_of(one, gives) for one in released(outputs)))
-        one = tensors.element_of(first, gives)
-        return b"", b"".join((head, _CONTENT, messages.varint(tensors.packed_size((one,))), tensors.head_of(one), one))
+            return b"", _pieces(head, (tensors.element_of(output, gives) for output in released(outputs)))
+        element = tensors.element_of(first, gives)
+        size = messages.varint(tensors.packed_size((element,)))
+        return b"", b"".join((head, _CONTENT, size, tensors.head_of(element), element))
 
     def _begun(self, version: str, used: TokenCount | None) -> Any:
-        """Message of the answer without its outputs."""
+        """Return the message of the answer without its outputs."""
         answer = _RESPONSE(model_name=self.model, model_version=version, id=self.id)
         if used is not None:
             answer.parameters[parameters.TOKENS].int64_param = used.used
@@ -203,15 +210,15 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Form(NamedTuple):
-    """Form of a request with one tensor: all of its message but the data, at its end.
+    """Form of a request with one tensor: its whole message but the data at the end.
 
     Attributes:
-        front: the message before the data.
-        model: name that it has for the model; may be empty.
+        front: the message up to the data.
+        model: the model's name in the message; may be empty.
         id, wishes, text: see TensorsRequest.
-        wanted: outputs that it asks for.
-        opening: bytes of the packed value before the data.
-        inputs, outputs, settings: what the model took and gave when it was judged, and its settings.
+        wanted: outputs that are asked for.
+        opening: the packed value up to the data.
+        inputs, outputs, settings: the model's when the message was checked.
     """
 
     front: bytes
@@ -225,102 +232,110 @@ class _Form(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     settings: Settings
 
-    def judged_by(self, served: ServedModel) -> bool:
-        """Whether the model is as it was."""
-        as_it_was = served.inputs is self.inputs and served.outputs is self.outputs and served.settings is self.settings
-        return as_it_was and served.takes is _TENSORS
+    def still_fits(self, served: ServedModel) -> bool:
+        """Return True if the model hasn't changed since the message was checked."""
+        unchanged = served.inputs is self.inputs and served.outputs is self.outputs and served.settings is self.settings
+        return unchanged and served.takes is _TENSORS
 
 
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Form of a message that was read; None where it is long, or its data do not end it as they are packed."""
+    """Return the form of a message that was read; None if it is long, or doesn't end in data that are packed as they come."""
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:
         return None
     try:
-        rest, [data] = message_parts.split(body)
-    except BadRequest:  # It was short enough to be decoded whole.
+        others, [data] = message_parts.split(body)
+    except BadRequest:  # `split` is stricter than the decoder of short messages.
         return None
-    front = rest + bytes((message_parts.RAW,)) + messages.varint(len(data))
+    front = others + bytes((message_parts.RAW,)) + messages.varint(len(data))
     if len(front) > _LONGEST_FRONT or len(front) + len(data) != len(body) or body[: len(front)] != front:
         return None
-    judged_by = served.inputs, served.outputs, served.settings
-    return _Form(front, model, request.id or "", request.wishes, request.parameters, wanted, opening, *judged_by)
+    return _Form(
+        front=front,
+        model=model,
+        id=request.id or "",
+        wishes=request.wishes,
+        text=request.parameters,
+        wanted=wanted,
+        opening=opening,
+        inputs=served.inputs,
+        outputs=served.outputs,
+        settings=served.settings,
+    )
 
 
 class _KnownAnswer(NamedTuple):
-    """Form of an answer: bytes before the data of each tensor, where those lie in the value of the output, and its length."""
+    """Form of an answer: the bytes before each tensor's data, and where those lie in the output's value; and its length."""
 
     parts: Sequence[tuple[bytes, slice]]
     length: int
 
 
-def _answer_form(model: str, version: str, wanted: tuple[WantedOutput, ...], opening: bytes) -> _KnownAnswer | None:
-    """Form of answers with one output that begins so; None where it is made another way. Raises RequestError."""
+@lru_cache(maxsize=256)
+def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], opening: bytes) -> _KnownAnswer | None:
+    """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=True, most=PIECE)
     if form is None:
         return None
     answer, parts = _RESPONSE(model_name=model, model_version=version), []
-    for one in form.tensors:
-        answer.outputs.add(name=one.head.name, datatype=one.head.datatype, shape=one.head.shape)
+    for tensor in form.tensors:
+        answer.outputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
     head = answer.SerializeToString()
-    for one, place in zip(form.tensors, form.places, strict=True):
-        parts.append((head + _CONTENT + messages.varint(one.size), place))
+    for tensor, place in zip(form.tensors, form.places, strict=True):
+        parts.append((head + _CONTENT + messages.varint(tensor.size), place))
         head = b""
     return _KnownAnswer(parts, form.length)
 
 
-_often_answer = lru_cache(maxsize=256)(_answer_form)
-
-
 def _pieces(answer: bytes, outputs: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of the message of an answer, of which `answer` is all but the content of its tensor."""
+    """Yield the message of an answer; `answer` is all of it but the content of its tensor."""
     packed: list[bytes] = []
-    for one in outputs:
-        packed.append(one)
+    for element in outputs:
+        packed.append(element)
         yield b""
     yield answer
     yield _CONTENT + messages.varint(tensors.packed_size(packed))
     yield from packed_pieces(packed)
 
 
-def _with_tensors(answer: Any, found: Sequence[OutputTensor]) -> bytes | Iterator[bytes]:
-    """Message of an answer with these tensors, or pieces of it where it is large; `answer` has none yet."""
-    for one in found:
-        answer.outputs.add(name=one.head.name, datatype=one.head.datatype, shape=one.head.shape)
+def _with_tensors(answer: Any, outputs: Sequence[OutputTensor]) -> bytes | Iterator[bytes]:
+    """Add the outputs to the message of an answer, and return it, in pieces if it is large."""
+    for tensor in outputs:
+        answer.outputs.add(name=tensor.head.name, datatype=tensor.head.datatype, shape=tensor.head.shape)
     parts: list[Data] = [answer.SerializeToString()]
-    for one in found:
-        parts += (_CONTENT + messages.varint(one.size), *one.parts)
+    for tensor in outputs:
+        parts += (_CONTENT + messages.varint(tensor.size), *tensor.parts)
     if sum(map(len, parts)) <= _MOST_AT_ONCE:
         return b"".join(parts)
     return (piece for part in parts for piece in cut(part))
 
 
 def front_of(body: bytes) -> Any:
-    """Return the message of a request without its inputs, however long these are. Raises BadRequest."""
+    """Return the message of a request without its inputs, which may be long. Raises BadRequest."""
     return messages.read(_REQUEST, message_parts.front_of(body))
 
 
 def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
-    """Return the message of a request, and its raw contents, which that of a large one is without.
+    """Return the message of a request, and its raw contents, which the message of a large request lacks.
 
     Raises:
-        BadRequest: the bytes are no such message, or one that takes long to decode.
+        BadRequest: the bytes are not such a message, or one that takes long to decode.
     """
     if len(body) <= SHORT:
-        asked = messages.read(_REQUEST, body)
-        return asked, asked.raw_input_contents
-    rest, raw = message_parts.split(body)
-    return messages.read(_REQUEST, rest), raw
+        message = messages.read(_REQUEST, body)
+        return message, message.raw_input_contents
+    others, raw = message_parts.split(body)
+    return messages.read(_REQUEST, others), raw
 
 
-def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
-    """Shape and elements of the only input of a request. Raises BadRequest."""
-    if len(asked.inputs) != 1:
-        raise tensors.wrong_number(len(asked.inputs))
-    tensor = asked.inputs[0]
+def _input_of(message: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
+    """Return the shape and the elements of the only input of a request. Raises BadRequest."""
+    if len(message.inputs) != 1:
+        raise tensors.wrong_number(len(message.inputs))
+    tensor = message.inputs[0]
     if _REGION in tensor.parameters:
         raise _no_shared_memory()
     shape = _shape_of(tensor)
@@ -335,57 +350,57 @@ def _input_of(asked: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ..
     for field, _ in contents.ListFields():
         if field.name != "bytes_contents":
             raise BadRequest(f"the input has `{field.name}`; expected `bytes_contents`, as its datatype is {BYTES}")
-    found = contents.bytes_contents
-    if len(found) != count:
-        raise BadRequest(f"`bytes_contents` has {len(found)} elements, and the shape says {count}")
-    return shape, list(found)
+    elements = contents.bytes_contents
+    if len(elements) != count:
+        raise BadRequest(f"`bytes_contents` has {len(elements)} elements, and the shape says {count}")
+    return shape, list(elements)
 
 
 def _tensors_of(
-    asked: Any, raw: Sequence[Data], served: ServedModel, most: int, wishes: Wishes, text: bytes
+    message: Any, raw: Sequence[Data], served: ServedModel, most: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
-    """Request for a model that takes tensors, or of which that is not known.
+    """Read a request for a model that takes tensors, or of which it isn't known.
 
     Arguments:
-        asked: message of the request.
+        message: the request.
         raw: its raw contents.
         served: the model.
-        most: most bytes of the data of all inputs.
+        most: most data bytes of all inputs.
         wishes: wishes among its parameters.
-        text: text of the parameters for the target.
+        text: JSON text of the parameters for the target.
 
     Raises:
-        RequestError: the inputs are not those that the model takes, or too large.
+        RequestError: the inputs are too large, or not those that the model takes.
     """
-    inputs = asked.inputs
+    inputs = message.inputs
     if len(inputs) > MOST_TENSORS:
         raise BadRequest(f"the request has {len(inputs)} inputs; expected 1 to {MOST_TENSORS}")
-    if any(_REGION in one.parameters for one in inputs):
+    if any(_REGION in tensor.parameters for tensor in inputs):
         raise _no_shared_memory()
-    given = [TensorHead(one.name, one.datatype, _shape_of(one)) for one in inputs]
+    given = [TensorHead(tensor.name, tensor.datatype, _shape_of(tensor)) for tensor in inputs]
     heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
     data = data_of(inputs, raw, heads, most)
-    value = value_of(heads, data) if raw else pack([Tensor(*pair) for pair in zip(heads, data, strict=True)])
-    return TensorsRequest(asked.id, value, wishes, text)
+    value = value_of(heads, data) if raw else pack(list(map(Tensor, heads, data)))
+    return TensorsRequest(message.id, value, wishes, text)
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
-    """Shape of an input. Raises BadRequest."""
+    """Return the shape of an input. Raises BadRequest."""
     if len(tensor.shape) > MOST_AXES:
         raise BadRequest(f"the input {quoted(tensor.name)} has {len(tensor.shape)} axes; at most {MOST_AXES} are taken")
     return tuple(tensor.shape)
 
 
 def _wanted(outputs: Sequence[Any], served: ServedModel) -> tuple[WantedOutput, ...]:
-    """Outputs that a request asks for. Raises BadRequest."""
+    """Return the outputs that a request asks for. Raises BadRequest."""
     if len(outputs) > MOST_TENSORS:
         raise BadRequest(f"the request asks for {len(outputs)} outputs; at most {MOST_TENSORS} are told")
-    for one in outputs:
-        if _REGION in one.parameters:
+    for output in outputs:
+        if _REGION in output.parameters:
             raise _no_shared_memory()
-        if "classification" in one.parameters:
+        if "classification" in output.parameters:
             raise BadRequest("classification is not served here; leave the parameter out")
-    names = [one.name for one in outputs]
+    names = [output.name for output in outputs]
     if served.gives in (None, _TENSORS):
         check_names(names, names_of(served.outputs))
     else:
@@ -398,34 +413,33 @@ def _no_shared_memory() -> BadRequest:
 
 
 def _parameters_of(given: Any, most: int) -> dict[str, Any]:
-    """Parameters of a request as Python values. Raises BadRequest."""
+    """Return the parameters of a request as Python values. Raises BadRequest."""
     if len(given) > most:
         raise BadRequest(f"`parameters` has {len(given)} members; at most {most} are taken")
-    found: dict[str, Any] = {}
-    for name, one in given.items():
-        kind = one.WhichOneof("parameter_choice")
-        value = getattr(one, kind) if kind is not None else None
+    values: dict[str, Any] = {}
+    for name, parameter in given.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        value = getattr(parameter, kind) if kind is not None else None
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadRequest(f"the parameter `{excerpt(name)}` is no finite number")
-        found[name] = value
-    if (size := sum(len(value) for value in found.values() if isinstance(value, str))) > _MOST_TEXT:
+            raise BadRequest(f"the parameter `{excerpt(name)}` is not a finite number")
+        values[name] = value
+    if (size := sum(len(value) for value in values.values() if isinstance(value, str))) > _MOST_TEXT:
         raise BadRequest(f"the texts in `parameters` have {size} characters; at most {_MOST_TEXT} are taken")
-    return found
+    return values
 
 
 def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], most: int) -> list[Data]:
-    """Data of each input in the binary form.
+    """Return the data of each input in the binary form.
 
     Arguments:
         inputs: inputs of the message.
-        raw: its `raw_input_contents`.
-        heads: heads of the inputs, which are checked.
-        most: most bytes of the data of all inputs together. Raw data were bounded with their message.
+        raw: its `raw_input_contents`, whose size was limited with the message and is not checked here.
+        heads: checked heads of the inputs.
+        most: most bytes of typed data.
 
     Raises:
-        BadRequest: an input has no data, data in both forms, or other data than its datatype and shape say. Of raw data the
-            size is not looked at.
-        PayloadTooLarge: typed data would have more bytes than `most`.
+        BadRequest: an input has no data, data in both forms, or data that don't match its datatype and shape.
+        PayloadTooLarge: typed data would take too many bytes.
     """
     if raw:
         return _raw(inputs, raw)
@@ -437,7 +451,7 @@ def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHe
         raise BadRequest(
             f"`contents` have {integers} integers; at most {_MOST_INTEGERS} are taken: send the data in `raw_input_contents`"
         )
-    return [_typed(one, head) for one, head in zip(inputs, heads, strict=True)]
+    return [_typed(tensor, head) for tensor, head in zip(inputs, heads, strict=True)]
 
 
 def _raw(inputs: Sequence[Any], raw: Sequence[Data]) -> list[Data]:
@@ -445,18 +459,18 @@ def _raw(inputs: Sequence[Any], raw: Sequence[Data]) -> list[Data]:
         raise BadRequest(
             f"`raw_input_contents` has {len(raw)} members, and the request has {len(inputs)} inputs; expected one for each input"
         )
-    for one in inputs:
-        if one.HasField("contents"):
+    for tensor in inputs:
+        if tensor.HasField("contents"):
             raise BadRequest(
-                f"the input {quoted(one.name)} has `contents`, and the request has `raw_input_contents`; expected one of these forms "
-                "for all inputs"
+                f"the input {quoted(tensor.name)} has `contents`, and the request has `raw_input_contents`; expected one of these "
+                "forms for all inputs"
             )
     return list(raw)
 
 
-def _typed(given: Any, head: TensorHead) -> Data:
-    """Data of an input with `contents`. Raises BadRequest."""
-    name, datatype, contents = quoted(given.name), head.datatype, given.contents
+def _typed(tensor: Any, head: TensorHead) -> Data:
+    """Return the data of an input with `contents`. Raises BadRequest."""
+    name, datatype, contents = quoted(tensor.name), head.datatype, tensor.contents
     member = _FIELDS.get(datatype)
     if member is None:
         raise BadRequest(
@@ -465,32 +479,32 @@ def _typed(given: Any, head: TensorHead) -> Data:
     for field, _ in contents.ListFields():
         if field.name != member:
             raise BadRequest(f"the input {name} has `{field.name}`; expected `{member}`, as its datatype is {datatype}")
-    found, count = getattr(contents, member), count_of(head.shape)
-    if len(found) != count:
+    elements, count = getattr(contents, member), count_of(head.shape)
+    if len(elements) != count:
         raise BadRequest(
-            f"`{member}` of the input {name} has {len(found)} elements; {datatype} of shape {shown_shape(head.shape)} takes {count}"
+            f"`{member}` of the input {name} has {len(elements)} elements; {datatype} of shape {shown_shape(head.shape)} takes {count}"
         )
     if datatype == BYTES:
-        return join_elements(found)
+        return join_elements(elements)
     if datatype in _AS_THEY_ARE and count:
-        contents.DiscardUnknownFields()  # They may be written first.
+        contents.DiscardUnknownFields()  # So that the message ends in the elements.
         size = SIZES[datatype] * count
         return memoryview(contents.SerializeToString())[-size:]
-    return _numbers(found, name, datatype)
+    return _numbers(elements, name, datatype)
 
 
-def _numbers(found: Any, name: str, datatype: str) -> bytes:
-    """Data of numbers, a page of which is looked at at a time: so it takes half as long as one by one. Raises BadRequest."""
+def _numbers(elements: Any, name: str, datatype: str) -> bytes:
+    """Pack numbers a page at a time, which is twice as fast as one by one. Raises BadRequest."""
     code, pages = _TYPECODES[datatype], list[bytes]()
-    for begin in range(0, len(found), PAGE):
-        page = found[begin : begin + PAGE]
+    for begin in range(0, len(elements), PAGE):
+        page = elements[begin : begin + PAGE]
         try:
             pages.append(struct.pack(f"<{len(page)}{code}", *page))
         except struct.error:
             bits = 8 * SIZES[datatype]
             least, most = (0, (1 << bits) - 1) if datatype[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
-            place, wrong = next((at, one) for at, one in enumerate(page, begin) if not least <= one <= most)
+            place, number = next((at, number) for at, number in enumerate(page, begin) if not least <= number <= most)
             raise BadRequest(
-                f"element {place} of the input {name} is {wrong}, which is out of the range of {datatype}"
+                f"element {place} of the input {name} is {number}, which is out of the range of {datatype}"
             ) from None
     return b"".join(pages)

@@ -1,13 +1,13 @@
-"""Inference over a stream: each message is a request of its own, answered in order.
+"""Inference over a stream: each message is a request, and answers come in the order of the requests.
 
-    client ──▶ read ──▶ its turn ──▶ a task for each request, MOST_ITEMS at once ──▶ answers, in the order of the requests
+    client ──▶ read ──▶ its turn ──▶ a task for each request, at most MOST_ITEMS ──▶ answers, in the order of the requests
 
-The next message is read when the one before has had its turn, and when there is room for it. The bytes of a message count for the
-tenant until its answer has left. Where they are too many, a message takes the room that its stream holds for reading, and nothing is
-read until its answer has left. So a client that writes faster than it is served is held back, and never refused for it.
+The next message is read once the one before has had its turn and there is room for it. A message's bytes count for its tenant until
+its answer has left. If that would be too many, the message uses the room that the stream reserved for reading, and nothing is read
+until its answer has left. So a client that writes faster than it is served is slowed down and never refused.
 
-One that fails is answered with its error, and the stream goes on. What a call of its own would say of the error in its trailing
-metadata stands in the parameters of that answer.
+A request that fails is answered with its error, and the stream goes on. What a unary call would report in trailing metadata is in
+the parameters of that answer.
 """
 
 from __future__ import annotations
@@ -31,19 +31,17 @@ _INFERRED = messages.message("inference.ModelInferResponse")
 
 
 class Item:
-    """Request of a stream on its way to the message of its answer.
-
-    Arguments:
-        call: the request, as a call of its own would be.
+    """One request of a stream.
 
     Attributes:
-        error: error that it has failed with before it was submitted; None for none.
-        id: id that the client gave it.
-        final: whether its answer says that it is the last.
-        held: bytes that are counted for it.
-        alone: whether it has the room that its stream holds for reading.
-        answer: message of the answer, once it is begun.
-        left: set once that has left.
+        call: the request as a unary call.
+        error: why it failed before it was submitted; None if it didn't.
+        id: the client's id for it.
+        final: True if its answer must say that it is the last.
+        held: bytes counted for it.
+        alone: True if it uses the room that the stream reserved for reading.
+        answer: makes the answer.
+        left: set once the answer has left.
     """
 
     __slots__ = ("alone", "answer", "call", "error", "final", "held", "id", "left")
@@ -61,18 +59,18 @@ class Item:
 
 
 Items = asyncio.Queue[Item | None]
-"""Requests of a stream in order; None at the end."""
+"""Requests of a stream in order, then None."""
 Begun = dict[asyncio.Task[bytes], Item]
 """Requests of a stream whose answers are not made yet."""
 
 _TAG = bytes((_RESPONSE.DESCRIPTOR.fields_by_name["infer_response"].number << 3 | 2,))
-"""Byte before the length of the answer to one request within the message of a stream."""
+"""Tag before the length of one request's answer in a stream message."""
 
 _FINAL = bytes(_INFERRED(parameters={FINAL: {"bool_param": True}}).SerializeToString())
-"""Parameter that makes the answer to a request its last, as it stands behind the message of that answer."""
+"""Parameter that marks an answer as the last to its request, to be appended to the answer."""
 
 MOST_ITEMS = 256
-"""Most requests of one stream that are in hand at once; beyond them nothing is read."""
+"""Most requests of a stream in progress; beyond that nothing is read."""
 
 
 class InferStreamCall(StreamCall):
@@ -80,8 +78,8 @@ class InferStreamCall(StreamCall):
 
     Arguments:
         port: context of the port.
-        stream: stream that it came on. Its metadata hold for each request, but for an id.
-        read: reads its messages.
+        stream: carries the call. Its metadata, except an id, apply to each request.
+        read: reads the messages.
         way: see RequestOptions.
     """
 
@@ -89,12 +87,12 @@ class InferStreamCall(StreamCall):
 
     def __init__(self, port: PortContext, stream: CallStream, read: Reader, way: str = "") -> None:
         super().__init__(port, stream, way)
-        # A proxy may give every call an id: it is that of the call, and each of its requests gets one of its own.
+        # A proxy may give every call an id, which is the call's; each request gets its own.
         self.headers = [field for field in stream.head.headers if field[0] != b"x-request-id"]
         self._read = read
 
     async def talk(self) -> Metadata:
-        """Answer requests until the client has no more, or is to open another connection."""
+        """Answer requests until the client is done, or has to open another connection."""
         fields = read_fields(self.headers)
         self.identify(fields.get(b"authorization", b""))
         if b"idempotency-key" in fields:
@@ -116,7 +114,7 @@ class InferStreamCall(StreamCall):
             writing.cancel()
             for answer, item in list(begun.items()):
                 answer.cancel()
-                del item.answer  # A cancelled task keeps its item: together they would be a cycle.
+                del item.answer  # A cancelled task keeps its item alive: together they would be a cycle.
                 item.call.abandon()
                 item.call.release()
         if end is not None:
@@ -124,7 +122,7 @@ class InferStreamCall(StreamCall):
         return ()
 
     async def _take_in(self, items: Items, begun: Begun) -> RequestError | None:
-        """Begin each request that comes, until there are no more. Returns the error with which the call then ends."""
+        """Start each request that comes. Return the error that ends the call, if any."""
         while True:
             try:
                 body = await self.next()
@@ -138,7 +136,7 @@ class InferStreamCall(StreamCall):
             try:
                 if len(body) <= SHORT:
                     work = partial(self._begin, item, body)
-                    del body  # Nothing but its entry stays of it.
+                    del body  # Only its entry remains.
                     await self.port.turns.take(self.owner, work)
                     del work
                 else:
@@ -156,7 +154,7 @@ class InferStreamCall(StreamCall):
                 await item.left.wait()
 
     def _hold(self, item: Item, amount: int) -> None:
-        """Count the bytes of a request, or have it take the room of the stream."""
+        """Count the bytes of a request, or let it use the room of the stream."""
         if self.port.quotas.may_hold(self.owner, amount):
             item.held = amount
             self.kept += amount
@@ -173,7 +171,7 @@ class InferStreamCall(StreamCall):
             _refuse(item, body, exc)
 
     async def _begin_long(self, item: Item, body: bytes) -> None:
-        """Submit a request whose message is long, and is read in turns."""
+        """Submit a long request, which is read in turns."""
         try:
             options, id = item.call.begin()
             await item.call.take_long(body, options, id)
@@ -182,7 +180,7 @@ class InferStreamCall(StreamCall):
             _refuse(item, body, exc)
 
     async def _answer(self, item: Item) -> bytes:
-        """Message of the answer to one request."""
+        """Return the message that answers a request."""
         call = item.call
         try:
             if item.error is not None:
@@ -200,7 +198,7 @@ class InferStreamCall(StreamCall):
         return _failed(item, error)
 
     def _hold_answer(self, item: Item, amount: int) -> None:
-        """Count the bytes of an answer in place of its request's. Raises RequestError: the owner holds too many."""
+        """Count the bytes of an answer instead of its request's. Raises RequestError if the owner holds too many."""
         room = self.port.settings.max_body_bytes if item.alone else item.held
         if amount > room:
             item.held += self.keep(amount - room)
@@ -209,7 +207,7 @@ class InferStreamCall(StreamCall):
             item.held = amount
 
     async def _write(self, items: Items) -> None:
-        """Write the answers in the order of the requests; a client that takes none of them for too long is cut off."""
+        """Send the answers in the order of the requests, and cut off a client that reads none of them for too long."""
         while (item := await items.get()) is not None:
             answer = await item.answer
             await self.send(answer)
@@ -218,18 +216,18 @@ class InferStreamCall(StreamCall):
 
 
 def _refuse(item: Item, body: bytes, exc: Exception) -> None:
-    """Note why a request is not submitted."""
+    """Record why a request is not submitted."""
     item.error = exc.with_traceback(None) if isinstance(exc, RequestError) else unforeseen(exc, item.call.shown)
-    item.id, item.final = _told_in(body)
+    item.id, item.final = _id_and_final(body)
 
 
 def _succeeded(message: bytes) -> bytes:
-    """Message of the answer to a request, around the one that a call of its own would have."""
+    """Wrap the answer of a request into a stream message."""
     return b"%b%b%b" % (_TAG, messages.varint(len(message)), message)
 
 
 def _failed(item: Item, error: RequestError) -> bytes:
-    """Message of the answer to a request that has failed."""
+    """Return the stream message for a request that failed."""
     text = error.message.encode("utf-8", "backslashreplace").decode()
     answer = _RESPONSE(error_message=text, infer_response={"id": item.id})
     for name, value in trailers_of(error, item.call.shown):
@@ -239,10 +237,10 @@ def _failed(item: Item, error: RequestError) -> bytes:
     return bytes(answer.SerializeToString())
 
 
-def _told_in(body: bytes) -> tuple[str, bool]:
-    """Id that the client gave a request, and whether its answer says that it is the last; none of it where it cannot be read."""
+def _id_and_final(body: bytes) -> tuple[str, bool]:
+    """Return the client's id for a request, and True if it wants a final mark; neither if the message cannot be read."""
     try:
-        asked = front_of(body)
+        request = front_of(body)
     except BadRequest:
         return "", False
-    return str(asked.id), FINAL_WISH in asked.parameters and asked.parameters[FINAL_WISH].bool_param
+    return str(request.id), FINAL_WISH in request.parameters and request.parameters[FINAL_WISH].bool_param

@@ -1,8 +1,8 @@
-"""Parts of a large ModelInfer message, found before it is decoded.
+"""Split a large ModelInfer message before it is decoded. Only `infer_messages` does so; this knows bytes, that knows tensors.
 
-Protobuf decodes a message in one call, which keeps the event loop for up to 30 ns a byte where the message is nothing but tiny members.
-So the members of a large message are walked first, by their lengths alone: there may be MOST_MEMBERS of them, and only data and
-parameters may be long. Raw contents are left out of what is decoded, and are not copied.
+Protobuf decodes a message in one call, which blocks the event loop for up to 30 ns a byte if the message consists of tiny members.
+So a large message is first walked by the lengths of its members alone: it may have at most MOST_MEMBERS, and only data and
+parameters may be long. Raw contents are neither decoded nor copied.
 """
 
 from __future__ import annotations
@@ -19,42 +19,41 @@ _DATA = _TENSOR.fields_by_name["contents"].message_type
 
 
 def _tag(kind: Any, name: str) -> int:
-    """Tag of a member that has a length."""
+    """Return the tag of a member that has a length."""
     return int(kind.fields_by_name[name].number << 3 | 2)
 
 
 _PARAMETERS, _INPUTS, RAW = (_tag(_REQUEST, name) for name in ("parameters", "inputs", "raw_input_contents"))
 _NAMES = frozenset(_tag(_REQUEST, name) for name in ("model_name", "model_version", "id"))
-"""Members that are one text each, which is quickly decoded however long it is."""
+"""Members that are one text each, which decodes fast at any length."""
 _CONTENTS = _tag(_TENSOR, "contents")
 _COPIED = frozenset(_tag(_DATA, name) for name in ("fp32_contents", "fp64_contents", "bytes_contents"))
-"""Typed data that are copied as they are: what they cost hardly grows with their length."""
+"""Typed data that protobuf copies as they are, so that their cost hardly grows with their length."""
 _VALUE = 2 << 3 | 2
-"""Tag of the value in an entry of a map."""
+"""Tag of the value in a map entry."""
 
 _FIXED = {1: 8, 5: 4}
-"""Bytes of the members that have no length, by how they are written."""
+"""Size of members without a length, by wire type."""
 
 MOST_MEMBERS = 1024
-"""Most members of a large message, those of its inputs and parameters among them. Sixty-four inputs and outputs have some six hundred."""
+"""Most members of a large message, counting those of its inputs and parameters. Sixty-four inputs and outputs have about 600."""
 _MOST_FRONT = 1 << 15
-"""Most bytes of a large message without its data and parameters."""
+"""Most bytes of a large message apart from its data and parameters."""
 MOST_TYPED = 1 << 20
-"""Most bytes of `contents` that hold anything but a few texts or numbers with a fraction."""
+"""Most bytes of `contents` that don't decode by copying."""
 
 Data = bytes | memoryview
-"""Data of a tensor in the binary form."""
 
 
 _Member = tuple[int, int, int, int]
-"""Member of a message: its tag, where it begins, where its content begins, and where it ends."""
+"""Member of a message: its tag, and where it begins, its content begins, and it ends."""
 
 
 def split(body: bytes) -> tuple[bytes, list[Data]]:
-    """Return a message without its raw contents, and views of these.
+    """Return a message without its raw contents, and views of those.
 
     Raises:
-        BadRequest: it has too many members, too long ones, or is malformed.
+        BadRequest: the message is malformed, or its members are too many or too long.
     """
     walk = _Walk(body)
     rest: list[Data] = []
@@ -85,11 +84,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
 
 
 def front_of(body: bytes) -> bytes:
-    """Return the beginning of a message, up to its inputs: its names, its id, and its parameters if they are short.
-
-    Raises:
-        BadRequest: it is malformed.
-    """
+    """Return a message up to its inputs: names, id, and parameters if they are short. Raises BadRequest if malformed."""
     walk, at = _Walk(body), 0
     while at < len(body):
         tag, content = walk.varint(at, len(body))
@@ -103,7 +98,7 @@ def front_of(body: bytes) -> bytes:
 
 
 def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
-    """Check that typed data are few or quickly decoded. Raises BadRequest."""
+    """Check that typed data are small or fast to decode. Raises BadRequest."""
     size = sum(end - content for _, _, content, end in typed)
     if size <= MOST_TYPED:
         return
@@ -114,22 +109,18 @@ def _check_typed(walk: _Walk, typed: list[_Member]) -> None:
 
 
 class _Walk:
-    """Walk over the members of one message, and of messages in it.
-
-    Arguments:
-        body: bytes of the message.
-    """
+    """Walks the members of a message and of messages within it."""
 
     def __init__(self, body: bytes) -> None:
         self._body, self._left = body, MOST_MEMBERS
 
     def members(self, at: int, end: int) -> list[_Member]:
-        """Return the members between two places. Raises BadRequest."""
-        found: list[_Member] = []
+        """Return the members between two offsets. Raises BadRequest."""
+        walked: list[_Member] = []
         body, size = self._body, 0
         most = self._left
         while at < end:
-            if len(found) == most:
+            if len(walked) == most:
                 raise BadRequest(
                     f"the message has more than {MOST_MEMBERS} members, which take long to decode; send at most {MOST_TENSORS} inputs and "
                     f"outputs, and the elements of large ones in `raw_input_contents`"
@@ -149,13 +140,13 @@ class _Walk:
             after = content + size
             if after > end:
                 raise self._malformed()
-            found.append((tag, at, content, after))
+            walked.append((tag, at, content, after))
             at = after
-        self._left -= len(found)
-        return found
+        self._left -= len(walked)
+        return walked
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """Return the number at a place, and where it ends."""
+        """Return the number at an offset, and where it ends."""
         number = shift = 0
         while at < end and shift < 64:
             byte = self._body[at]

@@ -1,7 +1,4 @@
-"""The Open Inference Protocol over gRPC but for inference: what is said of the server and its models.
-
-What is said of a model is for principals that may ask it.
-"""
+"""gRPC calls about the server and its models. What they say of a model is only for principals that may use it."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from headway.oip import metadata
 from headway.oip.rest.models import ShownModels
 
 _NOT_THERE = (NOT_FOUND, NO_WORKERS)
-"""Codes of a model or version that is not served, or of which that is not known now: who waits for it asks until it is ready."""
+"""Codes for a model or version that is not served, or not known to be. Clients that wait for a model poll until it is ready."""
 
 Answer = Callable[[Any, Principal], Awaitable[Any]]
-"""Request message, and its principal, to the answer's members. Raises RequestError."""
+"""From a request message and its principal to the members of the answer. Raises RequestError."""
 
 
 class OpenInference:
-    """Methods of the protocol but for inference.
+    """The protocol's methods other than inference.
 
     Arguments:
         port: context of the port.
-        ready: whether this process should get traffic.
+        ready: returns True if this process should get traffic.
     """
 
     def __init__(self, port: PortContext, ready: Callable[[], Awaitable[bool]]) -> None:
@@ -39,12 +36,12 @@ class OpenInference:
 
     @property
     def for_everybody(self) -> dict[str, Answer]:
-        """Methods that need no credential, by name."""
+        """Methods that need no credential."""
         return {"ServerLive": self._live, "ServerReady": self._server_ready, "ServerMetadata": self._server}
 
     @property
     def for_principals(self) -> dict[str, Answer]:
-        """Methods for known principals, by name."""
+        """Methods for authenticated principals."""
         return {
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model,
@@ -91,20 +88,20 @@ class OpenInference:
         raise RequestError(message, code=NOT_IMPLEMENTED)
 
     def _find(self, asked: Any, principal: Principal) -> str:
-        """Model that a message names. Raises RequestError when it is none that the principal may ask."""
+        """Return the model that a message names. Raises RequestError if the principal may not use it."""
         return self._models.find(asked.name, asked.version or None, principal)
 
 
 def responder(
     method: str, answer: Answer, limiter: Limiter | None = None
 ) -> Callable[[bytes, Principal], Awaitable[bytes]]:
-    """Make the function from a method's message to the message of its answer. `limiter`: limiter for which the call is a poll."""
+    """Make a function from a request message to its answer. With a `limiter`, calls count as polls."""
     request, response = messages.message_classes(messages.OPEN_INFERENCE, method)
 
     async def respond(body: bytes, principal: Principal) -> bytes:
         if limiter is not None and (over := limiter.poll(principal.limits)) is not None:
             raise error_of(over)
-        found = await answer(messages.read(request, body), principal)
-        return bytes(response(**msgspec.to_builtins(found)).SerializeToString())
+        members = await answer(messages.read(request, body), principal)
+        return bytes(response(**msgspec.to_builtins(members)).SerializeToString())
 
     return respond

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol over HTTP: requests, answers, and what is said of models."""
+"""The Open Inference Protocol over HTTP."""

@@ -1,4 +1,4 @@
-"""Answers to inference requests, with the output in JSON or in the binary form, and their errors."""
+"""Answers to inference requests, in JSON or with binary data, and error answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.doors.exchange import JSON, Outcome, Written
 from headway.errors import SHOWN, AnyError, BadRequest
 from headway.http.problem import Encoded, escaped, problem_header
 from headway.model import Tensors, Value, ValueKind, added_up
-from headway.oip.outputs import OutputTensor, WantedOutput, are_tensors, form_of_output, told
+from headway.oip.outputs import OutputTensor, WantedOutput, answer_tensors, are_tensors, form_of_output
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import OUTPUT, check_outputs, element_of, head_of, packed_size
 
@@ -22,12 +22,12 @@ _BINARY = f"content-type: application/octet-stream\r\n{LENGTH_FIELD.lower()}: %d
 
 
 CODE_FIELD = "x-headway-error"
-"""Header field with the code of an error, for which the protocol's body has no place."""
+"""Header field with the error code, for which the protocol's error body has no member."""
 _TEXT, _UNSET = ValueKind.TEXT, msgspec.UNSET
 _SMALL = 1 << 13
-"""Bytes of numbers up to which their JSON is made at once."""
+"""Most bytes of numbers that become JSON at once."""
 _LARGEST = 10**12
-"""Number with as many digits as the size of any answer has, or more."""
+"""Stands for a size that isn't known yet; no answer's size has more digits."""
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -62,11 +62,11 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         model: name of the model.
-        shape: shape of its input, which is that of its output.
-        binary: whether the output comes in the binary form.
-        gives: kind of values that the model gives; None while it is not known.
-        id: id that the client gave the request; None for none.
-        wanted: outputs that it asks for, where they are tensors; none: all.
+        shape: shape of the input, and so of the output.
+        binary: True if the output comes in the binary form.
+        gives: kind of values that the model gives; None while not known.
+        id: the client's id for the request, or None.
+        wanted: outputs that are asked for, if they are tensors; none for all.
     """
 
     model: str
@@ -77,7 +77,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
 
     def write(self, outcome: Outcome) -> Written:
-        """Write the answer."""
+        """Write the answer; see `WriteAnswer`."""
         outputs, version, used = outcome.outputs, outcome.version, added_up(outcome.tokens)
         tokens = msgspec.UNSET if used is None else _Used(used.used)
         if len(outputs) == 1 and len(outputs[0]) <= PIECE:
@@ -92,7 +92,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return JSON, array_within(document, "data", map(text_pieces, self._texts(outputs)))
 
     def _one(self, version: str, tokens: _Used | msgspec.UnsetType, output: Value) -> Written:
-        """Answer with one small output, the most frequent one."""
+        """Write an answer with one small output, the usual case."""
         gives = self.gives
         if isinstance(output, str) and not self.binary and (gives is _TEXT or (gives is None and not self.wanted)):
             return JSON, self._document(version, tokens, (_Tensor(OUTPUT, BYTES, self.shape, _UNSET, (output,)),))
@@ -106,32 +106,32 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
         return _BINARY % len(document), b"%b%b%b" % (document, head_of(element), element)
 
     def _tensors(self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Tensors]) -> Written:
-        """Answer with tensors, each in JSON or in the binary form. Raises RequestError."""
+        """Write an answer with tensors, each in JSON or in the binary form. Raises RequestError."""
         if len(outputs) == 1 and self.id is None and tokens is _UNSET and (self.binary or self.wanted):
             content = outputs[0].content
-            form = _often_form(self.model, version, self.wanted, self.binary, opening_of(content))
+            form = _answer_form(self.model, version, self.wanted, self.binary, opening_of(content))
             if form is not None and form.length == len(content):
                 return form.fields, b"".join([form.document, *map(content.__getitem__, form.places)])
-        tensors = told(outputs, self.wanted, binary=self.binary)
-        binary = [one for one in tensors if one.binary]
+        tensors = answer_tensors(outputs, self.wanted, binary=self.binary)
+        binary = [tensor for tensor in tensors if tensor.binary]
         if len(binary) == len(tensors):
             document = self._document(version, tokens, tuple(map(_sized, tensors)))
             head = _BINARY % len(document)
-            if sum(one.size for one in tensors) > PIECE:
+            if sum(tensor.size for tensor in tensors) > PIECE:
                 return head, _with_data(document, tensors)
-            return head, b"".join([document, *(part for one in tensors for part in one.parts)])
-        if not binary and sum(one.size for one in tensors) <= _SMALL:
+            return head, b"".join([document, *(part for tensor in tensors for part in tensor.parts)])
+        if not binary and sum(tensor.size for tensor in tensors) <= _SMALL:
             return JSON, self._document(version, tokens, tuple(map(_with_json, tensors)))
         pieces = array_within(self._document(version, tokens, ()), "outputs", map(_described, tensors))
         if not binary:
             return JSON, pieces
-        document = b"".join(pieces)  # Its length is told before it.
+        document = b"".join(pieces)  # The header tells its length.
         return _BINARY % len(document), _with_data(document, binary)
 
     def _check_names(self) -> None:
-        """Check the outputs that are asked for, where it was not known before that there is one of BYTES. Raises BadRequest."""
+        """Check the outputs that are asked for, if it wasn't known before that the only one is BYTES. Raises BadRequest."""
         if self.gives is None:
-            check_outputs([one.name for one in self.wanted])
+            check_outputs([output.name for output in self.wanted])
 
     def _encode(
         self,
@@ -149,7 +149,7 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
     def _packed(
         self, version: str, tokens: _Used | msgspec.UnsetType, outputs: Sequence[Value], length: int
     ) -> Iterator[bytes]:
-        """Pieces of the binary form, behind a JSON object of `length` bytes that tells how many these are."""
+        """Yield the JSON object, padded to `length` bytes because it tells the size of the data, and the data."""
         elements: list[bytes] = []
         for output in released(outputs):
             elements.append(element_of(output, self.gives))
@@ -166,23 +166,23 @@ class Answerer(msgspec.Struct, frozen=True, gc=False):
                 yield element_of(output, self.gives).decode()
             except UnicodeDecodeError:
                 raise BadRequest(
-                    f"output {index} is no UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
+                    f"output {index} is not UTF-8 and cannot be sent in JSON; ask for it with `binary_data`"
                 ) from None
 
 
 def _sized(tensor: OutputTensor) -> _Tensor:
-    """Description of a tensor whose data follow the JSON object."""
+    """Describe a tensor whose data follow the JSON object."""
     return _Tensor(tensor.head.name, tensor.head.datatype, tensor.head.shape, _DataSize(tensor.size))
 
 
 def _with_json(tensor: OutputTensor) -> _Tensor:
-    """Description of a small tensor with its data in JSON. Raises RequestError."""
+    """Describe a small tensor, with its data in JSON. Raises RequestError."""
     head, data = tensor.head, msgspec.Raw(b"".join(tensor.json_pieces()))
     return _Tensor(head.name, head.datatype, head.shape, msgspec.UNSET, data)
 
 
 def _described(tensor: OutputTensor) -> Iterator[bytes]:
-    """Pieces of the description of a tensor, with its data or with how many bytes they are."""
+    """Yield the description of a tensor, with its data or their size."""
     if tensor.binary:
         yield _encode(_sized(tensor))
         return
@@ -193,20 +193,20 @@ def _described(tensor: OutputTensor) -> Iterator[bytes]:
 
 
 def _with_data(document: bytes, tensors: Iterable[OutputTensor]) -> Iterator[bytes]:
-    """Pieces of an answer: its JSON object, and the binary data of tensors behind it."""
+    """Yield the JSON object of an answer, and the tensors' data."""
     yield document
-    for one in tensors:
-        for part in one.parts:
+    for tensor in tensors:
+        for part in tensor.parts:
             yield from cut(part)
 
 
 class _Form(NamedTuple):
-    """Form of a small answer whose tensors are all binary: all of it but the data.
+    """Form of a small answer whose tensors all are binary: everything but the data.
 
     Attributes:
-        fields: lines of its header.
+        fields: header lines.
         document: JSON object before the data.
-        places: places of the data in the value of the output, in order.
+        places: where the data lie in the output's value, in order.
         length: bytes of that value.
     """
 
@@ -216,16 +216,16 @@ class _Form(NamedTuple):
     length: int
 
 
-def _form(model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes) -> _Form | None:
-    """Form of answers with one output that begins so; None where they are told another way. Raises RequestError."""
+@lru_cache(maxsize=256)
+def _answer_form(
+    model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes
+) -> _Form | None:
+    """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
     form = form_of_output(opening, wanted, binary=binary, most=PIECE)
-    if form is None or not all(one.binary for one in form.tensors):
+    if form is None or not all(tensor.binary for tensor in form.tensors):
         return None
     document = _encode(_Answer(model, version, tuple(map(_sized, form.tensors))))
     return _Form(_BINARY % len(document), document, form.places, form.length)
-
-
-_often_form = lru_cache(maxsize=256)(_form)
 
 
 class _Error(msgspec.Struct, gc=False):
@@ -233,7 +233,7 @@ class _Error(msgspec.Struct, gc=False):
 
 
 def encode_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error as the protocol has it; see `headway.http.problem.EncodeError`."""
+    """Encode an error in the protocol's form; see `headway.http.problem.EncodeError`."""
     code = SHOWN.get(error.code, error.code)
     fields = problem_header(error) | {"content-type": "application/json", CODE_FIELD: code}
     try:

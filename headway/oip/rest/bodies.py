@@ -1,7 +1,8 @@
-"""Members of the JSON objects of inference requests, whatever a model takes: their structs, and what is read of them."""
+"""The JSON object of an inference request, whatever the model takes: structs of its members, and reading them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
@@ -20,19 +21,19 @@ LENGTH_FIELD = "Inference-Header-Content-Length"
 """Header field with the length of the JSON object, in requests and answers."""
 
 _SHORT = 200
-"""Bytes of parameters, or of a shape, up to which what was read of them is remembered."""
+"""Longest parameters, or shape, whose result is cached, in bytes."""
 _LONGEST_SHAPE = 24 * MOST_AXES
-"""Most bytes of a shape that is read."""
+"""Longest shape in bytes."""
 
 _LONGEST_OUTPUTS = 1 << 15
-"""Most bytes of the outputs that a request asks for."""
+"""Longest `outputs` of a request in bytes."""
 
 _Dimension = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class InputParameters(msgspec.Struct, gc=False):
-    """Parameters of an input that are heeded."""
+    """Parameters of an input that count here."""
 
     binary_data_size: _Size | None = None
     shared_memory_region: msgspec.Raw = ABSENT
@@ -49,7 +50,7 @@ class AskedInput(msgspec.Struct, gc=False):
 
 
 class LongRequest(msgspec.Struct, gc=False):
-    """Long JSON object of a request, whose members are read later."""
+    """Long JSON object of a request, whose members are decoded later."""
 
     inputs: msgspec.Raw
     id: str | None = None
@@ -74,23 +75,18 @@ class AskedOutput(msgspec.Struct, gc=False):
 
 _take_input = struct_reader(AskedInput, ("shape", "data"))
 take_request = struct_reader(LongRequest, ("inputs", "outputs", "parameters"))
-"""Makes a LongRequest of the members of a JSON object. Raises BadRequest."""
+"""Make a LongRequest of the members of a JSON object. Raises BadRequest."""
 
 
 def array_of(kind: Any) -> Any:
-    """Struct of the first members of an array, one more than there may be tensors; the others are skipped."""
+    """Make a struct for an array of which only the first MOST_TENSORS + 1 members are decoded."""
     fields = [(f"e{number}", kind | msgspec.UnsetType, msgspec.UNSET) for number in range(MOST_TENSORS + 1)]
     return msgspec.defstruct("Members", fields, array_like=True, gc=False)
 
 
 def members_of(array: Any) -> list[Any]:
-    """Members of such a struct."""
-    found: list[Any] = []
-    for one in msgspec.structs.astuple(array):
-        if one is msgspec.UNSET:
-            break
-        found.append(one)
-    return found
+    """Return the members in a struct that `array_of` made."""
+    return list(itertools.takewhile(lambda member: member is not msgspec.UNSET, msgspec.structs.astuple(array)))
 
 
 _decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)
@@ -99,20 +95,20 @@ _decode_figure = msgspec.json.Decoder(int | float | bool).decode
 
 
 def cut(body: bytes, length: int) -> tuple[bytes, memoryview]:
-    """JSON object of a body, and the binary data behind it. Raises BadRequest where the body is shorter than the object."""
+    """Split a body into its JSON object and the binary data. Raises BadRequest if it is shorter than the object."""
     if length > len(body):
         raise BadRequest(f"{LENGTH_FIELD} is {length}, and the body has {len(body)} bytes")
     return bytes(body[:length]), memoryview(body)[length:]
 
 
 def refuse_shared_memory(parameters: InputParameters) -> None:
-    """Refuse an input that is not in the body. Raises BadRequest."""
+    """Raise BadRequest if the data of an input are not in the body."""
     if parameters.shared_memory_region is not ABSENT:
         raise BadRequest("shared memory is not served here; send the data of the input in the body")
 
 
 def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
-    """Shape of an input, at its place among the inputs. Raises BadRequest where it is none or too long."""
+    """Return the shape of the input at `place`. Raises BadRequest if it is malformed or too long."""
     text = bytes(tensor.shape)
     if len(text) > _LONGEST_SHAPE:
         raise BadRequest(f"the shape of the input takes {len(text)} bytes; expected [n] or [n, 1]")
@@ -123,14 +119,12 @@ def shape_of(tensor: AskedInput, place: int = 0) -> tuple[int, ...]:
 
 
 def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...]:
-    """Outputs that a request asks for, by its member `outputs`; none: all.
+    """Read the member `outputs`: the outputs that a request asks for; none for all.
 
-    Arguments:
-        raw: JSON text of the member.
-        binary: whether an output of which nothing is said comes in the binary form.
+    `binary` is True if outputs come in the binary form unless they say otherwise.
 
     Raises:
-        BadRequest: the member is malformed, or asks for what is not served.
+        BadRequest: the member is malformed, or asks for something that is not served.
     """
     if (size := len(bytes(raw))) > _LONGEST_OUTPUTS:
         raise BadRequest(f"the outputs take {size} bytes; at most {_LONGEST_OUTPUTS} are taken - at `$.outputs`")
@@ -138,39 +132,34 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
         array = _decode_outputs(raw)
     except msgspec.MsgspecError as exc:
         raise BadRequest(placed(exc, "$.outputs")) from None
-    found: list[WantedOutput] = []
+    wanted: list[WantedOutput] = []
     for output in members_of(array) if array is not None else ():
         asked = output.parameters
         if asked is not None and asked.classification is not ABSENT:
             raise BadRequest("`classification` is not served here; leave it out")
         if asked is not None and asked.shared_memory_region is not ABSENT:
             raise BadRequest("shared memory is not served here; the output comes in the body")
-        said = None if asked is None else asked.binary_data
-        found.append(WantedOutput(output.name, binary if said is None else said))
-    if len(found) > MOST_TENSORS:
+        form = None if asked is None else asked.binary_data
+        wanted.append(WantedOutput(output.name, binary if form is None else form))
+    if len(wanted) > MOST_TENSORS:
         raise BadRequest(f"the request asks for more than {MOST_TENSORS} outputs")
-    return tuple(found)
+    return tuple(wanted)
 
 
 def parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    """Wishes among the parameters, and the text of those for the target.
-
-    Arguments:
-        raw: JSON text of the parameters.
-        most: most parameters of a request.
-        tiers: number of tiers.
+    """Return the wishes among the parameters, and the JSON text of those for the target.
 
     Raises:
-        BadRequest: they are no such object, or one of them is out of range.
+        BadRequest: they are not an object, more than `most`, or one of them is out of range.
     """
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)
-    return (_split_often if len(text) <= _SHORT else _split)(text, most, tiers)
+    return (_cached_split if len(text) <= _SHORT else _split)(text, most, tiers)
 
 
 def long_parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> Steps[tuple[Wishes, bytes]]:
-    """The same of parameters that may be long, and are valid JSON; see `parameters_of`."""
+    """Read parameters that may be long, known to be valid JSON, in steps; see `parameters_of`."""
     text = bytes(raw)
     if len(text) <= SHORT:
         return parameters_of(raw, most, tiers)
@@ -178,36 +167,39 @@ def long_parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> Steps[tuple[W
 
 
 def long_inputs_of(raw: msgspec.Raw, most: int) -> Steps[list[AskedInput] | None]:
-    """Inputs of a request, of valid JSON that may be long; None where there are more than `most`. Raises BadRequest."""
+    """Return the inputs of a request, known to be valid JSON; None if there are more than `most`. Raises BadRequest."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{name_of(of_json(text))}` - at `$.inputs`")
     if (parts := (yield from split(text, most))) is None:
         return None
-    found = []
+    inputs = []
     for place, part in enumerate(parts):
         where = f"$.inputs[{place}]"
         if part[:1] != b"{":
             raise BadRequest(f"Expected `object`, got `{name_of(of_json(part))}` - at `{where}`")
         if (given := (yield from members(part, MOST_MEMBERS))) is None:
-            raise BadRequest(f"an input has more than {MOST_MEMBERS} members, which are the most - at `{where}`")
+            raise BadRequest(f"an input has more than {MOST_MEMBERS} members - at `{where}`")
         if len(given.get("parameters", b"")) > SHORT:
             raise BadRequest(f"the parameters of an input take more than {SHORT} bytes - at `{where}.parameters`")
         try:
-            found.append(_take_input(given))
+            inputs.append(_take_input(given))
         except BadRequest as exc:
             raise BadRequest(exc.message.replace("`$", f"`{where}", 1)) from None
-    return found
+    return inputs
 
 
 def placed(exc: msgspec.MsgspecError, place: str) -> str:
-    """Message of what is wrong in a part of the body, with its place in the body, for example `$.inputs[0].data`."""
-    said = str(exc)
-    return said.replace("`$", f"`{place}", 1) if "`$" in said else f"{said} - at `{place}`"
+    """Return the message of an error in a part of the body, with the part's place, such as `$.inputs[0].data`."""
+    message = str(exc)
+    return message.replace("`$", f"`{place}", 1) if "`$" in message else f"{message} - at `{place}`"
 
 
 def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
     return _parted(parameter_members(text, most), text, tiers)
+
+
+_cached_split = lru_cache(maxsize=256)(_split)  # Clients send the same parameters again and again.
 
 
 def _parted(given: Mapping[str, msgspec.Raw], text: bytes, tiers: int) -> tuple[Wishes, bytes]:
@@ -217,17 +209,13 @@ def _parted(given: Mapping[str, msgspec.Raw], text: bytes, tiers: int) -> tuple[
     if not asked:
         return NONE, text
     wishes = read_wishes(asked, tiers)
-    rest = for_target(given)
-    return wishes, msgspec.json.encode(rest) if rest else b""
+    own = for_target(given)
+    return wishes, msgspec.json.encode(own) if own else b""
 
 
 def _figure(raw: msgspec.Raw) -> object:
-    """Number or boolean of a JSON text; None for anything else, of which nothing is built."""
+    """Return a JSON number or boolean; None for anything else, which is not decoded."""
     try:
         return _decode_figure(raw)
     except msgspec.MsgspecError:
         return None
-
-
-_split_often = lru_cache(maxsize=256)(_split)
-"""Clients ask again and again with the same parameters."""

@@ -1,6 +1,6 @@
-"""Models as the Open Inference Protocol shows them, over HTTP and gRPC alike; and the routes of HTTP that do so.
+"""Metadata and statistics of the models, as HTTP and gRPC show them, and the HTTP routes for them.
 
-What is said of a model is for principals that may ask it. Health and the server's metadata are for everybody.
+What is said of a model is only for principals that may use it. Health and the server's metadata are for everybody.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from headway.oip.metadata import (
     ModelMetadata,
     ModelStatistics,
     ServerMetadata,
-    configured,
-    described,
     statistics_of,
+    tensor_config,
+    tensor_metadata,
 )
 from headway.oip.rest.requests import check_version
 
 
 class ShownModels:
-    """Models of a gateway, as they are shown at one of its ports.
+    """The models of a gateway, as one of its ports shows them.
 
     Arguments:
         gateway: the gateway.
-        anonymous: whether nobody is asked for a credential: then statistics are of the process, else of the principal's tenant.
-        ready: tells whether this process should get traffic.
+        anonymous: True if no credentials are asked for. Statistics then are the process's, else those of the principal's tenant.
+        ready: returns True if this process should get traffic.
     """
 
     def __init__(self, gateway: Gateway, anonymous: bool, ready: Callable[[], Awaitable[bool]]) -> None:
@@ -50,16 +50,16 @@ class ShownModels:
         self._most = min(MOST_INPUTS, gateway.settings.max_queue)
 
     def find(self, model: str, version: str | None, principal: Principal) -> str:
-        """Name of a model that a principal may ask.
+        """Return the name of a model that the principal may use.
 
         Arguments:
-            model: name that was asked for; empty: the default model.
-            version: version that was asked for; None: any.
+            model: name that was asked for; empty for the default model.
+            version: version that was asked for; None for any.
             principal: who asks.
 
         Raises:
-            RequestError: there is no such model or no such version of it, or that is not known now.
-            Forbidden: the principal may not ask it, whether it is served or not.
+            RequestError: there is no such model or version, or that isn't known now.
+            Forbidden: the principal may not use the model, whether it exists or not.
         """
         served = self._served
         model = model or served.default_of(principal.models)
@@ -71,66 +71,59 @@ class ShownModels:
         return model
 
     async def is_ready(self, model: str) -> bool:
-        """Whether a model answers requests now."""
+        """Return True if a model answers requests now."""
         return await self.ready() and self._served.has_worker(model)
 
     def metadata(self, model: str) -> ModelMetadata:
-        """Metadata of a model."""
+        """Return the metadata of a model."""
         served = self._served[model]
-        told = ModelMetadata(model, served.reported)
+        shown = ModelMetadata(model, served.reported)
         if served.takes is ValueKind.TENSORS:
-            told = replace(told, inputs=described(served.inputs))
-        return replace(told, outputs=described(served.outputs)) if served.gives is ValueKind.TENSORS else told
+            shown = replace(shown, inputs=tensor_metadata(served.inputs))
+        return replace(shown, outputs=tensor_metadata(served.outputs)) if served.gives is ValueKind.TENSORS else shown
 
     def config(self, model: str) -> ModelConfig:
-        """Configuration of a model."""
+        """Return the configuration of a model."""
         served = self._served[model]
-        told = ModelConfig(model, self._most)
+        shown = ModelConfig(model, self._most)
         if served.takes is ValueKind.TENSORS:
-            told = replace(told, input=configured(served.inputs), max_batch_size=served.settings.max_batch_size)
-        return replace(told, output=configured(served.outputs)) if served.gives is ValueKind.TENSORS else told
+            shown = replace(shown, input=tensor_config(served.inputs), max_batch_size=served.settings.max_batch_size)
+        return replace(shown, output=tensor_config(served.outputs)) if served.gives is ValueKind.TENSORS else shown
 
     def statistics(self, principal: Principal, model: str = "") -> Sequence[ModelStatistics]:
-        """Statistics of a model; empty: of each that the principal may ask."""
+        """Return the statistics of a model; of each model that the principal may use if none is named."""
         gateway, served = self._gateway, self._served
         counters = gateway.counters if self._anonymous else gateway.tenant_counts.of(principal.tenant)
         return [
-            statistics_of(counters, one, ", ".join(served[one].reported), time.monotonic, time.time)
-            for one in ([model] if model else served.visible(principal.models))
+            statistics_of(counters, name, ", ".join(served[name].reported), time.monotonic, time.time)
+            for name in ([model] if model else served.visible(principal.models))
         ]
 
     async def index(self, principal: Principal, *, only_ready: bool) -> Sequence[IndexEntry]:
-        """Repository index: an entry for each version of each model that the principal may ask.
+        """Return the repository index: each version of each model that the principal may use.
 
-        Arguments:
-            principal: who asks.
-            only_ready: whether models without a worker are left out.
+        With `only_ready`, models without a worker are left out.
         """
         served, ready, entries = self._served, await self.ready(), list[IndexEntry]()
         for model in served.visible(principal.models):
-            there = ready and served.has_worker(model)
-            state, reason = (READY, "") if there else (UNAVAILABLE, "no worker is ready")
+            has_worker = ready and served.has_worker(model)
+            state, reason = (READY, "") if has_worker else (UNAVAILABLE, "no worker is ready")
             if model in served.failed:
                 reason = "it did not load"
-            if there or not only_ready:
+            if has_worker or not only_ready:
                 entries += [IndexEntry(model, version, state, reason) for version in served[model].reported]
         return entries
 
 
 def routes(models: ShownModels, known: Authentication) -> list[Route]:
-    """Make the routes.
-
-    Arguments:
-        models: models that are shown.
-        known: check that only known principals pass.
-    """
+    """Make the routes. `known` lets only authenticated principals pass."""
     on = _Service(models)
     model = "/v2/models/{model:path}"
     version = f"{model}/versions/{{version}}"
     about = {"/ready": on.model_ready, "/config": on.config, "/stats": on.statistics}
     return [
         *(Route(path, known(_not_offered(why)), ("GET", "POST")) for path, why in _NOT_OFFERED.items()),
-        *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Clients join a base URL and nothing so.
+        *(Route(path, on.server) for path in ("/v2", "/v2/")),  # Clients append "/" to a base URL.
         Route("/v2/health/live", on.live),
         Route("/v2/health/ready", on.ready),
         Route("/v2/models/stats", known(on.all_statistics)),
@@ -156,7 +149,7 @@ _NOT_OFFERED = {
     "/v2/models/{model:path}/generate": _GENERATE,
     "/v2/models/{model:path}/generate_stream": _GENERATE,
 }
-"""Paths of other servers' extensions of the protocol, with what their clients are told. They would else read of a model of that name."""
+"""Paths of other servers' extensions, with what to answer. Without these, they would look like models of that name."""
 
 
 def _not_offered(why: str) -> Handler:
@@ -167,7 +160,7 @@ def _not_offered(why: str) -> Handler:
 
 
 MOST_INDEX = 4096
-"""Most bytes of the body of a repository index request."""
+"""Longest body of a repository index request in bytes."""
 
 
 class _IndexRequest(msgspec.Struct, gc=False):
@@ -197,7 +190,7 @@ class _Service:
         try:
             model = self._asked(request)
         except RequestError as exc:
-            # No model's name, as the routes of inference come first; see `public`.
+            # Inference routes come first (see `public`), so this is an `/infer` with the wrong method.
             if exc.code == NOT_FOUND and request.path.endswith("/infer"):
                 raise WrongMethod(("POST",)) from None
             raise
@@ -221,11 +214,11 @@ class _Service:
         try:
             only_ready = msgspec.json.decode(body, type=_IndexRequest).ready if body else False
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadRequest(f"the body is no repository index request: {exc}") from None
+            raise BadRequest(f"the body is not a repository index request: {exc}") from None
         return _answer(await self._models.index(request.principal, only_ready=only_ready))
 
     def _asked(self, request: Request) -> str:
-        """Model that the path names. Raises RequestError when it is none that the principal may ask."""
+        """Return the model that the path names. Raises RequestError if the principal may not use it."""
         return self._models.find(request.params["model"], request.params.get("version"), request.principal)
 
 

@@ -1,7 +1,7 @@
-"""Bodies of inference requests: one JSON object, and behind it the binary data of its inputs, as far as those are not in the object.
+"""Bodies of inference requests: a JSON object, and the binary data of inputs that are not in the object.
 
-The length of the object is in the header field Inference-Header-Content-Length where binary data follow. A length of 0
-means that the whole body is one element, without any length before it. Of a model that takes tensors `tensor_requests` reads them.
+If binary data follow, the header field Inference-Header-Content-Length tells the length of the object. A length of 0 means that
+the whole body is one element without a length prefix. `tensor_requests` reads bodies for models that take tensors.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ class _Request(msgspec.Struct, gc=False):
 
 
 class InferRequest(msgspec.Struct, gc=False):
-    """Inference request, decoded from a body or from a message of gRPC.
+    """Inference request for a model that doesn't take tensors, from an HTTP body or a gRPC message.
 
     Attributes:
-        id: id that the client gave it, to be echoed; None, or empty over gRPC, for none.
+        id: the client's id, to be echoed; None, or empty over gRPC, if there is none.
         shape: shape of its input.
         elements: elements of its input.
-        wishes: wishes among its parameters. Whether its output is binary is decided.
-        parameters: text of a JSON object with the parameters for the target, or empty.
-        wanted: outputs that it asks for, of a model that gives tensors; none: all.
+        wishes: wishes among its parameters; `binary` is settled for its output.
+        parameters: JSON text of the parameters for the target, or empty.
+        wanted: outputs that are asked for, if the model gives tensors; none for all.
     """
 
     id: str | None
@@ -96,16 +96,16 @@ class InferRequest(msgspec.Struct, gc=False):
         takes: ValueKind | None,
         write: WriteAnswer,
     ) -> Exchange:
-        """Exchange of the request.
+        """Return the exchange of the request.
 
         Arguments:
             model: name of the model.
-            options: options by its head.
-            takes: kind of values that the model takes; None while it is not known.
+            options: options from the head.
+            takes: kind of values that the model takes; None while not known.
             write: writes the answer.
 
         Raises:
-            RequestError: an element is no such value, or is refused.
+            RequestError: the model doesn't take such an element, or it is refused.
         """
         values, wishes = values_of(self.elements, takes), self.wishes
         if wishes is not NONE:
@@ -120,7 +120,7 @@ class InferRequest(msgspec.Struct, gc=False):
         takes: ValueKind | None,
         write: WriteAnswer,
     ) -> Steps[Exchange]:
-        """Exchange of a long request; see `exchange`."""
+        """Return the exchange of a long request, in steps; see `exchange`."""
         values = yield from values_in_steps(self.elements, takes)
         options = self.wishes.applied_to(options)
         input = values[0] if len(values) == 1 else values
@@ -133,19 +133,13 @@ _decode_nested = msgspec.json.Decoder(list[tuple[str]]).decode
 
 
 def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], InferRequest | TensorsRequest]:
-    """Make the function that reads bodies.
+    """Make a function that reads bodies.
 
-    Its second argument is the length of the JSON object, None for all of the body; its third the model that is asked. It raises
+    Its arguments are the body, the length of the JSON object (None if there is nothing else), and the model. It raises
     RequestError.
-
-    Arguments:
-        settings: bounds of inputs and parameters.
     """
-    most, tiers, most_parameters = (
-        min(MOST_INPUTS, settings.max_queue),
-        len(settings.tier_names),
-        settings.max_parameters,
-    )
+    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
+    most_parameters = settings.max_parameters
     read_tensors = tensors_reader(settings)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> InferRequest | TensorsRequest:
@@ -169,7 +163,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
                 wishes, wanted = _outputs(wishes, asked.outputs, served)
                 return InferRequest(asked.id, shape, elements, wishes, parameters, wanted)
         except NoElements:
-            if served.takes is None:  # It may be what the model takes, of which nothing is known yet.
+            if served.takes is None:  # No worker has reported what the model takes: it may be tensors.
                 return read_tensors(body, length, served)
             raise
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
@@ -182,12 +176,9 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
 def long_request_reader(
     settings: Settings,
 ) -> Callable[[bytes, int | None, ServedModel], Steps[InferRequest | TensorsRequest]]:
-    """Make the function that reads long bodies, in steps; see `request_reader`."""
-    most, tiers, most_parameters = (
-        min(MOST_INPUTS, settings.max_queue),
-        len(settings.tier_names),
-        settings.max_parameters,
-    )
+    """Make a function that reads long bodies, in steps; see `request_reader`."""
+    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
+    most_parameters = settings.max_parameters
     read_short, read_tensors = request_reader(settings), long_tensors_reader(settings)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> Steps[InferRequest | TensorsRequest]:
@@ -205,7 +196,7 @@ def long_request_reader(
             shape = shape_of(tensor)
             count = count_elements(tensor.name, tensor.datatype, shape, most)
         except NoElements:
-            if served.takes is None:  # It may be what the model takes, of which nothing is known yet.
+            if served.takes is None:  # No worker has reported what the model takes: it may be tensors.
                 return (yield from read_tensors(body, length, served))
             raise
         data = bytes(tensor.data)
@@ -262,23 +253,23 @@ def _elements(tensor: AskedInput, count: int, binary: memoryview | None) -> list
 
 
 def _texts(text: bytes, name: str, count: int) -> list[Element]:
-    """Elements in JSON, also each in an array of its own."""
+    """Return elements in JSON, also if each is in an array of its own."""
     nested = text[1:].lstrip(b" \t\r\n")[:1] == b"["
     try:
-        found: list[Any] = [one for (one,) in _decode_nested(text)] if nested else _decode_texts(text)
+        texts: list[Any] = [element for (element,) in _decode_nested(text)] if nested else _decode_texts(text)
     except msgspec.MsgspecError as exc:
         raise BadRequest(placed(exc, "$.inputs[0].data")) from None
-    if len(found) != count:
-        raise BadRequest(f"the data of the input have {len(found)} elements, and its shape says {count}")
-    return found
+    if len(texts) != count:
+        raise BadRequest(f"the data of the input have {len(texts)} elements, and its shape says {count}")
+    return texts
 
 
 def _outputs(wishes: Wishes, raw: msgspec.Raw, served: ServedModel) -> tuple[Wishes, tuple[WantedOutput, ...]]:
-    """Wishes, with what is said of the only output that is a tensor of BYTES; and the outputs that are asked for."""
+    """Return the outputs that are asked for, and the wishes with what is said of an output of BYTES, the only one."""
     wanted = wanted_outputs(raw, binary=wishes.binary)
     if not wanted:
         return wishes, ()
-    names = [one.name for one in wanted]
+    names = [output.name for output in wanted]
     if served.gives in (None, _TENSORS):
         check_names(names, names_of(served.outputs))
     else:
@@ -311,14 +302,14 @@ def infer(settings: Settings) -> Codec:
             except BadRequest:
                 if model in known:
                     raise
-                # The gateway refuses it for its model, before it reads on.
+                # Not worth an error of its own: the gateway refuses the request because of its model.
                 return Exchange(model, "", b"", options, Answerer(model).write)
             answerer = Answerer(model, asked.shape, asked.wishes.binary, served.gives, asked.id, asked.wanted)
             return asked.exchange(model, options, served.takes, answerer.write)
 
         def read_default(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             nonlocal model
-            model = known.default  # It may be another than at the request before.
+            model = known.default  # May have changed since the last request.
             return read(body, options, known)
 
         def read_in_steps(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
@@ -342,15 +333,15 @@ def infer(settings: Settings) -> Codec:
 
 
 def with_version(options: RequestOptions, version: str | None) -> RequestOptions:
-    """Options of a request that names a version, or none."""
+    """Return the options of a request, pinned to a version if one is named."""
     return replace(options, version=version) if version else options
 
 
 def check_version(known: KnownModels, model: str, version: str | None) -> None:
-    """Check that a version of a model is one that is served; None: any. A model that is not known is not looked at.
+    """Check that a version of a known model is served; None stands for any.
 
     Raises:
-        RequestError: it is not, or that is not known now.
+        RequestError: it isn't, or that isn't known now.
     """
     if version is not None and model in known and version not in known[model].reported:
         failure = known.refusal(model, version)

@@ -1,6 +1,6 @@
-"""Bodies of inference requests for models that take tensors: several inputs of any datatype, each in JSON or in binary data.
+"""Bodies of inference requests for models that take tensors: inputs of any datatype, each in JSON or in binary data.
 
-The binary data follow the JSON object in the order of the inputs that have a `binary_data_size`. All heads are checked before any
+Binary data follow the JSON object in the order of the inputs that have a `binary_data_size`. All heads are checked before any
 data are read.
 """
 
@@ -41,7 +41,7 @@ from headway.oip.rest.bodies import (
 )
 
 _SHORT = 1024
-"""Bytes of a JSON object up to which what was read of it is remembered, where the data are behind it. Clients send the same again and again."""
+"""Longest JSON object that is cached, in bytes, if all data follow it. Clients send the same again and again."""
 _MOST_KNOWN = 256
 _EMPTY = msgspec.Raw(b"[]")
 
@@ -53,15 +53,15 @@ class _Request(msgspec.Struct, gc=False):
     parameters: msgspec.Raw = ABSENT
 
 
-class _Said(msgspec.Struct, frozen=True, gc=False):
-    """JSON object of a request, as it was read.
+class _Parsed(msgspec.Struct, frozen=True, gc=False):
+    """JSON object of a request.
 
     Attributes:
         id, wishes, parameters, wanted: see TensorsRequest.
         inputs: its inputs.
-        heads: their heads, which are checked.
-        size: bytes of the data behind it, where the data of all inputs are there, and are packed as they come; else -1.
-        opening: bytes of the packed value before these.
+        heads: their checked heads.
+        size: bytes of the data that must follow, if the data of all inputs do and are packed as they come; else -1.
+        opening: the packed value up to those data.
     """
 
     id: str | None
@@ -75,15 +75,15 @@ class _Said(msgspec.Struct, frozen=True, gc=False):
 
 
 class TensorsRequest(msgspec.Struct, gc=False):
-    """Inference request for a model that takes tensors, decoded from a body or from a message of gRPC.
+    """Inference request for a model that takes tensors, from an HTTP body or a gRPC message.
 
     Attributes:
-        id: id that the client gave it, to be echoed; None, or empty over gRPC, for none.
+        id: the client's id, to be echoed; None, or empty over gRPC, if there is none.
         value: its inputs, packed.
-        wishes: wishes among its parameters; whether outputs that it does not name are binary.
-        parameters: text of a JSON object with the parameters for the target, or empty.
-        wanted: outputs that it asks for; none: all.
-        shape: shape of its output where the model, against all that is known, gives none of tensors.
+        wishes: wishes among its parameters, such as whether outputs are binary by default.
+        parameters: JSON text of the parameters for the target, or empty.
+        wanted: outputs that are asked for; none for all.
+        shape: shape of the output in case the model turns out not to give tensors.
     """
 
     id: str | None
@@ -100,7 +100,7 @@ class TensorsRequest(msgspec.Struct, gc=False):
         takes: ValueKind | None,
         write: WriteAnswer,
     ) -> Exchange:
-        """Exchange of the request, with one entry; see `InferRequest.exchange`."""
+        """Return the exchange of the request, which is one entry; see `InferRequest.exchange`."""
         if self.wishes is not NONE:
             options = self.wishes.applied_to(options)
         return Exchange(model, self.value, self.parameters, options, write, self.id or "", self.wishes.final)
@@ -110,42 +110,38 @@ _decode: Callable[[bytes], Any] = msgspec.json.Decoder(_Request).decode
 
 
 def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], TensorsRequest]:
-    """Make the function that reads bodies; its arguments are those of `headway.oip.rest.requests.request_reader`'s.
-
-    Arguments:
-        settings: bounds of parameters, and tiers.
-    """
+    """Make a function that reads bodies; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
 
-    def said_of(text: bytes, specs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], most: int) -> _Said:
+    def parse(text: bytes, specs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], most: int) -> _Parsed:
         try:
             if not text.isascii():
                 text.decode()
-            asked = _decode(text)
-            wishes, parameters = parameters_of(asked.parameters, most_parameters, tiers)
-            wanted = () if asked.outputs is ABSENT else wanted_outputs(asked.outputs, binary=wishes.binary)
-            check_names([one.name for one in wanted], names_of(outputs))
-            inputs: list[AskedInput] = members_of(asked.inputs)
-            given = [TensorHead(one.name, one.datatype, shape_of(one, place)) for place, one in enumerate(inputs)]
-            heads = checked_heads(given, specs, most)
+            request = _decode(text)
+            wishes, parameters = parameters_of(request.parameters, most_parameters, tiers)
+            wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
+            check_names([output.name for output in wanted], names_of(outputs))
+            inputs: list[AskedInput] = members_of(request.inputs)
+            heads = checked_heads(_heads_of(inputs), specs, most)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text)) from None
-        return _Said(asked.id, wishes, parameters, wanted, inputs, heads, *_form_of(inputs, heads))
+        size, opening = _form_of(inputs, heads)
+        return _Parsed(request.id, wishes, parameters, wanted, inputs, heads, size, opening)
 
-    often_said = lru_cache(maxsize=_MOST_KNOWN)(said_of)
+    cached_parse = lru_cache(maxsize=_MOST_KNOWN)(parse)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> TensorsRequest:
         specs, most = served.inputs, served.settings.max_batch_size
         if length == 0:
             return TensorsRequest(None, value_of_raw(body, specs, most), Wishes(binary=True), b"")
         text, binary = (body, None) if length is None else cut(body, length)
-        often = length is not None and length <= _SHORT
-        said = (often_said if often else said_of)(text, specs, served.outputs, most)
-        if binary is not None and len(binary) == said.size:
-            value = packed_in_place(binary, said.opening)
+        short = length is not None and length <= _SHORT
+        parsed = (cached_parse if short else parse)(text, specs, served.outputs, most)
+        if binary is not None and len(binary) == parsed.size:
+            value = packed_in_place(binary, parsed.opening)
         else:
-            value = value_of(said.heads, _data(said.inputs, said.heads, binary))
-        return TensorsRequest(said.id, value, said.wishes, said.parameters, said.wanted)
+            value = value_of(parsed.heads, _data(parsed.inputs, parsed.heads, binary))
+        return TensorsRequest(parsed.id, value, parsed.wishes, parsed.parameters, parsed.wanted)
 
     return read
 
@@ -153,63 +149,64 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
 def long_tensors_reader(
     settings: Settings,
 ) -> Callable[[bytes, int | None, ServedModel], Steps[TensorsRequest]]:
-    """Make the function that reads long bodies, in steps; see `tensors_reader`."""
+    """Make a function that reads long bodies, in steps; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
     read_short = tensors_reader(settings)
 
-    def said_of(text: bytes, served: ServedModel) -> Steps[_Said]:
-        asked = take_request((yield from members_in_steps(text)))
+    def parse(text: bytes, served: ServedModel) -> Steps[_Parsed]:
+        request = take_request((yield from members_in_steps(text)))
         wishes, parameters = NONE, b""
-        if asked.parameters is not ABSENT:
-            wishes, parameters = yield from long_parameters_of(asked.parameters, most_parameters, tiers)
-        wanted = () if asked.outputs is ABSENT else wanted_outputs(asked.outputs, binary=wishes.binary)
-        check_names([one.name for one in wanted], names_of(served.outputs))
-        inputs = yield from long_inputs_of(asked.inputs, MOST_TENSORS)
+        if request.parameters is not ABSENT:
+            wishes, parameters = yield from long_parameters_of(request.parameters, most_parameters, tiers)
+        wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
+        check_names([output.name for output in wanted], names_of(served.outputs))
+        inputs = yield from long_inputs_of(request.inputs, MOST_TENSORS)
         if inputs is None:
             raise BadRequest(f"the request has more than {MOST_TENSORS} inputs; expected 1 to {MOST_TENSORS}")
-        given = [TensorHead(one.name, one.datatype, shape_of(one, place)) for place, one in enumerate(inputs)]
-        heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
-        return _Said(asked.id, wishes, parameters, wanted, inputs, heads, *_form_of(inputs, heads))
+        heads = checked_heads(_heads_of(inputs), served.inputs, served.settings.max_batch_size)
+        size, opening = _form_of(inputs, heads)
+        return _Parsed(request.id, wishes, parameters, wanted, inputs, heads, size, opening)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> Steps[TensorsRequest]:
         text, binary = (bytes(body), None) if length is None else cut(body, length)
         if len(text) <= SHORT and len(body) - len(text) <= SHORT:
             return read_short(body, length, served)
-        said = yield from said_of(text, served)
-        if binary is not None and len(binary) == said.size:
-            value = packed_in_place(binary, said.opening)
+        parsed = yield from parse(text, served)
+        if binary is not None and len(binary) == parsed.size:
+            value = packed_in_place(binary, parsed.opening)
         else:
-            data = yield from _data_in_steps(said.inputs, said.heads, binary)
-            value = yield from value_in_steps(said.heads, data)
-        return TensorsRequest(said.id, value, said.wishes, said.parameters, said.wanted)
+            data = yield from _data_in_steps(parsed.inputs, parsed.heads, binary)
+            value = yield from value_in_steps(parsed.heads, data)
+        return TensorsRequest(parsed.id, value, parsed.wishes, parsed.parameters, parsed.wanted)
 
     return read
 
 
+def _heads_of(inputs: Sequence[AskedInput]) -> list[TensorHead]:
+    return [TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)]
+
+
 def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple[int, bytes]:
-    """Bytes of the data behind a JSON object, and those before them in the packed value; -1 where the data are not packed as they come."""
+    """Return the size of the data behind a JSON object and the packed value up to them; -1 if they are not packed as they come."""
     if inputs[0].parameters is None:  # They are in JSON.
         return -1, b""
     total = 0
-    for one, head in zip(inputs, heads, strict=True):
+    for tensor, head in zip(inputs, heads, strict=True):
         size = SIZES[head.datatype] * count_of(head.shape)
-        asked = one.parameters
+        asked = tensor.parameters
         if asked is None or asked.binary_data_size != size or asked.shared_memory_region is not ABSENT:
             return -1, b""
-        if one.data is not ABSENT or head.datatype == BYTES or total % ALIGNED:
+        if tensor.data is not ABSENT or head.datatype == BYTES or total % ALIGNED:
             return -1, b""
         total += size
     return total, opening(heads)
 
 
 def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
-    """Packed value of data at the end of a body or of a message, which are copied unless they are in memory that may be written to.
+    """Return the packed value of data at the end of a body or message, where `opening` is the value up to the data.
 
-    That is its request's own, as it is of a large one; the header is put before the data there.
-
-    Arguments:
-        data: the data.
-        opening: bytes of the value before the data.
+    A large body is writable memory that belongs to its request: there the opening is written in front of the data. Other data
+    are copied.
     """
     padding, room = -len(data) % ALIGNED, memoryview(data.obj)
     begin = len(room) - len(data) - len(opening)
@@ -222,38 +219,38 @@ def packed_in_place(data: memoryview, opening: bytes) -> Tensors:
 def _data(
     inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
 ) -> list[bytes | memoryview]:
-    """Data of each input in the binary form. Raises BadRequest."""
-    found: list[bytes | memoryview] = []
+    """Return the data of each input in the binary form. Raises BadRequest."""
+    data: list[bytes | memoryview] = []
     end = 0
-    for one, head in zip(inputs, heads, strict=True):
-        size = None if one.parameters is None else one.parameters.binary_data_size
-        if one.parameters is not None:
-            refuse_shared_memory(one.parameters)
-        if (size is None) is (one.data is ABSENT):
+    for tensor, head in zip(inputs, heads, strict=True):
+        size = None if tensor.parameters is None else tensor.parameters.binary_data_size
+        if tensor.parameters is not None:
+            refuse_shared_memory(tensor.parameters)
+        if (size is None) is (tensor.data is ABSENT):
             has = "no data" if size is None else "both `data` and `binary_data_size`"
             raise BadRequest(
-                f"the input {quoted(one.name)} has {has}; expected `data`, or `binary_data_size` in its parameters"
+                f"the input {quoted(tensor.name)} has {has}; expected `data`, or `binary_data_size` in its parameters"
             )
         if size is None:
-            found.append(_data_in_json(bytes(one.data), head))
+            data.append(_data_in_json(bytes(tensor.data), head))
             continue
         if binary is None:
             raise BadRequest(
-                f"the input {quoted(one.name)} has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected the "
-                "length of the JSON object in bytes"
+                f"the input {quoted(tensor.name)} has `binary_data_size`, and the header field {LENGTH_FIELD} is missing; expected "
+                "the length of the JSON object in bytes"
             )
         if size > len(binary) - end:
             raise BadRequest(
-                f"the `binary_data_size` of the input {quoted(one.name)} is {size}, and {len(binary) - end} bytes are left behind the "
-                "JSON object and the inputs before"
+                f"the `binary_data_size` of the input {quoted(tensor.name)} is {size}, and {len(binary) - end} bytes are left behind "
+                "the JSON object and the inputs before"
             )
-        found.append(binary[end : end + size])
+        data.append(binary[end : end + size])
         end += size
     if binary is not None and end < len(binary):
         raise BadRequest(
             f"{len(binary)} bytes follow the JSON object, and the inputs have a `binary_data_size` of {end} in all"
         )
-    return found
+    return data
 
 
 def _data_in_json(text: bytes, head: TensorHead) -> bytes:
@@ -266,10 +263,10 @@ def _data_in_json(text: bytes, head: TensorHead) -> bytes:
 def _data_in_steps(
     inputs: Sequence[AskedInput], heads: Sequence[TensorHead], binary: memoryview | None
 ) -> Steps[list[bytes | memoryview]]:
-    """The same of inputs whose JSON may be long, for which empty ones stand at first; see `_data`."""
-    long = [len(bytes(one.data)) > SHORT for one in inputs]
-    found = _data(
-        [replace(one, data=_EMPTY) if is_long else one for one, is_long in zip(inputs, long, strict=True)],
+    """Return the data of inputs whose JSON may be long, in steps; see `_data`."""
+    long = [len(bytes(tensor.data)) > SHORT for tensor in inputs]
+    data = _data(  # Empty arrays stand for the long ones at first.
+        [replace(tensor, data=_EMPTY) if is_long else tensor for tensor, is_long in zip(inputs, long, strict=True)],
         [replace(head, shape=(0,)) if is_long else head for head, is_long in zip(heads, long, strict=True)],
         binary,
     )
@@ -277,7 +274,7 @@ def _data_in_steps(
         if long[place]:
             text = bytes(inputs[place].data)
             try:
-                found[place] = yield from tensor_json.read_in_steps(text, head.name, head.datatype, head.shape)
+                data[place] = yield from tensor_json.read_in_steps(text, head.name, head.datatype, head.shape)
             except NoTensors as exc:
                 raise BadRequest(str(exc)) from None
-    return found
+    return data

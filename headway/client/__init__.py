@@ -1,17 +1,15 @@
-"""Clients of a running service, for programs: `Client` for threads, `AsyncClient` for asyncio.
+"""Clients of a running service: `Client` for threads, `AsyncClient` for asyncio.
 
-A call is one logical request: it is sent as often as needed, under one idempotency key, until it has an answer or its
-time is over. What to send, when to send it again and what an answer means is decided in one place without I/O, for both
-clients alike.
+A call is one logical request. It is sent as often as needed, under one idempotency key, until it is answered or its time is
+up. What to send, when to retry and what an answer means is decided without I/O, in one place for both clients.
 
     client         Client and Task
     async_client   AsyncClient and AsyncTask
-    call           one call: attempts, pauses, time
-    polling        the long polls for a task's outcome
+    call           one call: attempts, pauses, time; and the polls for a task's outcome
     messages       requests and answers
-    arrays         those of arrays
-    service        where the service is, and how it is reached
-    reaching       errors of a service that is not reached
+    arrays         requests and answers with arrays
+    service        address of the service, and what both clients share
+    reaching       errors of connections
     errors         the tree of errors
 """
 

@@ -1,9 +1,9 @@
-"""Arrays of numpy in requests and answers, in the binary form of the Open Inference Protocol. No I/O happens here.
+"""Numpy arrays in requests and answers, in the binary form of the Open Inference Protocol. No I/O.
 
-    a JSON object: name, datatype and shape of each array    as long as Inference-Header-Content-Length says
-    the numbers of each array, little-endian, in rows        behind it
+    a JSON object: name, datatype and shape of each array    its length is in Inference-Header-Content-Length
+    the data of each array, little-endian and row-major      follow the object
 
-numpy is imported once an input holds arrays, and not before.
+Functions import numpy themselves, so that only programs that send arrays need it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from headway.client.messages import (
 )
 
 LENGTH = "Inference-Header-Content-Length"
-"""Header field with the length of the JSON object."""
 INPUT = "INPUT"
-"""Name of an array that is given without one: a model with one input takes it under any name."""
+"""Name of an unnamed array: a model with one input takes it under any name."""
 _LENGTH_BYTES = 4
 _OWN = ("priority", "timeout", "binary_data_output", "triton_enable_empty_final_response")
-"""Names of parameters that are the protocol's own."""
+"""Parameters that the protocol itself defines."""
 
 _DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
@@ -44,13 +43,13 @@ _DATATYPES = {dtype.lstrip("<"): name for name, dtype in _DTYPES.items()} | {"b1
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array, of numpy or of a library whose arrays numpy takes."""
-    kind = type(value)  # Not a number of numpy, which is one of Python's, too.
+    """Return True for a numpy array, or another library's that numpy accepts."""
+    kind = type(value)  # numpy's scalars have no length.
     return hasattr(kind, "__array__") and hasattr(kind, "__len__") and not isinstance(value, str | bytes)
 
 
 def holds_arrays(input: object) -> bool:
-    """Whether an input is to be sent as arrays: it is one, or a dict or list that holds one."""
+    """Return True if an input must be sent as arrays: it is one, or a dict or list that holds one."""
     if is_array(input):
         return True
     held = input.values() if isinstance(input, Mapping) else input if isinstance(input, list | tuple) else ()
@@ -58,12 +57,12 @@ def holds_arrays(input: object) -> bool:
 
 
 def several(inputs: Any) -> tuple[Iterable[Any], Callable[[Result], Result]]:
-    """Several inputs, and what makes the result of each of its answer.
+    """Split `inputs`, and return them with a function for each result.
 
-    Of an array each row is an input. It is sent as an array of one row, and the result has the row that came back.
+    Each row of an array is an input. It is sent as an array of one row, and the function takes the row out of the result.
 
     Raises:
-        InvalidInput: they are no several inputs.
+        InvalidInput: it is not a collection of inputs.
     """
     if not is_array(inputs):
         return check_inputs(inputs), _whole
@@ -78,17 +77,17 @@ def _whole(result: Result) -> Result:
 
 def _only_row(result: Result) -> Result:
     output = result.output
-    row = {name: one[0] for name, one in output.items()} if isinstance(output, dict) else output[0]
+    row = {name: array[0] for name, array in output.items()} if isinstance(output, dict) else output[0]
     return msgspec.structs.replace(result, output=row)
 
 
 def inference_of(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> tuple[Request, Callable[[Answer], Result]]:
-    """Make the request for the answer to one input, of arrays or in JSON, and what reads that.
+    """Build the request for one inference, with arrays or JSON, and return it with the function that reads its answer.
 
     Raises:
-        InvalidInput: the input, the parameters or the names of the outputs cannot be sent.
+        InvalidInput: the input, parameters or output names cannot be sent.
     """
     if holds_arrays(input):
         return array_inference(input, model, parameters, key, outputs), read_arrays
@@ -102,32 +101,32 @@ def inference_of(
 def array_inference(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, outputs: Sequence[str] | None
 ) -> Request:
-    """Make the request for the outputs of arrays.
+    """Build the request for one inference with arrays.
 
     Arguments:
         input: an array, or several by name.
-        model: name of the model; None: the service's only or default one.
-        parameters: parameters of the target.
-        key: idempotency key; empty for none.
-        outputs: names of the outputs that are wanted; None: all.
+        model: None for the service's default model.
+        parameters: parameters for the target.
+        key: idempotency key, or empty.
+        outputs: names of the outputs to return; None for all.
 
     Raises:
-        InvalidInput: the arrays or the parameters cannot be sent, or numpy is missing.
+        InvalidInput: the arrays or parameters cannot be sent, or numpy is missing.
     """
-    arrays = {name: as_array(f"input[{name!r}]" if several else "input", one) for name, one, several in _named(input)}
+    arrays = {name: as_array(label, value) for name, value, label in _named(input)}
     heads, data = [], []
     for name, array in arrays.items():
         datatype, content = _packed(f"input {name!r}", array)
         size = {"binary_data_size": len(content) if isinstance(content, bytes) else content.nbytes}
         heads.append({"name": name, "datatype": datatype, "shape": list(array.shape), "parameters": size})
         data.append(content)
-    told = json_parameters(parameters) if parameters is not None else {}
-    if own := [name for name in told if name in _OWN]:
+    own = json_parameters(parameters) if parameters is not None else {}
+    if clashes := [name for name in own if name in _OWN]:
         raise InvalidInput(
-            f"parameters with `{own[0]}`: the protocol in which arrays travel has a parameter of this name. Rename it, or send "
+            f"parameters with `{clashes[0]}`: the protocol for arrays has a parameter of this name. Rename it, or send "
             "input.tolist()."
         )
-    body: dict[str, Any] = {"inputs": heads, "parameters": {**told, "binary_data_output": True}}
+    body: dict[str, Any] = {"inputs": heads, "parameters": {**own, "binary_data_output": True}}
     if outputs is not None:
         body["outputs"] = [{"name": name} for name in _checked(outputs)]
     text = as_json(body)
@@ -139,10 +138,10 @@ def array_inference(
 
 
 def as_array(what: str, value: Any) -> Any:
-    """Array of numpy that a value is, or becomes without another look at its numbers.
+    """Convert a value to a numpy array, without copying if possible. `what` names it in messages.
 
     Raises:
-        InvalidInput: it becomes none, or numpy is missing.
+        InvalidInput: numpy doesn't accept it, or is missing.
     """
     try:
         import numpy
@@ -153,32 +152,32 @@ def as_array(what: str, value: Any) -> Any:
         ) from None
     try:
         return numpy.asarray(value)
-    except Exception as exc:  # Whatever a library raises for one on a GPU, or one that a gradient goes through.
-        raise InvalidInput(f"{what} of type {type(value).__name__}: is no array that numpy takes: {exc}") from None
+    except Exception as exc:  # Whatever a library raises, for example for a tensor on a GPU or with a gradient.
+        raise InvalidInput(f"{what} of type {type(value).__name__}: is not an array that numpy takes: {exc}") from None
 
 
 def read_arrays(answer: Answer) -> Result:
-    """Read the answer to `array_inference`: the array, or several by name. They are the caller's own, and may be written to.
+    """Read the answer to `array_inference`: an array, or several by name, which the caller may modify.
 
     Raises:
-        ApiError: it is no such answer.
+        ApiError: the answer is malformed.
     """
     try:
         length = int(answer.header.get(LENGTH.lower()) or answer.header[LENGTH])
-        told = _decode(answer.body[:length])
+        parsed = _decode(answer.body[:length])
         arrays: dict[str, Any] = {}
         at = length
-        for one in told.outputs:
-            end = at + one.parameters.binary_data_size
-            arrays[one.name] = _unpacked(one.datatype, one.shape, answer.body[at:end])
+        for output in parsed.outputs:
+            end = at + output.parameters.binary_data_size
+            arrays[output.name] = _unpacked(output.datatype, output.shape, answer.body[at:end])
             at = end
         if at != len(answer.body) or not arrays:
             raise ValueError
     except (KeyError, ValueError, OverflowError, msgspec.DecodeError):
         raise ApiError(ODD, status=answer.status, hopeless=True) from None
-    output = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    value = next(iter(arrays.values())) if len(arrays) == 1 else arrays
     id = answer.header.get("x-request-id", "")
-    return Result(output, id, None, told.parameters.tokens_used, told.model_version)
+    return Result(value, id, tokens_used=parsed.parameters.tokens_used, model_version=parsed.model_version)
 
 
 class _DataSize(msgspec.Struct, gc=False):
@@ -192,42 +191,42 @@ class _Output(msgspec.Struct, gc=False):
     parameters: _DataSize
 
 
-class _Told(msgspec.Struct, frozen=True, gc=False):
+class _Usage(msgspec.Struct, frozen=True, gc=False):
     tokens_used: int | None = None
 
 
 class _Answer(msgspec.Struct, gc=False):
     outputs: list[_Output]
     model_version: str = ""
-    parameters: _Told = _Told()
+    parameters: _Usage = _Usage()
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def _named(input: Any) -> list[tuple[str, Any, bool]]:
-    """Arrays of an input, each with its name, and whether there are several."""
+def _named(input: Any) -> list[tuple[str, Any, str]]:
+    """Return the arrays of an input, each with its name and what messages call it."""
     if is_array(input):
-        return [(INPUT, input, False)]
+        return [(INPUT, input, "input")]
     if not isinstance(input, Mapping):
         raise InvalidInput(
-            "input with arrays in a list: is no array. Put those of one shape into one by numpy.stack, or call infer_many, which asks for "
-            "each by itself."
+            "input with arrays in a list: is not an array. Put those of one shape into one by numpy.stack, or call infer_many, which "
+            "asks for each by itself."
         )
-    for name, one in input.items():
+    for name, value in input.items():
         if not isinstance(name, str):
             raise InvalidInput(f"input with the key {name!r}: arrays are named by text, as in {{'x': array}}.")
-        if not is_array(one):
+        if not is_array(value):
             raise InvalidInput(
-                f"input[{name!r}] of type {type(one).__name__}: others in the input are arrays. Make it one by numpy.asarray, with its "
-                "dtype."
+                f"input[{name!r}] of type {type(value).__name__}: others in the input are arrays. Make it one by numpy.asarray, with "
+                "its dtype."
             )
-    return [(name, one, True) for name, one in input.items()]
+    return [(name, value, f"input[{name!r}]") for name, value in input.items()]
 
 
 def _checked(outputs: Sequence[str]) -> Sequence[str]:
-    if isinstance(outputs, str) or not outputs or not all(isinstance(one, str) for one in outputs):
-        raise InvalidInput(f"outputs = {outputs!r}: are no names of outputs. For example ['scores'].")
+    if isinstance(outputs, str) or not outputs or not all(isinstance(name, str) for name in outputs):
+        raise InvalidInput(f"outputs = {outputs!r}: are not names of outputs. For example ['scores'].")
     return outputs
 
 
@@ -239,7 +238,7 @@ def _check_rows(what: str, array: Any) -> None:
 
 
 def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
-    """Datatype of an array, and its data, which are copied only where they are not as they travel. Raises InvalidInput."""
+    """Return an array's datatype and data, copied only if their layout in memory differs. Raises InvalidInput."""
     import numpy
 
     _check_rows(what, array)
@@ -251,7 +250,7 @@ def _packed(what: str, array: Any) -> tuple[str, bytes | memoryview]:
     datatype = _DATATYPES.get(f"{kind}{array.dtype.itemsize}")
     if datatype is None:
         raise InvalidInput(
-            f"{what} of dtype {array.dtype}: does not travel. Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, "
+            f"{what} of dtype {array.dtype}: cannot be sent. Send bool, int8 to int64, uint8 to uint64, float16, float32, float64, "
             "text or bytes."
         )
     return datatype, _octets(numpy.ascontiguousarray(array, _DTYPES[datatype]))
@@ -262,21 +261,21 @@ def _octets(array: Any) -> bytes | memoryview:
 
 
 def _elements(what: str, array: Any) -> bytes:
-    """Data of texts or bytes: the length of each before it."""
+    """Return the data of texts or bytes, each after its length."""
     pieces: list[bytes] = []
-    for one in array.ravel().tolist():
-        if not isinstance(one, str | bytes):
-            raise InvalidInput(f"{what} of dtype {array.dtype} with a {type(one).__name__}: expected texts or bytes.")
+    for value in array.ravel().tolist():
+        if not isinstance(value, str | bytes):
+            raise InvalidInput(f"{what} of dtype {array.dtype} with a {type(value).__name__}: expected texts or bytes.")
         try:
-            element = one.encode() if isinstance(one, str) else one
+            element = value.encode() if isinstance(value, str) else value
         except UnicodeEncodeError as exc:
-            raise InvalidInput(f"{what}: is no proper Unicode text: {exc}") from None
+            raise InvalidInput(f"{what}: is not valid Unicode: {exc}") from None
         pieces += (len(element).to_bytes(_LENGTH_BYTES, "little"), element)
     return b"".join(pieces)
 
 
 def _unpacked(datatype: str, shape: Sequence[int], data: bytes) -> Any:
-    """Array of an output. Raises ValueError where the data are no such array."""
+    """Return the array of an output. Raises ValueError if the data don't fit its datatype and shape."""
     import numpy
 
     if datatype == "BYTES":
@@ -291,20 +290,20 @@ def _unpacked(datatype: str, shape: Sequence[int], data: bytes) -> Any:
 def _texts(count: int, data: bytes) -> Any:
     import numpy
 
-    found, at = [], 0
+    elements, at = [], 0
     while at < len(data):
         begin = at + _LENGTH_BYTES
         at = begin + int.from_bytes(data[at:begin], "little")
-        found.append(data[begin:at])
-    if at != len(data) or len(found) != count:
+        elements.append(data[begin:at])
+    if at != len(data) or len(elements) != count:
         raise ValueError("elements")
     array = numpy.empty(count, object)
-    array[:] = found
+    array[:] = elements
     return array
 
 
 def _brain_floats(bits: Any) -> Any:
-    """Array of bfloat16 where a library has made that known to numpy, else of float32, which holds each of its numbers."""
+    """Return an array of bfloat16 if a library has registered it with numpy, else of float32, which holds the same values."""
     import numpy
 
     try:

@@ -31,25 +31,12 @@ if TYPE_CHECKING:
 
 
 class AsyncClient(AnyClient):
-    """Client of a Headway service for coroutines; in all else like `Client`, which see.
+    """Client of a Headway service for asyncio. Arguments and methods are those of `Client`.
 
         async with headway.AsyncClient("http://127.0.0.1:8000") as client:
             print((await client.infer("hello")).output)
 
-    It belongs to the event loop in which it is first used.
-
-    Arguments:
-        url: address of the service.
-        api_key: API key or JSON Web Token; None: none is sent.
-        timeout: seconds for a call in all, retries and pauses included, unless the call says otherwise. The service
-            is told of it, and may allow less.
-        retries: most further attempts of a call. With 0 a request is sent once, without an idempotency key.
-        connections: most connections at once; further calls wait for one.
-        headers: further header fields of every request.
-        ssl_context: certificates to trust, where the system's will not do.
-
-    Raises:
-        InvalidArgument: an argument cannot be used.
+    It belongs to the event loop that first uses it.
     """
 
     def _begin(self) -> None:
@@ -64,7 +51,7 @@ class AsyncClient(AnyClient):
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections. Calls that come later raise RuntimeError."""
+        """Close all connections. Later calls raise RuntimeError."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -80,7 +67,7 @@ class AsyncClient(AnyClient):
         idempotency_key: str | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Result:
-        """Answer of the model to one input; see `Client.infer`."""
+        """Run the model on one input; see `Client.infer`."""
         request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
         return read(await self._send(request, self._service.seconds(timeout)))
 
@@ -121,25 +108,25 @@ class AsyncClient(AnyClient):
         return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:
-        """Answers to several inputs, in their order; see `Client.infer_many`. The first error cancels the other requests."""
+        """Run the model on several inputs; see `Client.infer_many`. The first error cancels the other requests."""
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
         seconds = self._service.seconds(timeout)
-        each, result_of = several(inputs)
-        waiting = enumerate(each)
-        found: dict[int, Result | ClientError] = {}
+        split, result_of = several(inputs)
+        waiting = enumerate(split)
+        outcomes: dict[int, Result | ClientError] = {}
 
         async def ask(input: Any) -> Result:
             request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
             return result_of(read(await self._run(self._service.call(request, seconds, patient=True))))
 
         async def work() -> None:
-            for place, input in waiting:
+            for index, input in waiting:
                 try:
-                    found[place] = await ask(input)
+                    outcomes[index] = await ask(input)
                 except ClientError as error:
-                    error.locate(place, each)
-                    found[place] = error
+                    error.locate(index, split)
+                    outcomes[index] = error
                     if not return_errors:
                         raise
 
@@ -152,7 +139,7 @@ class AsyncClient(AnyClient):
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        answers = [found[place] for place in sorted(found)]
+        answers = [outcomes[index] for index in sorted(outcomes)]
         if return_errors:
             return answers
         results = []
@@ -171,32 +158,32 @@ class AsyncClient(AnyClient):
         *,
         idempotency_key: str | None = None,
     ) -> AsyncTask:
-        """Submit an input as a task, whose result is asked for later; see `Client.submit`."""
+        """Submit an input as a task; see `Client.submit`."""
         if timeout is not None:
             check_seconds("timeout", timeout)
         request = task(input, model, parameters, self._service.key(idempotency_key), timeout)
         return AsyncTask(self, read_task(await self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> AsyncTask:
-        """Task that was submitted before, perhaps by another process. No request is made."""
+        """Return a task that was submitted earlier, perhaps by another process. Makes no request."""
         return AsyncTask(self, id)
 
     async def _send(self, request: Request, timeout: float) -> Answer:
         return await self._run(self._service.call(request, timeout))
 
     async def _run(self, call: Call) -> Answer:
-        """Make attempts until the call has its answer."""
+        """Make attempts until the call is answered."""
         while True:
             attempt = call.attempt(time.monotonic())
+            pause: float | None
             try:
                 answer = await self._exchange(call, attempt)
             except ClientError as error:
                 pause = call.failed(error, time.monotonic())
             else:
-                again = call.answered(answer, time.monotonic())
-                if again is None:
+                pause = call.answered(answer, time.monotonic())
+                if pause is None:
                     return answer
-                pause = again
             await asyncio.sleep(pause)
 
     async def _exchange(self, call: Call, attempt: Attempt) -> Answer:
@@ -228,7 +215,7 @@ class AsyncClient(AnyClient):
             raise lost(service.url, exc) from exc
 
     def _open(self) -> ClientSession:
-        """Session of the running loop.
+        """Return the session of the running loop.
 
         Raises:
             RuntimeError: the client is closed, or belongs to another loop.
@@ -248,29 +235,25 @@ class AsyncClient(AnyClient):
 
 
 class AsyncTask(AnyTask["AsyncClient"]):
-    """Task of a service: an input whose result is asked for later.
-
-    Attributes:
-        id: id of the task, by which any client of its tenant finds it: `client.task(id)`.
-    """
+    """Task: an input whose result is fetched later. `client.task(id)` finds it from any client of the tenant."""
 
     async def status(self) -> State:
-        """State of the task; see `Task.status`."""
+        """Return the state of the task; see `Task.status`."""
         status, _ = read_outcome(await self._client._send(poll(self.id, 0.0), self._client._service.timeout))
         return status
 
     async def result(self, timeout: float | None = None) -> Result:
-        """Result of the task, waited for; see `Task.result`."""
+        """Wait for the result of the task; see `Task.result`."""
         if timeout is not None:
             check_seconds("timeout", timeout)
         polling = Polling(self.id, timeout, time.monotonic())
         while True:
             request, seconds = polling.next(time.monotonic())
             answer = await self._client._send(request, seconds)
-            found = polling.answered(answer, time.monotonic())
-            if isinstance(found, Result):
-                return found
-            await asyncio.sleep(found)
+            result = polling.answered(answer, time.monotonic())
+            if isinstance(result, Result):
+                return result
+            await asyncio.sleep(result)
 
     async def cancel(self) -> None:
         """Cancel the task and forget its outcome; see `Task.cancel`."""

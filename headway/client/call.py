@@ -1,11 +1,11 @@
-"""One call of a client: what is tried, when it is tried again, and when it is given up. No I/O happens here.
+"""One call of a client: what to try, when to retry, and when to give up. No I/O.
 
     attempt ──answer──▶ done
       ▲        │ refused, failed, or the connection was lost
       └─pause──┘ while there are retries and time left; then the last error is the call's
 
-An answer that says `x-should-retry: false` ends the call. One that says when a retry makes sense is taken at its word,
-with some spread, so that clients refused together do not come back together. The outcome of a task is asked for by long polls.
+An answer with `x-should-retry: false` ends the call. If an answer says when to retry, the call waits that long and a bit more, so
+that clients that are refused together don't come back together. A task's outcome is fetched by long polls.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from headway.client.messages import Answer, Request, Result, milliseconds, poll,
 RETRIED = frozenset((408, 429, 500, 502, 503, 504))
 """Statuses after which the same request may succeed."""
 REFUSED = frozenset((429, 503))
-"""Statuses of a request that the service has not begun."""
+"""Statuses of a request that the service has not started."""
 CONNECT = 5.0
-"""Most seconds of one attempt to connect."""
+"""Most seconds of an attempt to connect."""
 GRACE = 0.25
-"""Seconds beyond the caller's time for which an answer is waited for, so that the service's own 504 arrives."""
+"""Seconds to wait beyond the caller's time, so that the service's own 504 arrives."""
 FIRST_PAUSE = 0.1
-"""Seconds before the first retry where the service does not say; each further one waits four times as long."""
+"""Seconds before the first retry if the service doesn't say; each further pause is four times as long."""
 LONGEST_PAUSE = 8.0
 SPREAD = 0.25
-"""Most by which a pause that the service asks for is made longer, as a share of it."""
+"""Share by which a pause that the service asks for is stretched at most."""
 
 LONGEST_WAIT = 20.0
-"""Most seconds for which one poll waits: proxies end silent connections, mostly after a minute."""
+"""Most seconds that a poll waits: proxies cut silent connections, usually after a minute."""
 SPARE = 5.0
-"""Seconds beyond its wait, and beyond the caller's time, that a poll may take."""
+"""Seconds that a poll may take beyond its wait and the caller's time."""
 PAUSE = 1.0
-"""Seconds between two polls, where the service answered early that the task is still under way."""
+"""Seconds between polls if the service answered early that the task is still running."""
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -48,15 +48,15 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Call:
-    """Call of a client, over all its attempts.
+    """A call over all its attempts.
 
     Arguments:
-        request: request that is sent.
-        timeout: seconds from now until the call is given up.
+        request: what to send.
+        timeout: seconds until the call is given up.
         retries: most attempts beyond the first.
-        now: instant in seconds.
+        now: time in seconds.
         rng: uniform in [0, 1), for pauses.
-        patient: whether a refusal that says when to come back is no retry, as among calls that refuse each other.
+        patient: True if a refusal that says when to come back doesn't count as a retry.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Call:
         self._patient = patient and retries > 0
 
     def attempt(self, now: float) -> Attempt:
-        """Begin an attempt.
+        """Start an attempt.
 
         Raises:
-            TimedOut: the call's time is over.
+            TimedOut: the call's time is up.
         """
         left = self._until - now
         if left <= 0:
@@ -91,10 +91,10 @@ class Call:
         return Attempt(header, min(CONNECT, left + GRACE), left + GRACE)
 
     def answered(self, answer: Answer, now: float) -> float | None:
-        """Judge an answer: None when it is a success, else the seconds until the next attempt.
+        """Return None if an answer is a success, else the seconds until the next attempt.
 
         Raises:
-            ApiError: it is an error, and the call's last.
+            ApiError: it is an error, and there is no next attempt.
         """
         if 200 <= answer.status < 300:
             return None
@@ -102,21 +102,21 @@ class Call:
         if error.hopeless or answer.status not in RETRIED:
             raise error
         if self._patient and answer.status in REFUSED and error.retry_after is not None:
-            self._left += 1  # What the pause takes away.
+            self._left += 1  # _pause() takes it away again.
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Judge an attempt without an answer: the seconds until the next one.
+        """Return the seconds until the next attempt after one without an answer.
 
         Raises:
-            ClientError: the attempt was the last, or the next would fail alike; `error` itself.
+            ClientError: `error`, if there is no next attempt.
         """
         if error.hopeless:
             raise error
         return self._pause(error, None, now)
 
     def overdue(self) -> TimedOut:
-        """Error of a call whose time is over."""
+        """Return the error for a call whose time is up."""
         return TimedOut(f"no answer within {self._timeout:g} s")
 
     def _pause(self, error: ClientError, asked: float | None, now: float) -> float:
@@ -135,12 +135,12 @@ class Call:
 
 
 class Polling:
-    """Wait of a caller for the outcome of a task.
+    """A caller's wait for the outcome of a task.
 
     Arguments:
         task_id: id of the task.
-        timeout: seconds until the caller gives up; None: never.
-        now: instant in seconds.
+        timeout: seconds until the caller gives up; None for never.
+        now: time in seconds.
     """
 
     def __init__(self, task_id: str, timeout: float | None, now: float) -> None:
@@ -151,18 +151,18 @@ class Polling:
         self._asked_at = now
 
     def next(self, now: float) -> tuple[Request, float]:
-        """Next poll, and the seconds that it may take in all, its retries included."""
+        """Return the next poll, and the seconds that it may take including its retries."""
         left = 2 * LONGEST_WAIT if self._until is None else max(self._until - now, 0.0)
         self._wait = min(left, LONGEST_WAIT)
         self._asked_at = now
         return poll(self._id, self._wait), left + SPARE
 
     def answered(self, answer: Answer, now: float) -> Result | float:
-        """Result that an answer brings, or the seconds until the next poll.
+        """Return the task's result, or the seconds until the next poll.
 
         Raises:
             ApiError: the task failed.
-            TimedOut: the caller's time is over, and the task still under way.
+            TimedOut: the caller's time is up and the task still runs.
         """
         _, outcome = read_outcome(answer)
         if isinstance(outcome, Result):
@@ -171,6 +171,6 @@ class Polling:
             raise outcome
         if self._until is not None and now >= self._until:
             raise TimedOut(f"task {self._id} has no outcome after {self._timeout:g} s; it goes on")
-        early = now - self._asked_at < self._wait / 2
+        early = now - self._asked_at < self._wait / 2  # A service that doesn't wait must not be flooded.
         pause = PAUSE if early else 0.0
         return pause if self._until is None else min(pause, max(self._until - now, 0.0))

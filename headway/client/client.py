@@ -31,30 +31,29 @@ if TYPE_CHECKING:
     from urllib3 import PoolManager
 
 CONCURRENCY = 64
-"""Requests of `infer_many` at once, unless it says otherwise."""
+"""Default number of concurrent requests in `infer_many`."""
 
 
 class Client(AnyClient):
-    """Client of a Headway service. One client serves all threads of a process; it keeps its connections open.
+    """Client of a Headway service. One client serves all threads of a process and keeps its connections open.
 
         with headway.Client("http://127.0.0.1:8000") as client:
             print(client.infer("hello").output)
 
-    Each request is sent under an idempotency key of its own, so that sending it again, after a refusal or a lost
-    connection, never runs it twice. A refusal that says when to come back is taken at its word.
+    Each request has its own idempotency key, so a retry after a refusal or a lost connection never runs it twice. If a
+    refusal says when to come back, the client waits until then.
 
     Arguments:
-        url: address of the service.
-        api_key: API key or JSON Web Token; None: none is sent.
-        timeout: seconds for a call in all, retries and pauses included, unless the call says otherwise. The service
-            is told of it, and may allow less.
-        retries: most further attempts of a call. With 0 a request is sent once, without an idempotency key.
+        url: address of the service, with the path that a proxy adds before its routes.
+        api_key: API key or JSON Web Token, or None.
+        timeout: seconds for a call in total, including retries and pauses. The service is told, and may allow less.
+        retries: most retries of a call. With 0 a request is sent once, without an idempotency key.
         connections: most connections at once; further calls wait for one.
-        headers: further header fields of every request.
-        ssl_context: certificates to trust, where the system's will not do.
+        headers: header fields to add to every request.
+        ssl_context: certificates to trust, instead of the system's.
 
     Raises:
-        InvalidArgument: an argument cannot be used.
+        InvalidArgument: an argument is unusable.
     """
 
     def _begin(self) -> None:
@@ -70,7 +69,7 @@ class Client(AnyClient):
         self.close()
 
     def close(self) -> None:
-        """Close all connections. Calls that come later raise RuntimeError."""
+        """Close all connections. Later calls raise RuntimeError."""
         self._closed = True
         with self._making:
             pool, self._pool = self._pool, None
@@ -87,20 +86,20 @@ class Client(AnyClient):
         idempotency_key: str | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Result:
-        """Answer of the model to one input.
+        """Run the model on one input.
 
         Arguments:
-            input: a string, or any JSON value where the target takes one. Or an array of numpy, or a dict of several by name,
-                whose first axis is that of the rows; the output is then an array, or a dict of several.
-            model: name of the model; None: the service's only or default one.
-            parameters: parameters of this input, a JSON object.
-            timeout: seconds for the call in all; None: the client's.
-            idempotency_key: a key of the caller's own, for requests that another process may send again.
-            outputs: names of the outputs that are wanted, of arrays; None: all.
+            input: a string, or any JSON value that the target takes. Or a numpy array, or a dict of several by name, with one row
+                per item on the first axis; the output then is an array or a dict of several.
+            model: None for the service's only or default model.
+            parameters: a JSON object for this input.
+            timeout: seconds for the call in total; None for the client's.
+            idempotency_key: your own key, for requests that another process may send again.
+            outputs: names of the output arrays to return; None for all.
 
         Raises:
             ClientError: there is no answer, or it is an error; see `headway.client.errors`.
-            InvalidInput: the input or the parameters are no JSON, or an array cannot be sent; it is a TypeError and a ValueError, too.
+            InvalidInput: the input cannot be sent (also a TypeError and a ValueError).
         """
         request, read = inference_of(input, model, parameters, self._service.key(idempotency_key), outputs)
         return read(self._send(request, self._service.seconds(timeout)))
@@ -142,51 +141,50 @@ class Client(AnyClient):
         return_errors: bool = False,
         outputs: Sequence[str] | None = None,
     ) -> list[Result] | list[Result | ClientError]:
-        """Answers to several inputs, in their order, each asked for by a request of its own.
+        """Run the model on several inputs, one request each, and return the results in their order.
 
         Arguments:
-            inputs: a list of inputs, or another iterable of them, but not one text. Of an array each row is an input, and its
-                output is the row of the output, without an axis of rows.
-            model: name of the model; None: the service's only or default one.
-            parameters: parameters of each input, a JSON object.
-            timeout: seconds for each input, from when it is first sent; None: the client's. A refusal that says when to come
-                back, as of a rate limit, is waited out within them, and is none of the client's `retries`.
+            inputs: an iterable of inputs. Of an array each row is an input, and its output is one row, without the row axis.
+            model: None for the service's only or default model.
+            parameters: a JSON object for each input.
+            timeout: seconds for each input from its first attempt; None for the client's. If a refusal says when to come back, as
+                a rate limit does, the client waits within that time, and doesn't count it towards `retries`.
             concurrency: most requests at once.
-            return_errors: whether an input that fails has its error in the list. If not, the first error ends the
-                call, as soon as what is on its way is done; what has not been sent by then is not sent.
-            outputs: names of the outputs that are wanted, of arrays; None: all.
+            return_errors: True to return the error of a failed input in its place. Otherwise the first error ends the call once
+                the requests in flight are done; no others are sent.
+            outputs: names of the output arrays to return; None for all.
 
         Raises:
-            ClientError: an input has no answer, and `return_errors` is False; of several errors the first by the inputs'
-                order. Its `input_index` is the place of its input.
-            InvalidInput: `inputs` is one text, octets or a dict; nothing was sent.
+            ClientError: an input failed and `return_errors` is False; of several, the first in input order. Its `input_index`
+                says which.
+            InvalidInput: `inputs` is a text, bytes or a dict; nothing was sent.
             ValueError: `concurrency` is below 1; nothing was sent.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency = {concurrency}: must be at least 1")
         seconds = self._service.seconds(timeout)
-        each, result_of = several(inputs)
+        split, result_of = several(inputs)
 
         def ask(index: int, input: Any) -> Result:
             try:
                 request, read = inference_of(input, model, parameters, self._service.key(None), outputs)
                 return result_of(read(self._run(self._service.call(request, seconds, patient=True))))
             except ClientError as error:
-                error.locate(index, each)
+                error.locate(index, split)
                 raise
 
         threads = ThreadPoolExecutor(min(concurrency, self._service.connections), "headway-client")
         finished = False
         try:
-            asked = [threads.submit(ask, index, input) for index, input in enumerate(each)]
-            wait(asked, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
+            futures = [threads.submit(ask, index, input) for index, input in enumerate(split)]
+            wait(futures, return_when=ALL_COMPLETED if return_errors else FIRST_EXCEPTION)
             finished = True
-        finally:  # Who is interrupted waits for nothing.
+        finally:  # An interrupted caller must not wait for the requests in flight.
             threads.shutdown(wait=finished, cancel_futures=True)
         if return_errors:
-            return [_outcome(one) for one in asked]
-        _raise_first(asked)
-        return [one.result() for one in asked]
+            return [_outcome(future) for future in futures]
+        _raise_first(futures)
+        return [future.result() for future in futures]
 
     def submit(
         self,
@@ -197,18 +195,18 @@ class Client(AnyClient):
         *,
         idempotency_key: str | None = None,
     ) -> Task:
-        """Submit an input as a task, whose result is asked for later. Returns as soon as it is queued.
+        """Submit an input as a task. Returns as soon as it is queued.
 
         Arguments:
-            input: a string, or any JSON value where the target takes one.
-            model: name of the model; None: the service's only or default one.
-            parameters: parameters of this input, a JSON object.
-            timeout: seconds that the task may take in all; None: as many as the service allows.
-            idempotency_key: a key of the caller's own, for requests that another process may send again.
+            input: a string, or any JSON value that the target takes.
+            model: None for the service's only or default model.
+            parameters: a JSON object for this input.
+            timeout: seconds that the task may take in total; None for as many as the service allows.
+            idempotency_key: your own key, for requests that another process may send again.
 
         Raises:
             ClientError: the task was not accepted.
-            InvalidInput: the input or the parameters are no JSON; it is a TypeError and a ValueError, too.
+            InvalidInput: the input or the parameters are not JSON (also a TypeError and a ValueError).
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
@@ -216,25 +214,25 @@ class Client(AnyClient):
         return Task(self, read_task(self._send(request, self._service.timeout)))
 
     def task(self, id: str) -> Task:
-        """Task that was submitted before, perhaps by another process. No request is made."""
+        """Return a task that was submitted earlier, perhaps by another process. Makes no request."""
         return Task(self, id)
 
     def _send(self, request: Request, timeout: float) -> Answer:
         return self._run(self._service.call(request, timeout))
 
     def _run(self, call: Call) -> Answer:
-        """Make attempts until the call has its answer."""
+        """Make attempts until the call is answered."""
         while True:
             attempt = call.attempt(time.monotonic())
+            pause: float | None
             try:
                 answer = self._exchange(call, attempt)
             except ClientError as error:
                 pause = call.failed(error, time.monotonic())
             else:
-                again = call.answered(answer, time.monotonic())
-                if again is None:
+                pause = call.answered(answer, time.monotonic())
+                if pause is None:
                     return answer
-                pause = again
             time.sleep(pause)
 
     def _exchange(self, call: Call, attempt: Attempt) -> Answer:
@@ -267,7 +265,7 @@ class Client(AnyClient):
         return Answer(response.status, response.headers, response.data)
 
     def _connections(self) -> PoolManager:
-        """Connections of this process: a process that was forked off must not use those of its parent."""
+        """Return this process's connections: a forked process must not use its parent's."""
         pool = self._pool
         if pool is not None and self._pid == os.getpid():
             return pool
@@ -283,21 +281,17 @@ class Client(AnyClient):
         import urllib3
 
         proxy = self._service.proxy
-        how: dict[str, Any] = {"num_pools": 1, "maxsize": self._service.connections, "block": True}
+        options: dict[str, Any] = {"num_pools": 1, "maxsize": self._service.connections, "block": True}
         if self._service.ssl_context is not None:
-            how["ssl_context"] = self._service.ssl_context
-        return urllib3.PoolManager(**how) if proxy is None else urllib3.ProxyManager(proxy, **how)
+            options["ssl_context"] = self._service.ssl_context
+        return urllib3.PoolManager(**options) if proxy is None else urllib3.ProxyManager(proxy, **options)
 
 
 class Task(AnyTask["Client"]):
-    """Task of a service: an input whose result is asked for later.
-
-    Attributes:
-        id: id of the task, by which any client of its tenant finds it: `client.task(id)`.
-    """
+    """Task: an input whose result is fetched later. `client.task(id)` finds it from any client of the tenant."""
 
     def status(self) -> State:
-        """State of the task.
+        """Return the state of the task.
 
         Raises:
             NotFound: the task is unknown, or its outcome is no longer kept.
@@ -306,13 +300,13 @@ class Task(AnyTask["Client"]):
         return status
 
     def result(self, timeout: float | None = None) -> Result:
-        """Result of the task, waited for.
+        """Wait for the result of the task.
 
         Arguments:
-            timeout: seconds after which to give up waiting; the task goes on. None: wait until there is an outcome.
+            timeout: seconds after which to stop waiting; the task goes on. None to wait for the outcome.
 
         Raises:
-            ApiError: the task failed; or it is unknown, or its outcome no longer kept (NotFound).
+            ApiError: the task failed, or is not known or no longer kept (NotFound).
             TimedOut: there is no outcome yet.
         """
         if timeout is not None:
@@ -321,28 +315,28 @@ class Task(AnyTask["Client"]):
         while True:
             request, seconds = polling.next(time.monotonic())
             answer = self._client._send(request, seconds)
-            found = polling.answered(answer, time.monotonic())
-            if isinstance(found, Result):
-                return found
-            time.sleep(found)
+            result = polling.answered(answer, time.monotonic())
+            if isinstance(result, Result):
+                return result
+            time.sleep(result)
 
     def cancel(self) -> None:
-        """Cancel the task and forget its outcome. If it is not on a GPU yet, it never gets there.
+        """Cancel the task and forget its outcome. If it isn't on a GPU yet, it never will be.
 
-        Nothing happens to a task that is unknown, or forgotten already.
+        Does nothing if the task is unknown or already forgotten.
         """
         with contextlib.suppress(NotFound):
             self._client._send(forget(self.id), self._client._service.timeout)
 
 
-def _outcome(asked: Future[Result]) -> Result | ClientError:
+def _outcome(future: Future[Result]) -> Result | ClientError:
     try:
-        return asked.result()
+        return future.result()
     except ClientError as error:
         return error
 
 
-def _raise_first(asked: list[Future[Result]]) -> None:
-    for one in asked:
-        if one.done() and not one.cancelled() and (error := one.exception()) is not None:
+def _raise_first(futures: list[Future[Result]]) -> None:
+    for future in futures:
+        if future.done() and not future.cancelled() and (error := future.exception()) is not None:
             raise error

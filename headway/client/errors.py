@@ -1,10 +1,10 @@
 """Errors of the clients.
 
     ClientError
-    ├── InvalidArgument         an argument of a client or a call cannot be used (a SettingError and a ValueError)
-    ├── InvalidInput            what was given cannot be sent; nothing was (a TypeError and a ValueError)
+    ├── InvalidArgument         an argument of a client or call is unusable (a SettingError and a ValueError)
+    ├── InvalidInput            the input cannot be sent; nothing was (a TypeError and a ValueError)
     ├── Unreachable             no connection to the service, or it was lost before the answer (a ConnectionError)
-    ├── TimedOut                the call's own time is over (a TimeoutError)
+    ├── TimedOut                the call's own time is up (a TimeoutError)
     └── ApiError                the service answered with an error: `status`, `code`, `request_id`, `retry_after`
         ├── BadRequest          the request is malformed
         ├── Unauthenticated     no API key, or a bad one
@@ -19,7 +19,7 @@
         ├── ModelFailed         the model failed for reasons of its own
         └── DeadlineExceeded    a deadline of the service passed (a TimeoutError)
 
-Other errors of the service are plain ApiErrors. The clients raise what is left after their retries.
+Any other error of the service is a plain ApiError. Clients raise what remains after their retries.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ClientError(HeadwayError):
     """Root of all errors that a client raises for a call.
 
     Attributes:
-        hopeless: whether the same call will fail again.
-        input_index: place of the input of `infer_many` that failed, counted from 0; None for other calls.
+        hopeless: True if the same call will fail again.
+        input_index: index of the input of `infer_many` that failed; None for other calls.
     """
 
     hopeless: bool = False
@@ -46,30 +46,30 @@ class ClientError(HeadwayError):
         return self._place + super().__str__()
 
     def locate(self, index: int, inputs: object) -> None:
-        """Note that the input at a place of `inputs` failed, and begin the error's text with that."""
+        """Note that the input at `index` failed; the error's text then begins with that."""
         self.input_index = index
         count = f" of {len(inputs)}" if isinstance(inputs, Sized) else ""
         self._place = f"input {index}{count}, counted from 0: "
 
 
 class InvalidArgument(ClientError, SettingError, ValueError):
-    """An argument of a client or of a call cannot be used; nothing was sent."""
+    """An argument of a client or call is unusable; nothing was sent."""
 
     hopeless = True
 
 
 class InvalidInput(ClientError, TypeError, ValueError):
-    """The input or the parameters are no JSON, an array cannot be sent, or the inputs are no list; nothing was sent."""
+    """The input or parameters are not JSON, an array cannot be sent, or the inputs are not a list; nothing was sent."""
 
     hopeless = True
 
 
 class Unreachable(ClientError, ConnectionError):
-    """The service cannot be connected to, or the connection was lost before the answer was there."""
+    """The service cannot be reached, or the connection was lost before the answer."""
 
 
 class TimedOut(ClientError, TimeoutError):
-    """The time that the caller gave is over. A task goes on; ask for its result again."""
+    """The caller's time is up. A task goes on; ask for its result again."""
 
 
 class ApiError(ClientError):
@@ -78,10 +78,10 @@ class ApiError(ClientError):
     Arguments:
         message: what happened, in the service's words.
         status: HTTP status.
-        code: error code, for example `RATE_LIMITED`; empty when the answer is not Headway's own.
-        request_id: id of the request, to quote to the operators; empty when the answer has none.
-        retry_after: seconds after which a retry makes sense; None when that is not known.
-        hopeless: whether the same request will fail again, as the service says.
+        code: error code, for example `RATE_LIMITED`; empty if the answer isn't Headway's.
+        request_id: id of the request, for the operators; empty if the answer has none.
+        retry_after: seconds until a retry makes sense; None if not known.
+        hopeless: True if the service says that the same request will fail again.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BadRequest(ApiError):
 
 
 class Unauthenticated(ApiError):
-    """The service asks for an API key or token, and got none or a bad one."""
+    """The service needs an API key or token, and got none or a bad one."""
 
 
 class Forbidden(ApiError):
@@ -116,7 +116,7 @@ class Forbidden(ApiError):
 
 
 class NotFound(ApiError):
-    """No such model or route; or no such task of this tenant, any more."""
+    """No such model, route, or task of this tenant."""
 
 
 class Conflict(ApiError):
@@ -136,7 +136,7 @@ class RejectedByPolicy(ApiError):
 
 
 class RateLimited(ApiError):
-    """The key is over its rate; `retry_after` says when there is room again."""
+    """The key is over its rate; `retry_after` says when there is room."""
 
 
 class Overloaded(ApiError):
@@ -148,7 +148,7 @@ class ModelFailed(ApiError):
 
 
 class DeadlineExceeded(ApiError, TimeoutError):
-    """A deadline of the service passed, in the queue, on the GPU or in all; the message says which."""
+    """A deadline of the service passed: in the queue, on the GPU, or in total; the message says which."""
 
 
 BY_CODE: dict[str, type[ApiError]] = {
@@ -168,7 +168,7 @@ BY_CODE: dict[str, type[ApiError]] = {
     errors.BACKEND_ERROR: ModelFailed,
     errors.DEADLINE_EXCEEDED: DeadlineExceeded,
 }
-"""Class of an error code that clients read; a code that is not here is a plain ApiError."""
+"""Class for each error code; any other code is a plain ApiError."""
 
 BY_STATUS: dict[int, type[ApiError]] = {
     400: BadRequest,
@@ -180,4 +180,4 @@ BY_STATUS: dict[int, type[ApiError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
-"""Class of an answer that is not Headway's own, as of a proxy, by its status."""
+"""Class for the status of an answer that isn't Headway's, such as a proxy's."""

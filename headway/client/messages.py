@@ -1,4 +1,4 @@
-"""Requests to the service, and the meaning of its answers. No I/O happens here."""
+"""Requests to the service, and what its answers mean. No I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ State = Literal["PENDING", "SUCCESS", "FAILED"]
 """States of a task."""
 
 ROUTE = "/v1/inference"
-"""Path of inferences and tasks, which is added to the address of a service."""
+"""Path of inferences and tasks, relative to the service's address."""
 _RESULT = "/v1/result/"
 _SHOWN_BODY = 200
-_OCTETS = "an input of bytes is no JSON; for a target that takes bytes send base64.b64encode(input).decode()"
-_VALUES = "Send text, a number, True, False, None, or lists and dicts of these with text as keys; of an array or a tensor its .tolist()."
+_OCTETS = "an input of bytes is not JSON; for a target that takes bytes send base64.b64encode(input).decode()"
+_VALUES = "Send text, a number, True, False, None, or lists and dicts of these with text as keys; for an array or tensor, its .tolist()."
 ODD = "the answer is not Headway's; does the URL lead to a Headway service?"
 
 
@@ -26,12 +26,12 @@ class Result(msgspec.Struct, frozen=True):
     """Answer of the model to one input.
 
     Attributes:
-        output: the output: a string, or any JSON value where the target returns one. For arrays it is an array of numpy, or
-            a dict of several by name; texts in it are bytes, in UTF-8.
-        request_id: id of the request, as the service's log and ledger know it.
-        latency_ms: milliseconds that the service took from the complete request to its answer; None for a task and for arrays.
-        tokens_used: tokens that the input has used, as its target tells; None where it does not.
-        model_version: version of the model that ran it; empty from a service that does not tell.
+        output: a string, or any JSON value the target returns. For arrays: a numpy array, or a dict of several by name;
+            texts in it are UTF-8 bytes.
+        request_id: id of the request in the service's log and ledger.
+        latency_ms: milliseconds in the service, from the complete request to its answer; None for tasks and arrays.
+        tokens_used: tokens used, if the target reports them.
+        model_version: version of the model that ran; empty if the service doesn't report it.
     """
 
     output: Any
@@ -42,11 +42,9 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """HTTP request of one call, whichever attempt it is.
+    """HTTP request of one call, the same for each attempt, without what all requests of a client share.
 
-    Attributes:
-        method, path, header, body: parts of the request, without what is the same for all requests of a client.
-        timed: whether the service is told how long the caller waits, by `X-Request-Timeout-Ms`.
+    `timed` is True if `X-Request-Timeout-Ms` tells the service how long the caller waits.
     """
 
     method: str
@@ -57,7 +55,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """HTTP answer. The names in `header` are found in any case."""
+    """HTTP answer. Names in `header` are case-insensitive."""
 
     status: int
     header: Mapping[str, str]
@@ -65,10 +63,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str) -> Request:
-    """Make the request for the answer to one input. `key`: its idempotency key; empty for none.
+    """Build the request for one inference. `key` is its idempotency key, or empty.
 
     Raises:
-        InvalidInput: the input or the parameters are no JSON.
+        InvalidInput: the input or the parameters are not JSON.
     """
     return Request("POST", ROUTE, _json_header(key), _body(input, model, parameters), timed=True)
 
@@ -76,7 +74,7 @@ def inference(input: Any, model: str | None, parameters: Mapping[str, Any] | Non
 def task(
     input: Any, model: str | None, parameters: Mapping[str, Any] | None, key: str, timeout: float | None
 ) -> Request:
-    """Make the request that submits a task; `timeout`: seconds that the task may take in all."""
+    """Build the request that submits a task, which may take `timeout` seconds in total."""
     header = {**_json_header(key), "Prefer": "respond-async"}
     if timeout is not None:
         header["X-Request-Timeout-Ms"] = milliseconds(timeout)
@@ -84,20 +82,20 @@ def task(
 
 
 def poll(task_id: str, wait: float) -> Request:
-    """Make the request for the outcome of a task, which waits for it at most `wait` seconds."""
+    """Build the request that waits up to `wait` seconds for the outcome of a task."""
     return Request("GET", f"{_RESULT}{task_id}?wait={wait:.3f}" if wait > 0 else _RESULT + task_id, {})
 
 
 def forget(task_id: str) -> Request:
-    """Make the request that cancels a task."""
+    """Build the request that cancels a task."""
     return Request("DELETE", _RESULT + task_id, {})
 
 
 def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
-    """Return `inputs` if they are several inputs, and not one that Python could take apart.
+    """Return `inputs` if it is a collection of inputs, not a single input that happens to be iterable.
 
     Raises:
-        InvalidInput: they are one text, octets, one mapping, or nothing that can be gone through.
+        InvalidInput: it is a text, bytes, a mapping, or not iterable.
     """
     kind = type(inputs).__name__
     if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
@@ -106,13 +104,13 @@ def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
         )
     if not isinstance(inputs, Iterable):
         raise InvalidInput(
-            f"inputs of type {kind}: are no list of inputs. For one input call infer, or give a list: [input]."
+            f"inputs of type {kind}: are not a list of inputs. For one input call infer, or give a list: [input]."
         )
     return inputs
 
 
 def milliseconds(seconds: float) -> str:
-    """`seconds` as the value of `X-Request-Timeout-Ms`."""
+    """Return `seconds` as a value of `X-Request-Timeout-Ms`."""
     return str(max(round(seconds * 1000), 1))
 
 
@@ -122,18 +120,14 @@ def _json_header(key: str) -> dict[str, str]:
 
 
 def json_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters as a JSON object has them. Raises InvalidInput where they are no mapping."""
+    """Return parameters as a dict. Raises InvalidInput if they are not a mapping."""
     if not isinstance(parameters, Mapping):
         raise InvalidInput(f"parameters of type {type(parameters).__name__}: must be a dict, such as {{'length': 3}}.")
     return dict(parameters)
 
 
 def as_json(body: Mapping[str, Any]) -> bytes:
-    """JSON text of a body.
-
-    Raises:
-        InvalidInput: a member is no JSON.
-    """
+    """Encode a body. Raises InvalidInput if a member is not JSON."""
     try:
         return _json(body)
     except (TypeError, ValueError, RecursionError):
@@ -141,7 +135,7 @@ def as_json(body: Mapping[str, Any]) -> bytes:
             try:
                 _json(value)
             except (TypeError, ValueError, RecursionError) as exc:
-                raise InvalidInput(f"{name} of type {type(value).__name__}: is no JSON: {exc}. {_VALUES}") from None
+                raise InvalidInput(f"{name} of type {type(value).__name__}: is not JSON: {exc}. {_VALUES}") from None
         raise
 
 
@@ -201,18 +195,18 @@ _outcome = msgspec.json.Decoder(_Outcome).decode
 def read_result(answer: Answer) -> Result:
     """Read the answer to `inference`."""
     try:
-        found = _inferred(answer.body)
+        parsed = _inferred(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _odd(answer) from None
-    return _result(found.output, found.request_id, found.metadata)
+    return _result(parsed.output, parsed.request_id, parsed.metadata)
 
 
-def _result(output: Any, id: str, told: _Metadata) -> Result:
-    return Result(output, id, told.latency_ms, told.tokens_used, told.model_version)
+def _result(output: Any, id: str, metadata: _Metadata) -> Result:
+    return Result(output, id, metadata.latency_ms, metadata.tokens_used, metadata.model_version)
 
 
 def read_task(answer: Answer) -> str:
-    """Read the id of the task in the answer to `task`."""
+    """Read the task id in the answer to `task`."""
     try:
         return _submitted(answer.body).task_id
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -220,18 +214,20 @@ def read_task(answer: Answer) -> str:
 
 
 def read_outcome(answer: Answer) -> tuple[State, Result | ApiError | None]:
-    """Read the state of a task, and its outcome if it has one, in the answer to `poll`."""
+    """Read the state of a task, and its outcome if there is one, in the answer to `poll`."""
     try:
-        found = _outcome(answer.body)
+        parsed = _outcome(answer.body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise _odd(answer) from None
-    if found.error is not None:
-        return "FAILED", _error(found.error, found.error.status, hopeless=False)
-    return found.status, _result(found.output, found.task_id, found.metadata) if found.status == "SUCCESS" else None
+    if parsed.error is not None:
+        return "FAILED", _error(parsed.error, parsed.error.status, hopeless=False)
+    if parsed.status != "SUCCESS":
+        return parsed.status, None
+    return parsed.status, _result(parsed.output, parsed.task_id, parsed.metadata)
 
 
 def read_error(answer: Answer) -> ApiError:
-    """Read an answer that is no success."""
+    """Read an answer that isn't a success."""
     hopeless = answer.header.get("x-should-retry", "").lower() == "false"
     try:
         problem = _problem(answer.body)
@@ -239,14 +235,14 @@ def read_error(answer: Answer) -> ApiError:
         text = " ".join(answer.body[:_SHOWN_BODY].decode("utf-8", "replace").split())
         kind = BY_STATUS.get(answer.status, ApiError)
         return kind(text or "no content", status=answer.status, retry_after=_pause(answer), hopeless=hopeless)
-    if not problem.status:  # The form of the Open Inference Protocol: the message alone. The rest is in the header.
+    if not problem.status:  # An Open Inference Protocol error: its body has only the message.
         problem = _Problem(
             answer.header.get("x-headway-error", ""), problem.error, request_id=answer.header.get("x-request-id", "")
         )
-    found = _error(problem, answer.status, hopeless)
-    told = _pause(answer)
-    found.retry_after = found.retry_after if told is None else told
-    return found
+    error = _error(problem, answer.status, hopeless)
+    pause = _pause(answer)
+    error.retry_after = error.retry_after if pause is None else pause
+    return error
 
 
 def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
@@ -263,7 +259,7 @@ def _error(problem: _Problem, status: int, hopeless: bool) -> ApiError:
 
 
 def _pause(answer: Answer) -> float | None:
-    """Seconds that the header asks to wait, if it does so in numbers."""
+    """Return the seconds that the header asks to wait, if they are a number."""
     for field, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(float(answer.header[field]) * unit, 0.0)

@@ -1,4 +1,4 @@
-"""Errors of a service that is not reached: what is wrong, and whether another attempt makes sense. No I/O happens here."""
+"""Connection errors, for clients, the command line and the load generator: what is wrong, and whether to retry. No I/O."""
 
 from __future__ import annotations
 
@@ -7,36 +7,33 @@ import ssl
 from headway.client.errors import Unreachable
 
 _NO_TLS = frozenset(("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"))
-"""Reasons of OpenSSL, which differ by its version, where the other side does not answer in TLS."""
+"""OpenSSL's reasons, which depend on its version, if the other side doesn't answer in TLS."""
 
 _ASKED = ("ALERT_CERTIFICATE_REQUIRED", "ALERT_HANDSHAKE_FAILURE")
-"""Ends of the reasons where the other side lacks a certificate of the client; the latter is all that TLS 1.2 says."""
+"""OpenSSL's reasons, by their ends, if the client must show a certificate; TLS 1.2 says no more than the latter."""
 _NOT_TAKEN = ("ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE", "ALERT_CERTIFICATE_UNKNOWN", "ALERT_CERTIFICATE_EXPIRED")
 
 
 def unreachable(url: str, exc: BaseException) -> Unreachable:
-    """Error of a connection that could not be made."""
+    """Return the error for a connection that could not be made."""
     return _of_tls(url, exc) or Unreachable(
         f"no connection to {url}: {exc}. Is the service running, and is this its address?"
     )
 
 
 def lost(url: str, exc: BaseException) -> Unreachable:
-    """Error of a connection that broke before the answer."""
+    """Return the error for a connection that broke before the answer."""
     return _of_tls(url, exc) or Unreachable(f"the connection to {url} was lost: {exc}")
 
 
 def tls_fault(exc: BaseException, authority: str, own: str) -> str:
-    """Reason of a handshake that would fail again; empty for anything else.
+    """Return why a TLS handshake would fail again; empty for any other error.
 
-    Arguments:
-        exc: error of a connection.
-        authority: where a caller names an authority to trust.
-        own: where a caller names a certificate of its own.
+    `authority` and `own` name the options for an authority to trust and for the caller's own certificate.
     """
     cause: ssl.SSLError | None = None
     step: BaseException | None = exc
-    while step is not None:  # The first cause is Python's own; errors made of it may lack its reason.
+    while step is not None:  # The last SSLError is Python's own; libraries may wrap it and lose its reason.
         cause = step if isinstance(step, ssl.SSLError) else cause
         step = step.__cause__ or step.__context__
     reason = (cause.reason or "") if cause is not None else ""
@@ -54,7 +51,7 @@ def tls_fault(exc: BaseException, authority: str, own: str) -> str:
 
 
 def _of_tls(url: str, exc: BaseException) -> Unreachable | None:
-    """Error of a handshake that would fail again; None of anything else."""
+    """Return the error for a handshake that would fail again; None for any other error."""
     why = tls_fault(exc, "ssl_context", "ssl_context")
     if not why:
         return None

@@ -1,4 +1,4 @@
-"""Address of the service, what every request to it carries, and the way there."""
+"""The service's address, what every request to it carries, and what both clients share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway.client.messages import ROUTE, Request
 from headway.version import __version__
 
 URL = "http://127.0.0.1:8000"
-"""Address of `headway serve` unless it is told otherwise."""
+"""Default address of `headway serve`."""
 TIMEOUT = 60.0
 RETRIES = 3
 CONNECTIONS = 100
@@ -28,17 +28,7 @@ CONNECTIONS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """Service that a client asks, checked when it is built.
-
-    Attributes:
-        url: address, with a path before all routes if a proxy wants one.
-        api_key: API key or JSON Web Token; None: none is sent.
-        timeout: seconds for a call in all, unless it says otherwise.
-        retries: most further attempts of a call. With 0 no idempotency keys are sent.
-        connections: most connections at once.
-        headers: further header fields of every request.
-        ssl_context: certificates to trust, where the system's will not do.
-    """
+    """The service and how to call it, checked when built; see `Client` for the fields."""
 
     url: str = URL
     api_key: str | None = field(default=None, repr=False)
@@ -65,7 +55,7 @@ class Service:
 
     @property
     def base(self) -> str:
-        """Address without a slash at its end."""
+        """The address without a trailing slash."""
         return self.url.rstrip("/")
 
     @property
@@ -78,19 +68,19 @@ class Service:
 
     @property
     def proxy(self) -> str | None:
-        """URL of the proxy that the environment names for this address; none on the way to this machine itself."""
+        """The proxy that the environment names for this address; None for this machine."""
         parts = urlsplit(self.url)
         host = parts.hostname or ""
         if _is_loopback(host) or urllib.request.proxy_bypass(host):
             return None
-        found = urllib.request.getproxies().get(parts.scheme)
-        return found if found is None or "://" in found else f"http://{found}"
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
     def seconds(self, given: float | None) -> float:
-        """Time of a call in seconds: as given, or the client's.
+        """Return the seconds for a call: as given, or the client's default.
 
         Raises:
-            InvalidArgument: it is no number above 0.
+            InvalidArgument: they are not a number above 0.
         """
         if given is None:
             return self.timeout
@@ -98,20 +88,20 @@ class Service:
         return given
 
     def key(self, given: str | None) -> str:
-        """Idempotency key of a request: as given, or one that nobody else has; none for what is sent only once."""
+        """Return the given idempotency key, or a new one; empty if requests are sent only once."""
         if given is not None:
             return given
         return str(uuid.uuid4()) if self.retries else ""
 
     def call(self, request: Request, seconds: float, *, patient: bool = False) -> Call:
-        """Begin a call that is given up after `seconds`; for `patient` see `Call`."""
+        """Start a call that is given up after `seconds`. For `patient` see `Call`."""
         return Call(request, seconds, self.retries, time.monotonic(), random.random, patient=patient)
 
     def _check_url(self) -> None:
         try:
             parts = urlsplit(self.url)
             host, _ = parts.hostname, parts.port
-        except ValueError:  # Its text may quote a password.
+        except ValueError:  # Its message may quote a password.
             raise InvalidArgument("url", "…", "is not a valid URL", f"For example {URL}.") from None
         if parts.username is not None or parts.password is not None:
             raise InvalidArgument("url", "…", "holds a user name or password", "Give the key as api_key.")
@@ -125,7 +115,7 @@ class Service:
 
 
 class AnyClient:
-    """Client of any kind: the arguments are those of `Client`."""
+    """Base of both clients; see `Client` for the arguments."""
 
     def __init__(
         self,
@@ -154,14 +144,14 @@ class AnyClient:
         return f"{type(self).__name__}({self._service.url!r})"
 
     def _begin(self) -> None:
-        """Make what the kind of client needs; called once."""
+        """Set up what this kind of client needs."""
 
 
 AClient = TypeVar("AClient", bound=AnyClient)
 
 
 class AnyTask(Generic[AClient]):
-    """Task of a client of any kind: an input whose result is asked for later."""
+    """Base of both kinds of tasks."""
 
     def __init__(self, client: AClient, id: str) -> None:
         self._client = client
@@ -172,10 +162,10 @@ class AnyTask(Generic[AClient]):
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Check an argument that is a number of seconds.
+    """Check an argument in seconds.
 
     Raises:
-        InvalidArgument: it is none, or not above 0.
+        InvalidArgument: it is not a number above 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
         raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")

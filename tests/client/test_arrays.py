@@ -142,20 +142,20 @@ def test_arrays_by_name_with_parameters_and_wanted_outputs_are_one_request() -> 
 @pytest.mark.parametrize(
     ("input", "how", "what"),
     [
-        (np.float32(1), {}, "is no JSON"),
+        (np.float32(1), {}, "is not JSON"),
         (np.array(1.5), {}, r"of shape \(\): has no rows"),
-        (np.zeros(2, complex), {}, "of dtype complex128: does not travel. Send bool, int8"),
-        (np.zeros(2, "M8[s]"), {}, "does not travel"),
+        (np.zeros(2, complex), {}, "of dtype complex128: cannot be sent. Send bool, int8"),
+        (np.zeros(2, "M8[s]"), {}, "cannot be sent"),
         (np.array([None, 1], object), {}, "with a NoneType: expected texts or bytes"),
-        (np.array(["\ud800"], object), {}, "no proper Unicode"),
+        (np.array(["\ud800"], object), {}, "not valid Unicode"),
         ({"a": np.zeros(2), "b": [1, 2]}, {}, r"input\['b'\] of type list: .*numpy.asarray"),
         ({"a": np.zeros(2), 5: np.zeros(2)}, {}, "input with the key 5: arrays are named by text"),
         ([np.zeros(2), np.zeros(3)], {}, "numpy.stack, or call infer_many"),
         (np.zeros(2), {"parameters": {"timeout": 5}}, "parameters with `timeout`: .*Rename it"),
         (np.zeros(2), {"parameters": [1]}, "parameters of type list: must be a dict"),
-        (np.zeros(2), {"parameters": {"a": {1}}}, "parameters of type dict: is no JSON"),
-        (np.zeros(2), {"outputs": "scores"}, r"outputs = 'scores': are no names of outputs. For example \['scores'\]"),
-        (np.zeros(2), {"outputs": []}, "are no names of outputs"),
+        (np.zeros(2), {"parameters": {"a": {1}}}, "parameters of type dict: is not JSON"),
+        (np.zeros(2), {"outputs": "scores"}, r"outputs = 'scores': are not names of outputs. For example \['scores'\]"),
+        (np.zeros(2), {"outputs": []}, "are not names of outputs"),
         ("text", {"outputs": ["a"]}, "are named for arrays, and the input is of type str"),
     ],
 )
@@ -177,7 +177,7 @@ class Remote:
 
 def test_an_array_of_another_library_that_numpy_does_not_take_is_refused_with_its_words() -> None:
     with pytest.raises(
-        InvalidInput, match="input of type Remote: is no array that numpy takes: copy it to the host first"
+        InvalidInput, match="input of type Remote: is not an array that numpy takes: copy it to the host first"
     ):
         asked(Remote())
 

@@ -185,7 +185,7 @@ def test_an_error_among_many_inputs_has_its_place(kind: str) -> None:
             client.infer("a")
         assert alone.value.input_index is None
     with scripted(ok()) as service, asking(kind, service.url) as client:
-        with pytest.raises(InvalidInput, match=r"^input 1, counted from 0: input of type object: is no JSON"):
+        with pytest.raises(InvalidInput, match=r"^input 1, counted from 0: input of type object: is not JSON"):
             client.infer_many(iter(["a", object()]))
         _, error = client.infer_many(["a", object()], return_errors=True)
         assert (

@@ -77,10 +77,10 @@ def test_what_is_no_json_is_refused_before_it_is_sent(input: Any) -> None:
 @pytest.mark.parametrize(
     ("input", "model", "parameters", "told"),
     [
-        (object(), None, None, r"^input of type object: is no JSON: .*not JSON serializable\. Send text"),
-        ("x", None, {"n": {1}}, r"^parameters of type dict: is no JSON"),
+        (object(), None, None, r"^input of type object: is not JSON: .*not JSON serializable\. Send text"),
+        ("x", None, {"n": {1}}, r"^parameters of type dict: is not JSON"),
         ("x", None, "n", r"^parameters of type str: must be a dict"),
-        ("x", object(), None, r"^model of type object: is no JSON"),
+        ("x", object(), None, r"^model of type object: is not JSON"),
     ],
 )
 def test_what_cannot_be_sent_is_told_with_what_can(input: Any, model: Any, parameters: Any, told: str) -> None:

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: listed, shown, replayed, purged. Inputs are shown only when one dead letter is asked for."""
+"""Routes of the dead letters: list, show, replay, purge. An input is shown only with its own dead letter."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from headway.model import DeadLetter, Entry, InferenceRequest, Principal, Reques
 from headway.runtime.request_id import new_id
 
 LISTED = 100
-"""Dead letters in one listing, unless `?limit=` says otherwise."""
+"""Dead letters in a listing unless `?limit=` says otherwise."""
 MOST_LISTED = 10_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
 async def _shown(value: Value) -> str | msgspec.Raw:
-    """A value as an encoder of JSON takes it. Others have their turns while numbers are written."""
+    """Return a value for the JSON encoder. While numbers are written, other tasks get their turns."""
     if not isinstance(value, Tensors):
         return embedded(value)
     pieces = []
@@ -42,7 +42,7 @@ async def _shown(value: Value) -> str | msgspec.Raw:
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Routes `/internal/dlq` and below."""
+    """Make the routes `/internal/dlq` and below."""
     on = _Routes(process)
     return [
         Route("/internal/dlq", on.listing),
@@ -71,7 +71,7 @@ class _Routes:
         if request.method == "DELETE":
             id, tenant = id_in(request), request.param("tenant")
             if tenant is None:
-                _one(id, await within_answer_time(self._letters.find(id)))
+                _only(id, await within_answer_time(self._letters.find(id)))
             if not await within_answer_time(self._letters.remove(id, tenant)):
                 raise _no_letter(id, tenant)
             return RouteAnswer(status=204)
@@ -97,7 +97,7 @@ class _Routes:
             InferenceRequest(principal, fresh, options, entry.model, entry.input, entry.parameters)
         )
         if reply.failure is not None:
-            # It may have died once more, under its fresh id; it stays known under its first.
+            # It may have died again under its new id; it stays listed under its first.
             await within_answer_time(self._letters.remove(fresh, entry.tenant))
             return refusal(ID_PREFIX + fresh, reply.failure)
         await within_answer_time(self._letters.remove(entry.id, entry.tenant))
@@ -111,14 +111,14 @@ class _Routes:
 
     async def _find(self, request: Request) -> DeadLetter:
         id, tenant = id_in(request), request.param("tenant")
-        letter = _one(id, await within_answer_time(self._letters.find(id, tenant)))
+        letter = _only(id, await within_answer_time(self._letters.find(id, tenant)))
         if letter is None:
             raise _no_letter(id, tenant)
         return letter
 
 
-def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
-    """Dead letter that is meant by an id. An id is unique only within a tenant."""
+def _only(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
+    """Return the dead letter with an id, or None. Ids are unique only within a tenant: raises BadRequest if several have it."""
     if len(letters) > 1:
         tenants = ", ".join(sorted(repr(letter.entry.tenant) for letter in letters))
         raise BadRequest(f"{len(letters)} tenants have a dead letter {ID_PREFIX}{id}: {tenants}; say ?tenant= which")
@@ -126,13 +126,13 @@ def _one(id: str, letters: Sequence[DeadLetter]) -> DeadLetter | None:
 
 
 def _replayed(entry: Entry) -> TraceContext | None:
-    """Span of the request that ended as a dead letter, to which its replay is linked; None unless it was sampled."""
+    """Return the span of the request that died, to which its replay links; None if it wasn't sampled."""
     carried = read_carried(entry.trace)
     return carried.context if carried is not None else None
 
 
 def _described(letter: DeadLetter, tiers: tuple[str, ...]) -> dict[str, Any]:
-    """Dead letter as JSON, without its input."""
+    """Describe a dead letter in JSON, without its input."""
     entry = letter.entry
     return {
         "id": ID_PREFIX + entry.id,

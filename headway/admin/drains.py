@@ -1,4 +1,4 @@
-"""Drains over HTTP: listed, begun, ended. Each process hears of them with its next heartbeat."""
+"""Routes of drains: list, start, end. Each process learns of them with its next heartbeat."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MOST_LOOKS = 20
-"""Most looks of one order. It looks anew where another came between its look and its write: the later one sees the earlier."""
+"""Most attempts at one drain. An attempt fails if another drain came in between, which it must take into account."""
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Routes `/internal/drains` and below. Arguments are in the query."""
+    """Make the routes `/internal/drains` and below. Arguments are in the query."""
     on = _Routes(process)
     return [
         Route("/internal/drains", on.listing),
@@ -45,10 +45,10 @@ class _Routes:
         for _ in range(MOST_LOOKS):
             drains, workers, members = await self._look()
             try:
-                found = wanted(name, workers, members)
+                named = wanted(name, workers, members)
             except UnknownName as exc:
                 raise NotFound(str(exc)) from None
-            without = bared(covered([*drains, *found], workers, members), workers)
+            without = bared(covered([*drains, *named], workers, members), workers)
             if without and not force:
                 raise BadRequest(
                     f"{', '.join(without)} would have no healthy worker left, and its requests would be refused; "
@@ -56,35 +56,37 @@ class _Routes:
                 )
             gone = outlived(drains, members)
             await within_answer_time(self._fleet.undrain(gone))
-            if await within_answer_time(self._fleet.drain(found, {one.name for one in drains}.difference(gone))):
-                log.info("workers are to be drained", name=name, drains=[one.name for one in found], bares=without)
-                return self._shown(found, workers, members)
+            known = {drain.name for drain in drains}.difference(gone)
+            if await within_answer_time(self._fleet.drain(named, known)):
+                log.info("draining workers", name=name, drains=[drain.name for drain in named], bares=without)
+                return self._shown(named, workers, members)
         raise BrokerUnavailable("other orders to drain came all the while; ask again")
 
     async def end(self, request: Request) -> RouteAnswer:
         name = _named(request)
         drains, workers, members = await self._look()
         try:
-            found = ended(name, drains, workers, members)
+            ending = ended(name, drains, workers, members)
         except UnknownName as exc:
             raise NotFound(str(exc)) from None
         except NoDrain as exc:
             raise BadRequest(str(exc)) from None
-        await within_answer_time(self._fleet.undrain([one.name for one in found]))
-        log.info("workers are no longer to be drained", name=name, drains=[one.name for one in found])
-        return self._shown(found, workers, members)
+        names = [drain.name for drain in ending]
+        await within_answer_time(self._fleet.undrain(names))
+        log.info("no longer draining workers", name=name, drains=names)
+        return self._shown(ending, workers, members)
 
     async def _look(self) -> tuple[Sequence[Drain], Sequence[WorkerInfo], Sequence[ProcessInfo]]:
-        asked = asyncio.gather(self._fleet.drains(), self._broker.workers(), self._fleet.members())
-        drains, workers, members = await within_answer_time(asked)
+        answers = asyncio.gather(self._fleet.drains(), self._broker.workers(), self._fleet.members())
+        drains, workers, members = await within_answer_time(answers)
         return drains, workers, heard(members)
 
     @staticmethod
     def _shown(drains: Sequence[Drain], workers: Sequence[WorkerInfo], members: Sequence[ProcessInfo]) -> RouteAnswer:
         lines = [
-            {"name": one.name, "process": one.process, "host": one.host,
-             "workers": sorted(covered([one], workers, members))}
-            for one in sorted(drains, key=lambda one: one.name)
+            {"name": drain.name, "process": drain.process, "host": drain.host,
+             "workers": sorted(covered([drain], workers, members))}
+            for drain in sorted(drains, key=lambda drain: drain.name)
         ]  # fmt: skip
         return as_json({"drains": lines})
 

@@ -1,17 +1,17 @@
-"""Guard of the admin port: who may ask, by which name, and from which page.
+"""Guard of the admin port: who may use it, under which name, and from which page.
 
 Everything but `/livez`, `/readyz` and `/healthz` is guarded:
 
-    token in the address     refused, as addresses end in logs and histories
-    client's key             refused: it is good on the public port only
-    name in `Host`           loopback, an IP address, or one of `admin_names`; without a service token loopback only. A
-                             web page that has its own name resolve to this machine (DNS rebinding) is turned away so
-    page of another site     changes nothing: browsers say where a page is from, and pages cannot keep them from it
-    credential               the service token, or the session of a browser that has signed in with it; none where no
-                             token is set, as the port listens on loopback only then
-    wrong Authorization      is limited by address and logged, as a wrong sign-in is; see `sessions.Tries`
+    token in the URL         refused, because URLs end up in logs and histories
+    client's key             refused: it is only for the public port
+    name in `Host`           loopback, an IP address, or one of `admin_names`; without a service token only loopback. This
+                             stops web pages whose own name resolves to this machine (DNS rebinding)
+    page of another site     may change nothing: browsers say where a page is from, and pages cannot forge that
+    credential               the service token, or the session of a browser that has signed in with it; none if no token
+                             is set, since the port then listens on loopback only
+    wrong Authorization      limited by address and logged, as wrong sign-ins are; see `sessions.Tries`
 
-The dashboard's own files hold nothing secret and need no credential, or nobody could sign in.
+The dashboard's own files are not secret and need no credential, because nobody could sign in otherwise.
 """
 
 from __future__ import annotations
@@ -36,24 +36,21 @@ log = get_logger(__name__)
 
 _OPEN = ("/livez", "/readyz", "/healthz")
 _EARLY = (*_OPEN, "/metrics", "/internal/health", "/internal/workers")
-"""Routes that answer while the process starts, besides the dashboard's."""
+"""Routes, besides the dashboard's, that answer while the process starts."""
 _PAGES = "/dashboard"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 _LONG, _VARIED = 32, 10
-"""Least characters, and different ones among them, of a token that nobody guesses; those that Headway makes have more."""
+"""Least length, and least number of different characters, of a token that nobody can guess. Headway's own have more."""
 _TELLTALE = frozenset(("token", "access_token", "admin_token", "service_token", "authorization", "bearer", "api_key"))
-"""Names of query parameters in which people send tokens."""
+"""Query parameters in which people send tokens."""
 
 
 class ServiceTokens:
-    """Service tokens of a process: none, one, or two while it is being rotated.
-
-    Arguments:
-        text: setting `admin_token`.
+    """Service tokens of a process: none, one, or two during a rotation. `text` is the setting `admin_token`.
 
     Attributes:
-        guessable: whether one of them could be found by trying.
+        guessable: True if trial and error could find one of them.
     """
 
     def __init__(self, text: str) -> None:
@@ -64,20 +61,20 @@ class ServiceTokens:
         return bool(self._tokens)
 
     def match(self, credential: bytes) -> bool:
-        """Whether a credential is one of them; every comparison takes the same time."""
-        return any([hmac.compare_digest(credential, token) for token in self._tokens])  # noqa: C419 - all are compared
+        """Return True if a credential is one of them, in constant time."""
+        return any([hmac.compare_digest(credential, token) for token in self._tokens])  # noqa: C419 - compare with all
 
 
 class Guard:
     """Guard before the admin routes.
 
     Arguments:
-        router: answers what passes.
-        tokens: the service tokens.
-        names: names besides loopback and IP addresses by which the port may be asked.
+        router: answers the requests that pass.
+        tokens: service tokens.
+        names: names, besides loopback and IP addresses, under which the port may be used.
         sessions: sessions of browsers that have signed in.
-        tries: limit on wrong credentials in the header.
-        starting: whether the process has not come up yet.
+        tries: limit on wrong tokens in the header.
+        starting: returns True until the process is up.
     """
 
     def __init__(
@@ -120,8 +117,8 @@ class Guard:
         if credential.startswith(LIVE):
             message = "this is a client's key, which is good on the public port only: send the service token"
             return refusal(id, Failure(errors.FORBIDDEN, message))
-        if strange := self._stranger(host):
-            return refusal(id, Failure(errors.FORBIDDEN, strange))
+        if problem := self._host_problem(host):
+            return refusal(id, Failure(errors.FORBIDDEN, problem))
         foreign = _foreign(headers, host)
         if foreign and request.method not in _SAFE:
             message = "nothing is changed for a page of another site: the request's Sec-Fetch-Site or Origin names one"
@@ -132,7 +129,7 @@ class Guard:
         if session and not foreign and self._sessions.valid(session):
             request.session = session
             return None
-        if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme by itself guesses nothing.
+        if headers.get("authorization", "").strip().partition(" ")[2]:  # A scheme alone is no guess.
             address, right = shown_address(request.client), self._tokens.match(credential)
             if wait := self._tries.check(address, right=right, guessable=self._tokens.guessable):
                 return too_many_tries(id, wait)
@@ -144,8 +141,8 @@ class Guard:
         )
         return refusal(id, Failure(errors.UNAUTHENTICATED, message))
 
-    def _stranger(self, header: str) -> str:
-        """Reason for which a request is not answered under its Host header; empty where it is."""
+    def _host_problem(self, header: str) -> str:
+        """Return why a request with this Host header is refused; empty if it isn't."""
         host = _host(header)
         if is_loopback(host):
             return ""
@@ -160,7 +157,7 @@ class Guard:
 
 
 def too_many_tries(id: str, wait: float) -> RouteAnswer:
-    """Refusal of a credential from where too many wrong ones came. `wait`: seconds until the next try."""
+    """Refuse a credential from an address that has sent too many wrong ones. The next try is in `wait` seconds."""
     seconds = math.ceil(wait)
     message = f"too many wrong tokens; the next try is in {seconds} s"
     return refusal(id, Failure(errors.RATE_LIMITED, message, float(seconds), "sign_in"))
@@ -172,7 +169,7 @@ def _bearer(headers: Mapping[str, str]) -> bytes:
 
 
 def _is_page(path: str) -> bool:
-    """Whether a path is one of the dashboard's own files, or its sign-in, or leads there."""
+    """Return True for the path of the dashboard's own files or its sign-in, or one that leads there."""
     return path in ("/", _PAGES) or path.startswith(_PAGES + "/")
 
 
@@ -185,13 +182,13 @@ def _is_address(host: str) -> bool:
 
 
 def _host(header: str) -> str:
-    """Host in a Host header, without its port; empty when that is no host."""
-    found = _AUTHORITY.fullmatch(header)
-    return found[1].strip("[]") if found is not None else ""
+    """Return the host in a Host header, without its port; empty if malformed."""
+    match = _AUTHORITY.fullmatch(header)
+    return match[1].strip("[]") if match is not None else ""
 
 
 def _foreign(headers: Mapping[str, str], host: str) -> bool:
-    """Whether a browser asks for a page from elsewhere than `host`. Other clients send nothing that says so."""
+    """Return True if a browser sends a request for a page from elsewhere than `host`. Other clients don't say."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -1,4 +1,4 @@
-"""View of one process, for its admin port."""
+"""What the admin port sees of its process. All routes use it, so it stands beside them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class ProcessView(msgspec.Struct, frozen=True):
-    """View of one process, from which its admin port answers.
+    """What the admin port sees of its process.
 
     Attributes:
         settings: settings of the process.
         role: role of the process.
         id: id of the process in the fleet.
         counters: counters of the process.
-        broker: broker whose queue and workers are shown.
-        letters: the dead letters.
+        broker: broker whose queues and workers are shown.
+        letters: dead letters.
         fleet: the other processes.
-        board: the departure board.
+        board: departure board.
         clock: monotonic seconds of this process.
-        now: asks for the instant on the broker's clock, on which all its instants are.
-        gateway: gateway whose requests are shown and which replays dead letters; None where there is none.
-        ledger: ledger of requests that memory no longer holds; None where nothing is recorded.
-        starting: whether the process has not come up yet.
-        figures: reads the figures of the process for its metrics.
-        expected: healthy workers that the fleet should have; 0: nobody has said.
-        troubles: says which stores of this process do not answer now, and what that means, by their names; see FigureSource.
-        memory: bytes that the broker's servers use, and most that they may; None where the broker is in this process.
+        now: asks for the broker's time, which all its instants are in.
+        gateway: has the pending requests and replays dead letters; None if this process is no gateway.
+        ledger: has requests that memory no longer holds; None if nothing is recorded.
+        starting: returns True until the process is up.
+        figures: returns the figures of the process for its metrics.
+        expected: number of healthy workers that the fleet should have; 0 if not set.
+        memory: returns bytes that the broker's servers use and may use; None if the broker is in this process.
+        troubles: returns the stores that don't answer, by name, and what that means; see FigureSource.
     """
 
     settings: Settings
@@ -61,13 +61,13 @@ class ProcessView(msgspec.Struct, frozen=True):
     troubles: Callable[[], Mapping[str, str]] = dict
 
     async def state(self) -> State:
-        """Return the state that the metrics show. Raises nothing: a broker that does not answer is part of it."""
+        """Return the state for the metrics. An unreachable broker is part of it and raises nothing."""
         own = self.figures()
         memory = None if self.memory is None else self.memory()
         try:
             if own.exports_fleet:
-                asked = collect(self.broker, self.letters, self.fleet, self.expected, memory)
-                return State(self.counters, own, await within_answer_time(asked))
+                figures = collect(self.broker, self.letters, self.fleet, self.expected, memory)
+                return State(self.counters, own, await within_answer_time(figures))
             await within_answer_time(reach(self.fleet))
         except BrokerUnavailable:
             return State(self.counters, own, broker_up=False)

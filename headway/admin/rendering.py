@@ -1,4 +1,4 @@
-"""Text forms of the admin port: ids, instants, text, JSON."""
+"""Text forms that all admin routes share: ids, instants, texts, JSON."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from headway.http.requests import JSON, Request, RouteAnswer
 
 
 def id_in(request: Request) -> str:
-    """Request id in a path, with or without its prefix."""
+    """Return the request id in a path, without its prefix."""
     return request.params["id"].removeprefix(ID_PREFIX)
 
 
 def text(text: str) -> str:
-    """`text` with lone surrogates escaped, as a model may return them."""
+    """Escape lone surrogates, which a model may return and JSON cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def instant(seconds: float) -> str:
-    """Unix time as RFC 3339 text."""
+    """Format Unix time as in RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def as_json(content: Any, code: int = 200) -> RouteAnswer:
-    """Answer in JSON."""
+    """Make a JSON answer."""
     return RouteAnswer(msgspec.json.encode(content), code, media_type=JSON)
 
 
 def tier_name(tier: int, tiers: Sequence[str]) -> str:
-    """Name of a tier by its index, or the index where this process has been given fewer tiers than others of the fleet."""
+    """Return a tier's name, or its index if this process is configured with fewer tiers than the fleet."""
     return tiers[tier] if tier < len(tiers) else str(tier)

@@ -1,9 +1,8 @@
 """Status of a request by its id: `/internal/requests/{id}`.
 
-A gateway knows its pending requests and the last that it answered. The broker knows the state of another gateway's
-request. The ledger knows all that have their outcome, and those without one if its settings say so. They are asked in this order, and the
-first that knows the request answers. Of several tenants' requests with one id the newest is shown, unless `?tenant=`
-names one of them.
+Asked in this order, the first that knows the request answers: the gateway, which has its pending requests and the last that it
+answered; the broker, which has the state of other gateways' requests; and the ledger, which has all requests with an outcome, and,
+if configured, those without. If several tenants have a request with this id, the newest is shown unless `?tenant=` names one.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from headway.model import EntryState, LedgerRecord, RequestStatus
 from headway.ports import Ledger
 
 LOST_AFTER = 60.0
-"""Seconds after its deadline from which a request without an outcome in the ledger is taken for lost."""
-_REST = (
+"""Seconds after its deadline when a request without an outcome in the ledger counts as lost."""
+_OPTIONAL = (
     "tenant", "user", "tier", "model", "created_at", "completed_at", "batch_size", "worker", "model_version", "batch_id", "part_of",
     "failed_part",
 )  # fmt: skip
-"""Members of an answer that are null where they are not known."""
+"""Members of an answer that are null if not known."""
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Route of the status of a request."""
+    """Make the route of a request's status."""
     return [Route("/internal/requests/{id}", _Requests(process).request)]
 
 
@@ -47,7 +46,7 @@ class _Requests:
         process, id = self._process, id_in(request)
         tenant = request.param("tenant")
         if process.gateway is not None and (known := await process.gateway.status(id, tenant)) is not None:
-            return _answer(id, _of_standing(known, process.settings.tier_names))
+            return _answer(id, _of_gateway(known, process.settings.tier_names))
         if (state := await self._state(tenant, id)) is not None:
             return _answer(id, {"status": state.value, "latency_ms": None, "error": None, "tenant": tenant})
         if process.ledger is not None:
@@ -84,10 +83,10 @@ async def _recorded(ledger: Ledger, id: str) -> Sequence[LedgerRecord]:
 
 
 def _answer(id: str, known: dict[str, Any]) -> RouteAnswer:
-    return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(_REST), **known})
+    return as_json({"request_id": ID_PREFIX + id, **dict.fromkeys(_OPTIONAL), **known})
 
 
-def _of_standing(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
+def _of_gateway(known: RequestStatus, tiers: Sequence[str]) -> dict[str, Any]:
     failure, ran, completed_at = known.failure, known.ran, time.time() - (known.since or 0.0)
     return {
         "status": known.state.value,
@@ -115,7 +114,7 @@ def _shown(id: str) -> str | None:
 
 
 def _of_open(record: LedgerRecord) -> dict[str, Any]:
-    """Answer for a request that the ledger knows to be without an outcome. Some time after its deadline there will be none."""
+    """Describe a request that has no outcome in the ledger. Some time after its deadline it never will."""
     lost = time.time() > record.completed_at + LOST_AFTER
     message = "its gateway has ended, or could not reach the ledger, before it told the outcome"
     return {

@@ -1,4 +1,4 @@
-"""Rollouts over HTTP: shown, started, promoted, aborted. The leading controller moves them on."""
+"""Routes of rollouts: show, start, promote, abort. The leading controller moves them on."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headway.http.routing import Route
 from headway.model import Rollout, RolloutState, VersionCounts, WorkerInfo
 
 TRIES = 5
-"""Times that a change is tried while the leader changes the same rollout."""
+"""Attempts at a change while the leader changes the same rollout."""
 
 _Change = Callable[[Rollout | None, Sequence[WorkerInfo]], Rollout]
 
 
 def routes(process: ProcessView) -> list[Route]:
-    """Routes `/internal/rollouts` and below. Arguments are in the query."""
+    """Make the routes `/internal/rollouts` and below. Arguments are in the query."""
     on = _Routes(process)
     return [
         Route("/internal/rollouts", on.listing),
@@ -39,19 +39,21 @@ class _Routes:
 
     async def listing(self, request: Request) -> RouteAnswer:
         rollouts = await within_answer_time(self._process.fleet.rollouts())
-        return as_json({"rollouts": [_shown(one) for one in sorted(rollouts, key=lambda one: one.model)]})
+        return as_json(
+            {"rollouts": [_shown(rollout) for rollout in sorted(rollouts, key=lambda rollout: rollout.model)]}
+        )
 
     async def start(self, request: Request) -> RouteAnswer:
         capacities, now = await within_answer_time(
             asyncio.gather(self._process.fleet.capacities(), self._process.now())
         )
-        if not any(now - one.measured_at < STALE_AFTER for one in capacities):
+        if not any(now - capacity.measured_at < STALE_AFTER for capacity in capacities):
             raise BadRequest("no controller leads the fleet, which moves rollouts on; start `headway controller`")
         plan = Rollout(
             model=_needed(request, "model"),
             version=_needed(request, "version"),
             beside=request.param("beside") or "",
-            steps=tuple(_number("steps", one) for one in _needed(request, "steps").split(",")),
+            steps=tuple(_number("steps", step) for step in _needed(request, "steps").split(",")),
             every=_number("every", _needed(request, "every")),
             rollback_on=tuple(filter(None, _given(request, "rollback_on", ",".join(TESTS)).split(","))),
             slower=_number("slower", _given(request, "slower", str(SLOWER))),
@@ -69,12 +71,12 @@ class _Routes:
         return await self._change(model, lambda last, workers: decided(last, state, model, workers))
 
     async def _change(self, model: str, change: _Change) -> RouteAnswer:
-        """Change a rollout as it is now, and answer with it."""
+        """Change the current state of a rollout, and answer with the new one."""
         fleet, broker = self._process.fleet, self._process.broker
         for _ in range(TRIES):
-            kept, workers = await within_answer_time(asyncio.gather(fleet.rollouts(), broker.workers()))
+            rollouts, workers = await within_answer_time(asyncio.gather(fleet.rollouts(), broker.workers()))
             try:
-                after = change(next((one for one in kept if one.model == model), None), workers)
+                after = change(next((rollout for rollout in rollouts if rollout.model == model), None), workers)
             except Unknown as exc:
                 raise NotFound(str(exc)) from None
             except NoRollout as exc:
@@ -104,27 +106,26 @@ def _number(name: str, text: str) -> float:
         raise BadRequest(f"{name}: {text[:20]!r} is not a number") from None
 
 
-def _shown(one: Rollout) -> dict[str, Any]:
-    evidence = one.evidence
+def _shown(rollout: Rollout) -> dict[str, Any]:
     return {
-        "model": one.model,
-        "version": one.version,
-        "beside": one.beside,
-        "state": one.state.value,
-        "percent": one.percent,
-        "reason": one.reason,
-        "step": one.step,
-        "steps": one.steps,
-        "step_seconds": round(one.waited, 1),
-        "every": one.every,
-        "rollback_on": one.rollback_on,
-        "slower": one.slower,
-        "new": _counts(evidence.new),
-        "old": _counts(evidence.old),
+        "model": rollout.model,
+        "version": rollout.version,
+        "beside": rollout.beside,
+        "state": rollout.state.value,
+        "percent": rollout.percent,
+        "reason": rollout.reason,
+        "step": rollout.step,
+        "steps": rollout.steps,
+        "step_seconds": round(rollout.waited, 1),
+        "every": rollout.every,
+        "rollback_on": rollout.rollback_on,
+        "slower": rollout.slower,
+        "new": _counts(rollout.evidence.new),
+        "old": _counts(rollout.evidence.old),
     }
 
 
 def _counts(counts: VersionCounts) -> dict[str, Any]:
-    """Requests of a version in this step."""
+    """Describe the requests of a version in this step."""
     p95 = round(bound_of(p95_of(counts.latencies)), 4) if counts.latencies else None
     return {"answered": counts.answered, "failed": counts.failed, "p95_seconds": p95}

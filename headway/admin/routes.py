@@ -1,9 +1,7 @@
 """The admin port: health, workers, the fleet, dead letters, metrics. For operators, never for clients.
 
-`guard.py` says who may ask, by which name and from which page.
-
-While the broker is away every route still answers: with 503, or with what this process knows by itself. While the
-process starts, those answer that need nothing which is not there yet; the others say 503.
+`guard.py` says who may use it. While the broker is out of reach every route still answers, with 503 or with what this process
+knows by itself. While the process starts, routes that need nothing else answer, and the others say 503.
 """
 
 from __future__ import annotations
@@ -15,11 +13,9 @@ from typing import Any
 
 import msgspec
 
-from headway.admin import dead_letters, drains, request_status, rollouts, snapshot
-from headway.admin.dashboard import files
-from headway.admin.dashboard.hub import Hub
+from headway.admin import dashboard, dead_letters, drains, request_status, rollouts, snapshot
+from headway.admin.dashboard.hub import EventStream, Hub
 from headway.admin.dashboard.sign_in import SignIn
-from headway.admin.dashboard.stream import EventStream
 from headway.admin.guard import Guard, ServiceTokens
 from headway.admin.process import ProcessView
 from headway.admin.rendering import as_json
@@ -42,13 +38,7 @@ _HINTS = {
 
 
 def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> Guard:
-    """Build the admin routes behind their guard.
-
-    Arguments:
-        process: view of the process.
-        ready: whether the process should get traffic.
-        snapshots: source of the fleet's snapshots.
-    """
+    """Build the admin routes behind their guard."""
     on, settings = _Routes(process, ready, snapshots), process.settings
     tokens, sessions = ServiceTokens(settings.admin_token), Sessions(process.clock)
     sign_in = SignIn(tokens, sessions, Tries(process.clock), secure=settings.scheme == "https")
@@ -67,7 +57,7 @@ def build(process: ProcessView, ready: Readiness, snapshots: SnapshotSource) -> 
             *drains.routes(process),
             *sign_in.routes(),
             Route("/internal/events", EventStream(Hub(process, snapshots), sessions.valid).answer),
-            *files.routes(),
+            *dashboard.routes(),
         ],
         _HINTS,
     )
@@ -91,9 +81,9 @@ class _Routes:
     async def health(self, request: Request) -> RouteAnswer:
         process = self._process
         broker = process.broker
-        asked = asyncio.gather(broker.workers(), broker.depths(), broker.bulk_queues(), process.letters.count())
+        answers = asyncio.gather(broker.workers(), broker.depths(), broker.bulk_queues(), process.letters.count())
         try:
-            workers, depths, bulk, dead = await within_answer_time(asked)
+            workers, depths, bulk, dead = await within_answer_time(answers)
         except BrokerUnavailable as exc:
             status = await self._ready.alone()
             code = 200 if status in SERVING else 503
@@ -105,7 +95,7 @@ class _Routes:
                         "bulk": snapshot.bulk_lines(bulk), "dead_letters": dead})  # fmt: skip
 
     def _own(self) -> dict[str, Any]:
-        """State of this process, as it knows it by itself."""
+        """Return what this process knows of itself."""
         process = self._process
         gateway = process.gateway
         return {
@@ -127,8 +117,8 @@ class _Routes:
 
     async def fleet(self, request: Request) -> RouteAnswer:
         process = self._process
-        asked = asyncio.gather(process.fleet.members(), process.fleet.capacities(), process.now())
-        members, capacities, now = await within_answer_time(asked)
+        answers = asyncio.gather(process.fleet.members(), process.fleet.capacities(), process.now())
+        members, capacities, now = await within_answer_time(answers)
         return as_json({
             "id": process.id,
             "members": snapshot.member_lines(members, now),
@@ -136,28 +126,28 @@ class _Routes:
         })  # fmt: skip
 
     async def scaling(self, request: Request) -> RouteAnswer:
-        """Answer with the numbers of all models, and of one alone beside them: of that which is asked for, or the only one."""
+        """Answer with the numbers of all models, and again with those of the model that is asked for, or the only one."""
         capacities = await within_answer_time(self._process.fleet.capacities())
-        found = {one.model: snapshot.scaling_line(one.scaling) for one in capacities if one.scaling is not None}
+        lines = {known.model: snapshot.scaling_line(known.scaling) for known in capacities if known.scaling is not None}
         model = request.param("model")
         if model is None:
-            model = next(iter(found)) if len(found) == 1 else ""
-        if model and model not in found:
+            model = next(iter(lines)) if len(lines) == 1 else ""
+        if model and model not in lines:
             raise NotFound(f"no number of workers is known for model {model!r}")
-        own = msgspec.structs.asdict(found[model]) if model else {}
-        return as_json({"model": model, **own, "models": found})
+        own = msgspec.structs.asdict(lines[model]) if model else {}
+        return as_json({"model": model, **own, "models": lines})
 
     async def snapshot(self, request: Request) -> RouteAnswer:
         return as_json(await self._snapshots.latest())
 
 
 def _load(workers: Sequence[WorkerInfo], depths: Sequence[TierDepth], tiers: Sequence[str]) -> dict[str, Any]:
-    census = Counter(worker.status for worker in workers)
+    statuses = Counter(worker.status for worker in workers)
     up = [worker.utilisation for worker in workers if worker.status is WorkerStatus.HEALTHY]
     return {
         "gpu_utilization": round(sum(up) / len(up), 4) if up else 0.0,
         "queue_depth": sum(depth.depth for depth in depths),
         "queue_oldest_seconds": round(max((depth.oldest_seconds for depth in depths), default=0.0), 4),
-        "workers": {status.value: census[status] for status in WorkerStatus},
+        "workers": {status.value: statuses[status] for status in WorkerStatus},
         "queues": snapshot.queue_lines(depths, tiers),
     }

@@ -1,9 +1,8 @@
 """Sessions of browsers that have signed in with the service token, and the limit on wrong tokens.
 
-A session is a random text in a cookie that no script can read (`HttpOnly`) and no other site's page sends
-(`SameSite=Strict`). The process keeps the SHA-256 of it in memory: signing out ends it wherever the cookie went, and a
-process that starts anew knows none. The cookie's name has the port in it, as browsers share cookies between the ports of
-a host.
+A session is a random text in a cookie that scripts cannot read (`HttpOnly`) and pages of other sites do not send
+(`SameSite=Strict`). The process keeps its SHA-256 in memory, so signing out ends it wherever the cookie was copied to, and a
+restarted process knows none. The cookie's name contains the port, because browsers share cookies between the ports of a host.
 """
 
 from __future__ import annotations
@@ -20,33 +19,29 @@ LIFETIME = 12 * 3600.0
 MOST = 256
 """Most sessions; the oldest makes room for a new one."""
 TRIES = 5
-"""Wrong tokens in a row from one address before it has to wait."""
+"""Wrong tokens in a row from one address before it must wait."""
 PAUSE = 10.0
-"""Seconds until that address gets one more try."""
+"""Seconds until that address gets another try."""
 TRIES_OF_ALL = 50
-"""Wrong tokens in a row from all addresses together before everybody has to wait."""
+"""Wrong tokens in a row from all addresses before everybody must wait."""
 PAUSE_OF_ALL = 1.0
-"""Seconds until there is one more try for all."""
+"""Seconds until everybody gets another try."""
 _ADDRESSES = 1024
-"""Most addresses whose tries are counted; those that were counted last stay."""
+"""Most addresses whose tries are counted; the least recent are forgotten."""
 _KNOWN = 256
-"""Most addresses that are known to have had a right token; those that had it last stay."""
+"""Most addresses known to have sent a right token; the least recent are forgotten."""
 
 
 class Sessions:
-    """Sessions of one process.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """Sessions of one process. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        # SHA-256 of each session's text to its end in monotonic seconds, oldest first.
         self._ends: OrderedDict[bytes, float] = OrderedDict()
-        """End of each session in monotonic seconds, by the SHA-256 of its text, oldest first."""
 
     def begin(self) -> str:
-        """Begin a session, and return its text."""
+        """Start a session, and return its text."""
         text = secrets.token_urlsafe(32)
         while len(self._ends) >= MOST:
             self._ends.popitem(last=False)
@@ -54,39 +49,33 @@ class Sessions:
         return text
 
     def valid(self, text: str) -> bool:
-        """Whether a text is that of a session that has not ended."""
+        """Return True if a text is that of a session that hasn't ended."""
         end = self._ends.get(_digest(text))
         return end is not None and self._clock() < end
 
     def end(self, text: str) -> None:
-        """End a session; nothing happens when there is none."""
+        """End a session, if there is one."""
         self._ends.pop(_digest(text), None)
 
 
 class Tries:
-    """Limit on wrong tokens, for each address and for all together.
+    """Limit on wrong tokens, for each address and for all together. `clock` returns monotonic seconds.
 
-    It is there for tokens that can be guessed, and must not keep out who has a right one because of others. So a token that
-    cannot be guessed is taken at any time, and any other at any time from an address that has had a right one before.
-
-    Arguments:
-        clock: monotonic seconds.
+    It protects tokens that can be guessed, and must not lock out whoever has the right one because of others' tries. So a token
+    that cannot be guessed always counts, and any other always counts from an address that has sent it before.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all = 0.0
+        # Address to the instant when it has all its tries again.
         self._of: OrderedDict[str, float] = OrderedDict()
-        """Instant from which an address has all its tries again, by address."""
         self._known: OrderedDict[str, None] = OrderedDict()
 
     def check(self, address: str, *, right: bool, guessable: bool) -> float:
-        """Count a token that an address sends. Returns the seconds until it may try again; 0 where the token counts.
+        """Count a token from an address, and return the seconds until its next try; 0 if this token counts.
 
-        Arguments:
-            address: address of the client.
-            right: whether the token is right.
-            guessable: whether the right one can be guessed.
+        `right` is True for the right token, `guessable` if that token can be guessed.
         """
         wait = self.wait(address)
         if right and not (wait and guessable and address not in self._known):
@@ -97,7 +86,7 @@ class Tries:
         return wait
 
     def wait(self, address: str) -> float:
-        """Seconds until an address may try; 0 where it may now."""
+        """Return the seconds until an address may try."""
         now = self._clock()
         own = self._of.get(address, now) - now - (TRIES - 1) * PAUSE
         everybody = self._all - now - (TRIES_OF_ALL - 1) * PAUSE_OF_ALL
@@ -112,7 +101,7 @@ class Tries:
             self._of.popitem(last=False)
 
     def _passed(self, address: str) -> None:
-        """Forget the wrong tokens of an address, and remember that it had a right one."""
+        """Forget an address's wrong tokens, and remember that it sent a right one."""
         self._of.pop(address, None)
         self._known[address] = None
         self._known.move_to_end(address)
@@ -121,13 +110,13 @@ class Tries:
 
 
 def cookie_name(host: str) -> str:
-    """Name of the session cookie of a port, by the Host header under which a browser asks it."""
+    """Return the name of a port's session cookie, given the Host header."""
     port = host.rpartition(":")[2]
     return f"headway-session-{port}" if port.isascii() and port.isdigit() else "headway-session"
 
 
 def cookie_of(header: str, name: str) -> str:
-    """Value of a cookie in a Cookie header; empty where there is none."""
+    """Return the value of a cookie in a Cookie header, or empty."""
     for part in header.split(";"):
         key, _, value = part.strip().partition("=")
         if key == name:
@@ -136,13 +125,13 @@ def cookie_of(header: str, name: str) -> str:
 
 
 def set_cookie(name: str, value: str, secure: bool) -> str:
-    """Set-Cookie header of a session; an empty value takes the cookie away."""
+    """Return the Set-Cookie header of a session; an empty value removes the cookie."""
     age = f"{LIFETIME:.0f}" if value else "0"
     return f"{name}={value}; Path=/; Max-Age={age}; HttpOnly; SameSite=Strict{'; Secure' if secure else ''}"
 
 
 def shown_address(client: object) -> str:
-    """Address of a client for the log and for counting its tries, out of an ASGI scope's `client`."""
+    """Return a client's address for the log and for counting its tries, from an ASGI scope's `client`."""
     return excerpt(str(client[0])) if isinstance(client, tuple | list) and client else ""
 
 

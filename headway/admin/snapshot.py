@@ -1,4 +1,4 @@
-"""Snapshot of the fleet: what the JSON routes, `headway status` and the dashboard show, each line of one type."""
+"""Snapshot of the fleet, in the lines that the JSON routes, `headway status` and the dashboard show."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from headway.model import (
 )
 
 _Line = TypeVar("_Line", bound=msgspec.Struct)
+_Aging = TypeVar("_Aging", "DepartedLine", "MemberLine", "CapacityLine")
 _PLACES = {
     "utilisation": 4, "memory": 4, "share": 4, "failed": 4, "items_per_second": 2, "usable_per_second": 2, "requests_per_second": 2,
 }  # fmt: skip
 """Decimal places of measured values."""
 _TEXTS = frozenset(["reason", "uuid", "name", "lost", "trouble"])
-"""Fields that others have written, who may have used lone surrogates."""
+"""Fields that may hold lone surrogates, because their texts come from elsewhere."""
 
 
 class QueueLine(msgspec.Struct, frozen=True):
-    """Depth of one tier of one queue, and how long its oldest entry has waited."""
+    """Depth of one tier in a queue, and how long its oldest entry has waited."""
 
     model: str
     version: str
@@ -48,7 +49,7 @@ class QueueLine(msgspec.Struct, frozen=True):
 
 
 class BulkQueueLine(msgspec.Struct, frozen=True):
-    """Lines of bulk jobs in one queue: how many wait for empty seats, and how many requests have waited for a GPU that ran some."""
+    """Bulk lines in one queue: how many wait for empty seats, and how many requests were delayed because a GPU ran some."""
 
     model: str
     version: str
@@ -57,14 +58,14 @@ class BulkQueueLine(msgspec.Struct, frozen=True):
 
 
 class LineOfWeight(msgspec.Struct, frozen=True):
-    """Line by which a weight function is estimated."""
+    """Estimate of a weight function."""
 
     fixed: float
     by_octet: float
 
 
 class LineOfCost(msgspec.Struct, frozen=True):
-    """Line by which the run time of a call is told; the names are those of `CostLine`, and `shape` is its value."""
+    """Estimate of a call's run time; see `CostLine`."""
 
     shape: str
     alpha: float
@@ -74,7 +75,7 @@ class LineOfCost(msgspec.Struct, frozen=True):
 
 
 class GpuLine(msgspec.Struct, frozen=True):
-    """GPU of a worker; the names are those of `GpuFigures`. `xids` is by the code as text."""
+    """GPU of a worker; see `GpuFigures`. The keys of `xids` are codes as text."""
 
     uuid: str
     name: str
@@ -89,7 +90,7 @@ class GpuLine(msgspec.Struct, frozen=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """One worker; the names are those of `WorkerInfo`, but that `version` and `target` are of the model that it runs."""
+    """One worker; see `WorkerInfo`. `version` and `target` are those of the model that it runs."""
 
     worker_id: str
     model: str
@@ -118,7 +119,7 @@ class WorkerLine(msgspec.Struct, frozen=True):
 
 
 class MemberLine(msgspec.Struct, frozen=True):
-    """One process; the names are those of `ProcessInfo`."""
+    """One process; see `ProcessInfo`."""
 
     id: str
     role: str
@@ -133,7 +134,7 @@ class MemberLine(msgspec.Struct, frozen=True):
 
 
 class DepartedLine(msgspec.Struct, frozen=True):
-    """End of a process, or of a worker's; the names are those of `Departed`."""
+    """Process or worker that has ended; see `Departed`."""
 
     id: str
     role: str
@@ -145,7 +146,7 @@ class DepartedLine(msgspec.Struct, frozen=True):
 
 
 class CapacityLine(msgspec.Struct, frozen=True):
-    """Capacity of one model; the names are those of `Capacity`. `rollout` is text, empty where there is nothing to tell."""
+    """Capacity of one model; see `Capacity`. `rollout` is a text, or empty."""
 
     model: str
     healthy: int
@@ -160,7 +161,7 @@ class CapacityLine(msgspec.Struct, frozen=True):
 
 
 class ScalingLine(msgspec.Struct, frozen=True):
-    """Workers that a model should have; the names are those of `Scaling`."""
+    """Workers that a model should have; see `Scaling`."""
 
     desired: int
     current: int
@@ -180,17 +181,15 @@ class ScalingLine(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Fleet at one instant.
+    """The fleet at one instant.
 
     Attributes:
-        now: broker instant.
-        queues, workers, members, capacities: lines of each.
-        scaling: workers that each model should have, by its name.
-        departed: lines of what ended in the last minutes and has not come back, newest first.
-        bulk: lines of the queues that have had bulk entries.
-        dead_letters: number of dead letters.
-        age_seconds: how long ago that was; 0: it is asked for now.
-        away: why the broker does not answer now; empty when it does.
+        now: broker time.
+        departed: what has ended in the last minutes and not come back, newest first.
+        age_seconds: time since the snapshot was taken; 0 if just now.
+        away: why the broker is out of reach; empty if it isn't.
+        scaling: by model.
+        bulk: queues that have had bulk entries.
     """
 
     now: float
@@ -207,10 +206,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
-    """Ask the broker for the state of the fleet. `learn` is told of the workers.
+    """Ask the broker for the state of the fleet, and pass the workers to `learn`.
 
     Raises:
-        BrokerUnavailable: it does not answer.
+        BrokerUnavailable: it doesn't answer.
     """
     (depths, bulk), workers, letters, (members, departed), capacities, now = await asyncio.gather(
         asyncio.gather(process.broker.depths(), process.broker.bulk_queues()),
@@ -222,46 +221,50 @@ async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], 
     )
     learn(workers)
     return Snapshot(
-        now,
-        queue_lines(depths, process.settings.tier_names),
-        worker_lines(workers, now),
-        member_lines(members, now),
-        [capacity_line(capacity, now) for capacity in capacities],
-        letters,
-        scaling={one.model: scaling_line(one.scaling) for one in capacities if one.scaling is not None},
-        departed=[departed_line(one, now) for one in latest(departed, members)],
+        now=now,
+        queues=queue_lines(depths, process.settings.tier_names),
+        workers=worker_lines(workers, now),
+        members=member_lines(members, now),
+        capacities=[capacity_line(capacity, now) for capacity in capacities],
+        dead_letters=letters,
+        scaling={known.model: scaling_line(known.scaling) for known in capacities if known.scaling is not None},
+        departed=[departed_line(gone, now) for gone in latest(departed, members)],
         bulk=bulk_lines(bulk),
     )
 
 
 def aged(last: Snapshot, age: float, away: str) -> Snapshot:
-    """Snapshot as it was `age` seconds ago: whatever tells since when it is known is that much older. `away`: see Snapshot."""
+    """Return a snapshot as it looks `age` seconds later, with every age in it increased. For `away` see Snapshot."""
+
+    def older(lines: list[_Aging]) -> list[_Aging]:
+        return [replace(line, age_seconds=round(line.age_seconds + age, 3)) for line in lines]
+
     return replace(
         last,
         now=last.now + age,
         age_seconds=round(age, 1),
         away=away,
-        departed=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.departed],
-        members=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.members],
-        capacities=[replace(one, age_seconds=round(one.age_seconds + age, 3)) for one in last.capacities],
+        departed=older(last.departed),
+        members=older(last.members),
+        capacities=older(last.capacities),
     )
 
 
 def queue_lines(depths: Sequence[TierDepth], tiers: Sequence[str]) -> list[QueueLine]:
-    """Lines of the queues. `tiers`: names of the tiers, highest first."""
+    """Describe the queues. `tiers` are the names of the tiers, highest first."""
     return [
-        QueueLine(one.model, one.version, tier_name(one.tier, tiers), one.depth, round(one.oldest_seconds, 4))
-        for one in depths
+        QueueLine(tier.model, tier.version, tier_name(tier.tier, tiers), tier.depth, round(tier.oldest_seconds, 4))
+        for tier in depths
     ]
 
 
 def bulk_lines(bulk: Sequence[BulkDepth]) -> list[BulkQueueLine]:
-    """Lines of the queues that have had bulk entries."""
-    return [_line(BulkQueueLine, one) for one in bulk]
+    """Describe the queues that have had bulk entries."""
+    return [_line(BulkQueueLine, queue) for queue in bulk]
 
 
 def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
-    """Lines of the workers at broker instant `now`."""
+    """Describe the workers at broker time `now`."""
     wall = time.time()
     return [
         _line(
@@ -282,7 +285,7 @@ def worker_lines(workers: Sequence[WorkerInfo], now: float) -> list[WorkerLine]:
 
 
 def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
-    """Line of a worker's GPU, if its figures are known."""
+    """Describe a worker's GPU, if its figures are known."""
     if gpu is None:
         return None
     return _line(
@@ -298,41 +301,42 @@ def gpu_line(gpu: GpuFigures | None) -> GpuLine | None:
 
 
 def member_lines(members: Sequence[ProcessInfo], now: float) -> list[MemberLine]:
-    """Lines of the processes at broker instant `now`. Of several that say that they lead, all but the last heard of led before."""
-    leader = max((one.last_seen for one in members if one.leads), default=0.0)
+    """Describe the processes at broker time `now`. If several claim to lead, the one heard of last does."""
+    leader = max((member.last_seen for member in members if member.leads), default=0.0)
     return [
         _line(
             MemberLine,
-            one,
-            role=one.role.value,
-            age_seconds=round(_age(one.last_seen, now), 3),
-            leads=one.leads and one.last_seen == leader,
+            member,
+            role=member.role.value,
+            age_seconds=round(_age(member.last_seen, now), 3),
+            leads=member.leads and member.last_seen == leader,
         )
-        for one in members
+        for member in members
     ]
 
 
 def departed_line(gone: Departed, now: float) -> DepartedLine:
-    """Line of what has ended, at broker instant `now`."""
+    """Describe what has ended, at broker time `now`."""
     ages = {"role": gone.role.value, "ending": gone.ending.value, "age_seconds": round(_age(gone.at, now), 3)}
     return _line(DepartedLine, gone, **ages)
 
 
 def capacity_line(capacity: Capacity, now: float) -> CapacityLine:
-    """Line of a model's capacity at broker instant `now`."""
+    """Describe a model's capacity at broker time `now`."""
     age = round(_age(capacity.measured_at, now), 3)
     return _line(CapacityLine, capacity, age_seconds=age, rollout=_rollout(capacity.rollout))
 
 
-def _rollout(one: Rollout | None) -> str:
-    """Text on a rollout that is under way, or was rolled back."""
-    if one is None or one.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
+def _rollout(rollout: Rollout | None) -> str:
+    """Describe a rollout that is running or was rolled back; empty for any other."""
+    if rollout is None or rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLED_BACK):
         return ""
-    return f"version {one.version} {f'at {one.percent:g} %' if one.running else f'rolled back: {one.reason}'}"
+    state = f"at {rollout.percent:g} %" if rollout.running else f"rolled back: {rollout.reason}"
+    return f"version {rollout.version} {state}"
 
 
 def scaling_line(scaling: Scaling) -> ScalingLine:
-    """Line of the workers that a model should have."""
+    """Describe the workers that a model should have."""
     return _line(
         ScalingLine,
         scaling,
@@ -345,7 +349,7 @@ def scaling_line(scaling: Scaling) -> ScalingLine:
 
 
 def _line(kind: type[_Line], source: msgspec.Struct, **own: object) -> _Line:
-    """Line with values of its own, and with those of `source` that have the names of its other fields."""
+    """Make a line from values of its own, and from the fields of `source` with the names of its other fields."""
     for name in kind.__struct_fields__:
         if name not in own:
             value = getattr(source, name)
@@ -364,5 +368,5 @@ def _cost(line: CostLine | None) -> LineOfCost | None:
 
 
 def _age(instant: float, now: float) -> float:
-    """Seconds since an instant. The servers of several shards may differ by a little."""
+    """Return the seconds since an instant, at least 0: the clocks of several shards may differ a little."""
     return max(now - instant, 0.0)

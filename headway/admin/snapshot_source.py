@@ -1,4 +1,4 @@
-"""Source of the fleet's snapshots: asks the broker, and knows the last answer for as long as the broker is away."""
+"""Source of snapshots: asks the broker, and keeps the last answer for when the broker is out of reach."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headway.model import WorkerInfo
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 KEEP_EVERY = 16.0
-"""Seconds between two snapshots that are taken while nobody asks, so that there is one when the broker goes away.
+"""Longest pause between snapshots that nobody asked for, in seconds; taken to have one when the broker goes away.
 
-The first two are a second apart; each further pause is twice as long, as a fleet changes most while it comes up."""
+The first pause is 1 s and each is twice as long as the last, because a fleet changes most while it starts."""
 
 
 class SnapshotSource(PeriodicResource):
-    """Source of one process's snapshots. It is a resource of a process whose broker can go away; see `headway.app.lifecycle.Resource`.
+    """Source of one process's snapshots.
 
     Arguments:
         process: view of the process.
-        learn: is told of the workers of each snapshot.
+        learn: called with the workers of each snapshot.
     """
 
     def __init__(self, process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> None:
@@ -35,20 +35,20 @@ class SnapshotSource(PeriodicResource):
         super().__init__(Periodic("snapshots", self._take, process.clock, what="", every=self._every))
 
     async def fresh(self) -> Snapshot:
-        """Fleet as it is now.
+        """Return the fleet as it is now.
 
         Raises:
-            BrokerUnavailable: the broker does not answer.
+            BrokerUnavailable: the broker doesn't answer.
         """
-        found = await within_answer_time(snapshot.collect(self._process, self._learn))
-        self._last, self._taken_at = found, self._process.clock()
-        return found
+        self._last = await within_answer_time(snapshot.collect(self._process, self._learn))
+        self._taken_at = self._process.clock()
+        return self._last
 
     async def latest(self) -> Snapshot:
-        """Fleet as it is now or, while the broker is away, as it was last known.
+        """Return the fleet as it is now; while the broker is out of reach, as it was last known.
 
         Raises:
-            BrokerUnavailable: the broker does not answer, and nothing is known.
+            BrokerUnavailable: the broker doesn't answer, and nothing is known.
         """
         try:
             return await self.fresh()
@@ -59,7 +59,7 @@ class SnapshotSource(PeriodicResource):
             return known
 
     def known(self, away: str) -> Snapshot | None:
-        """Fleet as it was last known, with its age and why there is no later one; None when nothing is known."""
+        """Return the fleet as it was last known, aged, with why there is no newer snapshot; None if nothing is known."""
         if self._last is None:
             return None
         age = self._process.clock() - self._taken_at

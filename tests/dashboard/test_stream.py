@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from headway.admin.dashboard.history import WINDOW, FleetHistory, percentiles
-from headway.admin.dashboard.hub import MOST_VIEWERS, REMEMBERED, TICK
-from headway.admin.dashboard.viewers import BUFFER, DROP_GRACE, Viewer
+from headway.admin.dashboard.hub import BUFFER, DROP_GRACE, MOST_VIEWERS, REMEMBERED, TICK, Viewer
 from headway.core.departure_board import HISTORY_SECONDS, STEP
 from headway.http.requests import StreamedAnswer
 from headway.http.server.hangups import STREAM_BYTES, STREAM_SILENCE, bound

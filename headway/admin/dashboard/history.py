@@ -1,4 +1,4 @@
-"""Half an hour of the fleet's counts and figures as the page shows them, and the rates of the last seconds."""
+"""History on the dashboard: half an hour of the fleet's counts, and rates of the last seconds. `hub` sends it; this only adds up."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from headway.model.board import HistoryRow, Notice, RequestFlow, ScalingChange
 from headway.runtime.counters import SECONDS
 
 WINDOW = 10.0
-"""Seconds of which the present rates and percentiles are."""
+"""Seconds that current rates and percentiles cover."""
 QUANTILES = (0.5, 0.95, 0.99)
 
 
 class FleetHistory:
-    """Rows of the last half hour, and the rates and percentiles of the last seconds.
+    """Rows of the last half hour, and current rates and percentiles.
 
     Arguments:
         tiers: names of the tiers, highest first.
-        rows: rows to begin with.
-        notices: notices that these count already.
+        rows: initial rows.
+        notices: notices that `rows` already include.
     """
 
     def __init__(self, tiers: Sequence[str], rows: Iterable[HistoryRow] = (), notices: Iterable[Notice] = ()) -> None:
@@ -33,27 +33,27 @@ class FleetHistory:
             self._note(notice)
 
     def add(self, notice: Notice) -> None:
-        """Add what a notice counts."""
+        """Add the counts of a notice."""
         self._note(notice)
         if (row := self._history.add(notice)) is not None:
             self._changed[row.step] = row
 
     def rows(self) -> list[list[Any]]:
-        """All rows, oldest first."""
+        """Return all rows, oldest first."""
         self._changed.clear()
         return [self._shown(row) for row in self._history.rows()]
 
     def scalings(self) -> list[list[Any]]:
-        """All decisions of the autoscaler, oldest first, as `scaling_of` makes them."""
+        """Return all decisions of the autoscaler, oldest first, as `scaling_of` makes them."""
         return [scaling_of(row.step * STEP, change) for row in self._history.rows() for change in row.scalings]
 
     def changed(self) -> list[list[Any]]:
-        """Rows that have changed since the last call."""
+        """Return the rows that have changed since the last call."""
         changed, self._changed = self._changed, {}
         return [self._shown(changed[step]) for step in sorted(changed)]
 
     def recent(self, now: float) -> dict[str, Any]:
-        """Rates per second and percentiles in seconds of the window that ends at broker instant `now`."""
+        """Return rates per second, and percentiles in seconds, of the WINDOW before broker time `now`."""
         while self._flows and self._flows[0][0] < now - WINDOW:
             self._flows.popleft()
         answered: dict[str, int] = {}
@@ -68,9 +68,9 @@ class FleetHistory:
                 of_tier = buckets.setdefault(tier, [0] * (len(SECONDS) + 1))
                 for bucket, count in counts.items():
                     of_tier[min(bucket, len(SECONDS))] += count
-            for name, found in reasons.items():
+            for name, counted in reasons.items():
                 for reason, count in getattr(flow, name).items():
-                    found[reason] = found.get(reason, 0.0) + count
+                    counted[reason] = counted.get(reason, 0.0) + count
         everything = [sum(counts) for counts in zip(*buckets.values(), strict=True)]
         return {
             "window": WINDOW,
@@ -85,8 +85,8 @@ class FleetHistory:
             "latency": percentiles(everything),
             "processes": processes,
             **{
-                name: dict(sorted(((key, count / WINDOW) for key, count in found.items()), key=lambda item: -item[1]))
-                for name, found in reasons.items()
+                name: dict(sorted(((key, count / WINDOW) for key, count in counted.items()), key=lambda item: -item[1]))
+                for name, counted in reasons.items()
             },
         }
 
@@ -95,7 +95,7 @@ class FleetHistory:
             self._flows.append((notice.at, notice.process, notice.flow))
 
     def _shown(self, row: HistoryRow) -> list[Any]:
-        """Row as the page reads it: instant, rates, percentiles, and the figures of the fleet where they are known."""
+        """Return a row as the page reads it: time, rates, percentiles, and the fleet's figures if known."""
         rates = [count / STEP for count in (row.ended, row.answered, row.refused, row.failed)]
         buckets = [0] * (len(SECONDS) + 1)
         for bucket, count in row.latencies.items():
@@ -108,18 +108,18 @@ class FleetHistory:
 
 
 def scaling_of(at: float, change: ScalingChange) -> list[Any]:
-    """Decision as the page reads it: its instant, and what it is. `at`: instant of the notice that told of it."""
+    """Return a scaling decision as the page reads it. `at` is the time of the notice that reported it."""
     return [round(at - change.ago, 1), change.model, change.before, change.desired, change.direction, change.reason]
 
 
 def percentiles(buckets: Sequence[int]) -> list[float | None]:
-    """Percentiles in seconds of counts by bucket; None where nothing was counted."""
+    """Return percentiles in seconds from counts by bucket; None if nothing was counted."""
     total = sum(buckets)
     return [round(_quantile(buckets, share * total), 4) if total else None for share in QUANTILES]
 
 
 def _quantile(buckets: Sequence[int], rank: float) -> float:
-    """Value below which `rank` of the counted lie, taken as even within a bucket."""
+    """Return the value below which `rank` of the counted values lie, assuming an even spread within each bucket."""
     for low, high, count in _bounds(buckets):
         if rank <= count:
             return low + (high - low) * rank / count
@@ -128,7 +128,7 @@ def _quantile(buckets: Sequence[int], rank: float) -> float:
 
 
 def _bounds(buckets: Sequence[int]) -> Iterator[tuple[float, float, int]]:
-    """Lower and upper bound of each bucket that is not empty, and its count."""
+    """Yield the lower and upper bound of each non-empty bucket, and its count."""
     for index, count in enumerate(buckets):
         if count:
             yield SECONDS[index - 1] if index else 0.0, SECONDS[min(index, len(SECONDS) - 1)], count

@@ -1,10 +1,10 @@
-"""Hub of the dashboard: follows the departure board while somebody looks, and tells all viewers the same events.
+"""Stream of the dashboard's events (server-sent events): follows the departure board, and sends all viewers the same events.
 
-    start   everything: half an hour of rows, the departures of the last minutes, the fleet as it is
-    tick    what is new: twice a second if there are departures, else once; it is the stream's heartbeat, too
+    start   everything: half an hour of rows, the departures of the last minutes, the fleet
+    tick    what is new: twice a second if there are departures, else once a second, which also keeps the stream alive
 
-Nothing runs here while nobody looks. A viewer that comes back within a minute, and says by `Last-Event-ID` what it has
-had, gets the ticks since instead of everything. While the broker is out of reach ticks say so, and show what was last known.
+Nothing runs while nobody watches. A viewer that reconnects within a minute gets the ticks since its `Last-Event-ID` instead of
+everything. While the broker is out of reach, ticks say so and show what was last known.
 """
 
 from __future__ import annotations
@@ -13,42 +13,122 @@ import asyncio
 import contextlib
 import secrets
 from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from headway import errors
 from headway.admin.dashboard.history import FleetHistory, scaling_of
-from headway.admin.dashboard.viewers import Viewer
 from headway.admin.process import ProcessView
 from headway.admin.snapshot import Snapshot
 from headway.admin.snapshot_source import SnapshotSource
 from headway.core.departure_board import RECENT_SECONDS, STEP
 from headway.errors import BrokerUnavailable
+from headway.http.requests import Request, RouteAnswer, StreamedAnswer, refusal
+from headway.model import Failure
 from headway.model.board import BatchDeparture, Notice
-from headway.runtime.logger import get_logger
 from headway.version import __version__
 
-log = get_logger(__name__)
-
 TICK = 0.5
-"""Seconds between two ticks with departures, or with a worker's change; every second one tells the state of the fleet."""
+"""Seconds between two ticks with departures or changes of workers; every second tick also has the state of the fleet."""
 REMEMBERED = 120
-"""Ticks that a viewer may have missed and still get."""
+"""Ticks that a reconnecting viewer can catch up on."""
 MOST_VIEWERS = 100
 """Most streams of one process."""
 MOST_DEPARTURES = 20_000
-"""Most departures that are shown at a start."""
+"""Most departures sent at a start."""
 AGAIN_AFTER = 1.0
-"""Seconds after which a board that did not answer is read again."""
+"""Seconds after which a board that didn't answer is read again."""
+BUFFER = 32
+"""Most events that wait for one viewer; a viewer further behind is dropped."""
+DROP_GRACE = 5.0
+"""Seconds in which a dropped viewer can read why, before its connection is cut."""
+TOO_SLOW = b'event: dropped\ndata: {"reason":"this page did not take its events in time"}\n\n'
+"""Last event of a viewer that is dropped."""
+OPENING = b"retry: 1000\n\n"
+"""Start of a stream; it makes the browser reconnect a second after it ends."""
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class EventStream:
+    """Route of the stream. `valid` returns True for a session that hasn't ended."""
+
+    def __init__(self, hub: Hub, valid: Callable[[str], bool]) -> None:
+        self._hub, self._valid = hub, valid
+
+    async def answer(self, request: Request) -> RouteAnswer:
+        """Answer with the stream."""
+        if self._hub.full:
+            message = f"{MOST_VIEWERS} pages look at this process already; look at another one of the fleet"
+            return refusal(request.id, Failure(errors.SERVICE_OVERLOADED, message, 5.0, "viewers"))
+        return StreamedAnswer(partial(self._events, request), _HEADERS, "text/event-stream; charset=utf-8")
+
+    async def _events(self, request: Request) -> AsyncGenerator[bytes, None]:
+        """Yield events until the client leaves, is too slow, or has signed out, or the port closes."""
+        session, viewer = request.session, Viewer(request.cut)
+        leaving = asyncio.ensure_future(request.left())
+        leaving.add_done_callback(lambda _: viewer.end())
+        self._hub.join(viewer, request.headers.get("last-event-id", ""), request.shut)
+        try:
+            yield OPENING
+            while (event := await viewer.next()) is not None and (not session or self._valid(session)):
+                yield event
+        finally:
+            self._hub.leave(viewer)
+            leaving.cancel()
+
+
+class Viewer:
+    """One open stream, with a bounded buffer of events that were encoded once for all. `cut` closes its connection."""
+
+    def __init__(self, cut: Callable[[], None]) -> None:
+        self._cut = cut
+        self._events: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._grace: asyncio.TimerHandle | None = None
+        self.ended = False
+
+    def offer(self, event: bytes) -> None:
+        """Queue an event. A viewer with a full buffer is told so and dropped."""
+        if self.ended:
+            return
+        if len(self._events) >= BUFFER:
+            self._events.clear()
+            self._events.append(TOO_SLOW)
+            self._grace = asyncio.get_running_loop().call_later(DROP_GRACE, self._cut)
+            self.ended = True
+        else:
+            self._events.append(event)
+        self._news.set()
+
+    def end(self) -> None:
+        """End the stream after the queued events."""
+        self.ended = True
+        self._news.set()
+
+    async def next(self) -> bytes | None:
+        """Wait for events, and return all that are queued; None at the end."""
+        while not self._events:
+            if self.ended:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        queued = b"".join(self._events)
+        self._events.clear()
+        return queued
+
+    def left(self) -> None:
+        """Note that the connection has ended."""
+        self.ended = True
+        self._events.clear()
+        if self._grace is not None:
+            self._grace.cancel()
 
 
 class Hub:
-    """Hub of one process.
-
-    Arguments:
-        process: view of the process.
-        snapshots: source of the fleet's snapshots.
-    """
+    """Follows the board for all viewers of one process."""
 
     def __init__(self, process: ProcessView, snapshots: SnapshotSource) -> None:
         self._process = process
@@ -60,11 +140,11 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many viewers as may be."""
+        """True if there are MOST_VIEWERS viewers."""
         return len(self._viewers) >= MOST_VIEWERS
 
     def join(self, viewer: Viewer, last_event: str, shut: asyncio.Event) -> None:
-        """Begin to tell a viewer. `last_event` is the id of the last event that it has had; `shut` is set as the port closes."""
+        """Start to send a viewer events after `last_event`, an id. `shut` is set when the port closes."""
         self._viewers.add(viewer)
         self._shut = shut
         if not self._tasks:
@@ -79,7 +159,7 @@ class Hub:
                 viewer.offer(event)
 
     def leave(self, viewer: Viewer) -> None:
-        """Tell a viewer no more."""
+        """Stop sending a viewer events."""
         self._viewers.discard(viewer)
         viewer.left()
         if not self._viewers:
@@ -89,7 +169,7 @@ class Hub:
             self._begin()
 
     def _begin(self) -> None:
-        """Forget everything: it is read again when somebody comes."""
+        """Reset; everything is read again when a viewer comes."""
         self._run = secrets.token_hex(4)
         self._number = 0
         self._history = FleetHistory(self._process.settings.tier_names)
@@ -107,7 +187,7 @@ class Hub:
         self._due = asyncio.Event()
 
     def _since(self, last_event: str) -> list[bytes] | None:
-        """Ticks after an event; None where they are not all known."""
+        """Return the ticks after an event; None if some are no longer known."""
         run, _, number = last_event.partition("-")
         if run != self._run or not (number.isascii() and number.isdigit()) or not self._sent:
             return None
@@ -140,14 +220,21 @@ class Hub:
                 self._due.set()
 
     def _take(self, notice: Notice) -> None:
-        """Note the batches and changes that a notice tells."""
+        """Collect the batches and changes in a notice."""
         for departure in notice.departures:
             key = departure.worker, departure.left
             self._news[key] = self._departures[key] = departure
             self._departures.move_to_end(key)
         changes = [
-            [round(notice.at - one.ago, 3), one.worker, one.model, one.status, one.restarts, one.cause]
-            for one in notice.changes
+            [
+                round(notice.at - change.ago, 3),
+                change.worker,
+                change.model,
+                change.status,
+                change.restarts,
+                change.cause,
+            ]
+            for change in notice.changes
         ]
         self._changes.extend(changes)
         self._new_changes += changes
@@ -159,12 +246,12 @@ class Hub:
             del self._departures[key]
 
     async def _tell(self) -> None:
-        """Tell all viewers what is new, until the port closes."""
+        """Send all viewers what is new, until the port closes."""
         count, seen = 0, None
         while not self._shut.is_set():
             await self._look()
             if self._read or self._away:
-                statuses = self._state and [(one.worker_id, one.status) for one in self._state.workers]
+                statuses = self._state and [(worker.worker_id, worker.status) for worker in self._state.workers]
                 self._tick(count % 2 == 0 or statuses != seen)
                 self._welcome()
                 count, seen = count + 1, statuses
@@ -184,10 +271,10 @@ class Hub:
             self._state = self._snapshots.known(self._away)
 
     def _tick(self, whole: bool) -> None:
-        """Send what is new since the last tick; with `whole` also the state of the fleet."""
+        """Send what is new since the last tick; with `whole`, also the state of the fleet."""
         if not (whole or self._news or self._new_changes or self._new_scalings):
             return
-        told: dict[str, Any] = {
+        news: dict[str, Any] = {
             "now": self._now(),
             "rows": self._history.changed(),
             "departures": list(self._news.values()),
@@ -197,21 +284,21 @@ class Hub:
             "lost_at": self._lost_at,
         }
         if whole:
-            told |= {"snapshot": self._state, "recent": self._rates()}
+            news |= {"snapshot": self._state, "recent": self._rates()}
         self._news, self._new_changes, self._new_scalings = {}, [], []
         self._number += 1
-        event = _event("tick", f"{self._run}-{self._number}", told)
+        event = _event("tick", f"{self._run}-{self._number}", news)
         self._sent.append((self._number, event))
         welcome = set(self._waiting)
         for viewer in self._viewers - welcome:
             viewer.offer(event)
 
     def _welcome(self) -> None:
-        """Send everything to those that have come since the last tick."""
+        """Send everything to viewers that have come since the last tick."""
         if not self._waiting:
             return
         process = self._process
-        told = {
+        everything = {
             "id": process.id,
             "role": process.role.value,
             "version": __version__,
@@ -229,13 +316,13 @@ class Hub:
             "away": self._away,
             "lost_at": self._lost_at,
         }
-        event = _event("start", f"{self._run}-{self._number}", told)
+        event = _event("start", f"{self._run}-{self._number}", everything)
         for viewer in self._waiting:
             viewer.offer(event)
         self._waiting.clear()
 
     def _rates(self) -> dict[str, Any] | None:
-        """Rates of the last seconds; while the broker is away the last ones that are known, None where none are."""
+        """Return rates of the last seconds; while the broker is out of reach, the last that are known."""
         if self._read and not self._away:
             self._recent = self._history.recent(self._now())
         return self._recent
@@ -244,6 +331,6 @@ class Hub:
         return round(self._state.now, 3) if self._state is not None else 0.0
 
 
-def _event(kind: str, id: str, told: object) -> bytes:
-    """Event as it travels; JSON has no line breaks of its own."""
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), kind.encode(), msgspec.json.encode(told))
+def _event(kind: str, id: str, data: object) -> bytes:
+    # JSON has no line breaks of its own, so it fits in one data line.
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), kind.encode(), msgspec.json.encode(data))

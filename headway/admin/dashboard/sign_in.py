@@ -1,8 +1,8 @@
-"""Sign-in of a browser: the service token for a session cookie, and back.
+"""Sign-in of a browser: a session cookie in exchange for the service token. Apart from the guard, which only checks.
 
-GET     whether a session is needed here, and whether this browser has one
-POST    {"token": …} begins a session; wrong tokens are limited and logged
-DELETE  ends the session, wherever its cookie went
+GET     whether a session is needed, and whether this browser has one
+POST    {"token": …} starts a session; wrong tokens are limited and logged
+DELETE  ends the session on the server, so that copies of its cookie are worthless
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LARGEST = 8192
-"""Most bytes of the body of a sign-in; a token has at most 4,096."""
+"""Largest body of a sign-in in bytes; a token has at most 4,096."""
 
 
-class _Given(msgspec.Struct):
-    """Body of a sign-in."""
-
+class _Body(msgspec.Struct):
     token: str
 
 
 class SignIn:
-    """Routes of the sign-in.
+    """Route of the sign-in.
 
     Arguments:
-        tokens: the service tokens; none: no session is needed.
+        tokens: service tokens; with none, no session is needed.
         sessions: sessions of the process.
         tries: limit on wrong tokens.
-        secure: whether the port speaks TLS, so that its cookies travel by that only.
+        secure: True if the port speaks TLS, so that cookies may travel only over TLS.
     """
 
     def __init__(self, tokens: ServiceTokens, sessions: Sessions, tries: Tries, *, secure: bool) -> None:
         self._tokens, self._sessions, self._tries, self._secure = tokens, sessions, tries, secure
 
     def routes(self) -> list[Route]:
-        """Return the routes."""
+        """Return the route."""
         return [Route("/dashboard/session", self.answer, ("GET", "POST", "DELETE"))]
 
     async def answer(self, request: Request) -> RouteAnswer:
-        """Answer for the session of a browser."""
+        """Show, start or end the session of a browser."""
         name = cookie_name(request.headers.get("host", ""))
         session = cookie_of(request.headers.get("cookie", ""), name)
         if request.method == "DELETE":
@@ -79,11 +77,7 @@ class SignIn:
 
 
 async def _token(request: Request) -> str:
-    """Token in the body of a sign-in.
-
-    Raises:
-        BadRequest: the body is not that of one.
-    """
+    """Read the token in the body of a sign-in. Raises BadRequest."""
     body = b""
     try:
         async for chunk in request.pieces():
@@ -93,6 +87,6 @@ async def _token(request: Request) -> str:
     except ClientLeft:
         raise BadRequest("the body of the sign-in is incomplete") from None
     try:
-        return msgspec.json.decode(body, type=_Given).token
+        return msgspec.json.decode(body, type=_Body).token
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise BadRequest('expected the service token as JSON: {"token": "…"}') from None

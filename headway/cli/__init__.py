@@ -1,10 +1,9 @@
 """The command line. `main` is what the console script runs.
 
-A command's module is imported when that command is invoked, so that `headway --help` and a typing error
-answer at once, whatever the commands themselves need.
+A command's module is imported only when the command runs, so that `headway --help` and typing errors answer at once.
 
-Exit codes: 0 done · 1 it did not come out well (the message says why) · 2 wrong usage · 3 a bad setting ·
-4 the target cannot be loaded or breaks the rules · 130 interrupted.
+Exit codes: 0 done · 1 failed (the message says why) · 2 wrong usage · 3 a bad setting · 4 the target cannot be loaded or
+breaks the rules · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ EXIT_TARGET = 4
 EXIT_INTERRUPTED = 130
 
 _OF_OUTPUT = frozenset((errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE))
-"""Errors of a disk that is full, or of a reader that has gone; those of a file name the file."""
+"""Errors of a full disk, or of a reader that has gone. (Errors of other files name the file.)"""
 
 COMMANDS = {
     "serve": Lazy("headway.cli.roles:serve", "Serve", "Serve TARGET: HTTP, queue and GPU workers in one process."),
@@ -55,7 +54,7 @@ COMMANDS = {
         "headway.cli.simulate:simulate", "Measure and plan", "Run the production policies under virtual time."
     ),
 }
-"""Commands by name: where each is, the heading that lists it, and one line on what it does."""
+"""Commands by name: where each is, the heading that lists it, and what it does in one line."""
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -96,7 +95,7 @@ def version() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line on `arguments` (those of the process when None) and exit."""
+    """Run the command line on `arguments` (None for those of the process) and exit."""
     try:
         code = _code(arguments)
         sys.stdout.flush()
@@ -111,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _code(arguments: Sequence[str] | None) -> int:
-    """Exit code of a command, which has been run. An error that is foreseen is told in one line."""
+    """Run a command and return its exit code. An expected error becomes one line."""
     try:
         return program.main(arguments, prog_name="headway", standalone_mode=False) or 0
     except click.ClickException as exc:
@@ -135,6 +134,6 @@ def _code(arguments: Sequence[str] | None) -> int:
 
 
 def _give_up_output() -> None:
-    """Let standard output go nowhere: what is still buffered would fail once more, and change the exit code."""
+    """Redirect standard output to nowhere: flushing its buffer at exit would fail again and change the exit code."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Client of the admin port, for commands: one request, one answer, errors in plain words."""
+"""Client of the admin port, for commands."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ _ADMIN = combined((
     trusting,
 ))  # fmt: skip
 as_json = option("--json", is_flag=True, help="Print it as JSON.")
-"""Option of a command that prints JSON if it is asked to."""
+"""Option of a command that can print JSON."""
 
 _EXAMPLE = "http://127.0.0.1:9000"
 SHORT = 10.0
-"""Seconds to wait for an answer that is ready at once."""
+"""Seconds to wait for an answer that needs no work."""
 _NO_ROUTE = "nothing is served at"
-"""Beginning of what Headway says of a path that a port does not have."""
+"""Beginning of Headway's message for a path that a port doesn't have."""
 _WHERE = "name the port of --admin-port, 9000 unless set, as in --admin http://HOST:9000"
 LONG = 60.0
-"""Seconds to wait for the answer to a replay, which runs on a GPU first."""
+"""Seconds to wait for a replay, which runs on a GPU first."""
 
 
 class AdminError(HeadwayError):
     """The admin port cannot be reached, or refuses.
 
     Attributes:
-        status: HTTP status; 0 when there was no answer.
-        answer: what it answered, decoded.
+        status: HTTP status; 0 if there was no answer.
+        answer: the decoded answer.
     """
 
     def __init__(self, message: str, status: int = 0, answer: Any = None) -> None:
@@ -68,17 +68,14 @@ class Admin:
     """Client of one admin port.
 
     Arguments:
-        url: http or https, host and port; empty: those of the process that this environment describes.
+        url: scheme, host and port; empty for the process that this environment describes.
         token: service token, or empty.
-        ca: file of the authorities to trust; empty: those of the system, or without `url` that process's certificate alone.
+        ca: file of authorities to trust; empty for the system's, or, without `url`, only for that process's certificate.
         cert: file of a certificate to show, or empty.
-        cert_key: file of its key; empty: that of the certificate.
-
-    Attributes:
-        url: http or https, host and port.
+        cert_key: file of its key; empty if it is in `cert`.
 
     Raises:
-        SettingError: `url` is not such a URL, or a file cannot be used.
+        SettingError: `url` is malformed, or a file is unusable.
     """
 
     def __init__(self, url: str, token: str, ca: str = "", cert: str = "", cert_key: str = "") -> None:
@@ -97,27 +94,27 @@ class Admin:
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._tls = make_context(ca, cert, cert_key, known) if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, port
-        first = token.partition(",")[0]  # A service takes two while its token changes.
+        first = token.partition(",")[0]  # The setting holds two during a rotation.
         self._header = {"authorization": f"Bearer {first}"} if first else {}
 
     def get(self, path: str, query: Mapping[str, int] | None = None) -> Any:
-        """Answer to a GET, decoded. Raises AdminError, as the methods below do."""
+        """GET and decode an answer. Raises AdminError, as the methods below do."""
         return self._ask("GET", f"{path}?{urlencode(query)}" if query else path, SHORT)
 
     def text(self, path: str) -> str:
-        """Answer to a GET that is text, such as the metrics."""
+        """GET a text, such as the metrics."""
         return str(self._ask("GET", path, SHORT, json=False))
 
     def delete(self, path: str) -> Any:
-        """Answer to a DELETE, decoded; None when it is empty."""
+        """DELETE, and decode the answer; None if it is empty."""
         return self._ask("DELETE", path, SHORT)
 
     def post(self, path: str) -> Any:
-        """Answer to a POST without a body, decoded."""
+        """POST without a body, and decode the answer."""
         return self._ask("POST", path, LONG)
 
     def stream(self, path: str, fields: Mapping[str, str]) -> Iterator[bytes]:
-        """Lines of an answer that goes on, until it ends; one of which nothing comes for some seconds is given up."""
+        """Yield the lines of a stream until it ends. Gives up after some seconds of silence."""
         connection = self._connection(SHORT)
         try:
             response = self._response(connection, "GET", path, fields)
@@ -142,8 +139,8 @@ class Admin:
         try:
             return decode(body) if body else None
         except msgspec.DecodeError:
-            said = body.decode(errors="replace")
-            raise AdminError(f"{self.url}{target} is no admin port of Headway: {said[:80]!r}") from None
+            text = body.decode(errors="replace")
+            raise AdminError(f"{self.url}{target} is not an admin port of Headway: {text[:80]!r}") from None
 
     def _connection(self, timeout: float) -> HTTPConnection:
         from http.client import HTTPConnection, HTTPSConnection
@@ -162,7 +159,7 @@ class Admin:
         return self._read(ask)
 
     def _read(self, act: Callable[[], T]) -> T:
-        """Result of a step of an exchange. Raises AdminError when the port does not answer."""
+        """Do one step of an exchange. Raises AdminError if the port doesn't answer."""
         from http.client import HTTPException
 
         try:
@@ -183,18 +180,18 @@ class Admin:
             answer = decode(body) if body else None
         except msgspec.DecodeError:
             answer = None
-        said = answer.get("message") if isinstance(answer, dict) else None
+        message = answer.get("message") if isinstance(answer, dict) else None
         hint = ". Set HEADWAY_ADMIN_TOKEN to it" if status == 401 else ""
-        if status == 404 and (not said or str(said).startswith(_NO_ROUTE)):
-            said, hint = str(said or "").partition(";")[0], f". This is no admin port, perhaps the public one: {_WHERE}"
-        plain = said and not hint and status in (400, 404)  # The words say all that the number does.
-        return AdminError(
-            f"{self.url}: {escape(said or reason)}{hint}{'' if plain else f' ({status})'}", status, answer
-        )
+        if status == 404 and (not message or str(message).startswith(_NO_ROUTE)):
+            message = str(message or "").partition(";")[0]
+            hint = f". This is not an admin port, perhaps the public one: {_WHERE}"
+        self_explanatory = message and not hint and status in (400, 404)
+        shown_status = "" if self_explanatory else f" ({status})"
+        return AdminError(f"{self.url}: {escape(message or reason)}{hint}{shown_status}", status, answer)
 
 
 def with_admin(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of an admin port, and what they name as its argument `port`."""
+    """Add the options of an admin port to a command, which gets its client as `port`."""
 
     @functools.wraps(function)
     def command(admin: str, token: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -204,7 +201,7 @@ def with_admin(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def decode(body: bytes) -> Any:
-    """Answer of the port. A member with a number out of range, as an input may have one, stays as it is spelled."""
+    """Decode an answer. A member with a number out of range, as inputs may have, stays undecoded."""
     try:
         return msgspec.json.decode(body)
     except msgspec.ValidationError:
@@ -220,13 +217,13 @@ def _member(raw: msgspec.Raw) -> Any:
 
 
 def letter_path(id: str, tenant: str | None, act: str = "") -> str:
-    """Path of the dead letter `id`, or of an act on it; of a tenant, or of the only tenant that has it."""
+    """Return the path of a dead letter, or of an act on it. Without `tenant`, only one tenant may have the id."""
     of = "" if tenant is None else f"?{urlencode({'tenant': tenant})}"
     return f"/internal/dlq/{quote(id, safe='')}{act}{of}"
 
 
 def pretty(answer: Any) -> str:
-    """`answer` as JSON for people; nothing in it can steer a terminal."""
+    """Format JSON for people, with escapes for whatever could control a terminal."""
     from headway.runtime.log import escape
 
     text = msgspec.json.format(msgspec.json.encode(answer)).decode()
@@ -234,7 +231,7 @@ def pretty(answer: Any) -> str:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Table whose columns are as wide as they need to be; nothing in a cell can steer a terminal."""
+    """Format a table, with escapes for whatever could control a terminal."""
     from headway.runtime.log import escape
 
     lines = [head, *(tuple(escape(cell) for cell in row) for row in rows)]

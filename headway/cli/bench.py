@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headway.load.report import Report
 
 _OF_BODY = ("400", "413", "422")
-"""Statuses of a body that does not fit the target."""
+"""Statuses of a body that the target doesn't accept."""
 _REQUEST, _RESULT = "Requests", "Results"
 
 
@@ -128,7 +128,7 @@ def bench(
 
 
 def _run(spec: LoadSpec, out: Path | None, *, json: bool, quiet: bool) -> NoReturn:
-    """Put the load on, and show what came of it."""
+    """Apply the load, and show the results."""
     from headway.load.connection import Unreachable
     from headway.load.generator import run_load
     from headway.load.report import make_report, show, to_json
@@ -160,7 +160,7 @@ def _content(path: Path | None) -> bytes | None:
 
 
 def _writable(path: Path | None) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the file before the load begins, so that no result is lost for a wrong name."""
+    """Open the file before the load begins, so that no result is lost to a wrong name."""
     try:
         return nullcontext() if path is None else path.open("wb")
     except OSError as exc:
@@ -185,7 +185,7 @@ def _exit_code(report: Report) -> int:
 
 
 def _without_success(report: Report) -> str:
-    """Reason why nothing succeeded; empty when something did, or the load was stopped."""
+    """Say why nothing succeeded; empty if something did, or the load was stopped."""
     total = report.total
     if total.answered or report.interrupted:
         return ""
@@ -195,17 +195,17 @@ def _without_success(report: Report) -> str:
     return f"not one of {total.requests:,} requests succeeded; {count:,} ended with: {outcome}"
 
 
-def _first_refused(report: Report, told: str) -> str:
-    """Text of the first error and a hint, where all answers are 4xx; else nothing."""
+def _first_refused(report: Report, message: str) -> str:
+    """Return the text of the first error and a hint, if all answers are 4xx; else nothing."""
     outcomes = report.total.outcomes
-    if not told or any(not label.startswith("4") for label in outcomes):
+    if not message or any(not label.startswith("4") for label in outcomes):
         return ""
     hint = (
         ". Give the body that this target takes: --body FILE, or --tensor for arrays"
         if any(label[:3] in _OF_BODY for label in outcomes)
         else ""
     )
-    return f"\nheadway: the first says: {told.rstrip('.')}{hint}"
+    return f"\nheadway: the first says: {message.rstrip('.')}{hint}"
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 WITHIN = 60.0
 """Seconds to wait for an answer."""
 EVERY = 1.0
-"""Seconds between two looks at a job that is waited for."""
+"""Seconds between two looks at a job."""
 AWAY = 90.0
-"""Seconds for which a service may be away while a job is waited for, as it restarts."""
+"""Seconds for which a service may be out of reach, as in a restart, while a job is waited for."""
 
 _NUMBER = re.compile("[0-9]+")
 
@@ -56,12 +56,7 @@ _id = click.argument("id", metavar="ID", help="Id of the job, batch_…")
 
 
 class Away(BulkError):
-    """The public port does not answer, or cannot for now.
-
-    Arguments:
-        why: what is known of it.
-        hint: what to do, if that does not pass.
-    """
+    """The public port doesn't answer, or cannot for now. `why` is what is known, `hint` what to do if that lasts."""
 
     def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why + hint)
@@ -69,15 +64,17 @@ class Away(BulkError):
 
 
 class PublicPort:
-    """Client of one public port, for bulk jobs.
+    """Client of a public port, for bulk jobs.
 
     Arguments:
-        url: http or https, host and port, and a path before all routes if a proxy wants one.
+        url: scheme, host and port, and the path that a proxy adds before the routes.
         key: API key, or empty.
-        ca, cert, cert_key: see `headway.cli.trust.make_context`.
+        ca: see `headway.cli.trust.make_context`, also for the following.
+        cert: certificate to show.
+        cert_key: its key.
 
     Raises:
-        SettingError: `url` is no such URL, or a file cannot be used.
+        SettingError: `url` is malformed, or a file is unusable.
     """
 
     def __init__(self, url: str, key: str, ca: str, cert: str, cert_key: str) -> None:
@@ -89,7 +86,7 @@ class PublicPort:
         self._header = {"authorization": f"Bearer {key}"} if key else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Answer in JSON. Raises BulkError, as the methods below do."""
+        """Ask for an answer in JSON. Raises BulkError, as the methods below do."""
         content = None if body is None else msgspec.json.encode(body)
         with closing(self._connection()) as connection:
             answer = self._response(connection, method, path, content, {})
@@ -97,7 +94,7 @@ class PublicPort:
                 return msgspec.json.decode(answer.read())
 
     def send(self, name: str, pieces: Iterator[bytes]) -> str:
-        """Send a file piece by piece. Returns its id."""
+        """Upload a file piece by piece, and return its id."""
         boundary = secrets.token_hex(16)
         kind = {"content-type": f"multipart/form-data; boundary={boundary}"}
         with closing(self._connection()) as connection:
@@ -106,14 +103,14 @@ class PublicPort:
             return str(msgspec.json.decode(answer.read())["id"])
 
     def fetch(self, id: str, file: IO[bytes]) -> None:
-        """Write a file's content piece by piece."""
+        """Download a file's content piece by piece."""
         with closing(self._connection()) as connection:
             answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
             while piece := answer.read(PIECE):
                 file.write(piece)
 
     def first_line(self, id: str) -> dict[str, Any]:
-        """First line of a file that the service has made."""
+        """Return the first line of a file that the service has made, decoded."""
         with closing(self._connection()) as connection:
             answer = self._response(connection, "GET", f"/v1/files/{id}/content", None, {})
             with self._reaching():
@@ -137,22 +134,22 @@ class PublicPort:
                 return answer
             content = answer.read()
         try:
-            said = msgspec.json.decode(content)["error"]["message"]
+            message = msgspec.json.decode(content)["error"]["message"]
         except (msgspec.MsgspecError, KeyError, TypeError):
-            said = answer.reason
+            message = answer.reason
             hint = ". Is this the service's public port (--url)?" if answer.status < 500 else ""
         else:
             hint = ". Set HEADWAY_API_KEY to yours" if answer.status == 401 else ""
-        if answer.status == 404 and "nothing is served" in str(said):
+        if answer.status == 404 and "nothing is served" in str(message):
             hint = ". Are there bulk jobs in this service (--bulk-dir)?"
         from headway.runtime.log import escape
 
         kind = Away if answer.status >= 500 else BulkError
-        raise kind(f"{self._url}: {escape(str(said))}{hint} ({answer.status})")
+        raise kind(f"{self._url}: {escape(str(message))}{hint} ({answer.status})")
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Raise Away for what goes wrong on the way."""
+        """Raise Away for connection errors."""
         from http.client import HTTPException
 
         try:
@@ -164,7 +161,7 @@ class PublicPort:
 
 
 def with_public(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a public port, and what they name as its argument `port`."""
+    """Add the options of a public port to a command, which gets its client as `port`."""
 
     @functools.wraps(function)
     def command(url: str, key: str, ca: str, cert: str, cert_key: str, **given: Any) -> None:
@@ -206,7 +203,7 @@ def submit(
     Exit codes: 0 done, 1 it was refused, or with --wait did not come to its end, or lines of it failed.
     """
     if model is not None:
-        with suppress(Away):  # The job waits where it is not known which models there are.
+        with suppress(Away):  # The job waits while the service doesn't know its models.
             port.ask("GET", f"/v1/models/{quote(model)}")
     try:
         with file.open("rb") as lines:
@@ -217,7 +214,7 @@ def submit(
     asked = {"input_file_id": id, "endpoint": endpoint, "completion_window": window}
     job = port.ask("POST", "/v1/batches", asked)
     if not json:
-        click.echo(job["id"])  # At once, so that a caller has it whatever becomes of this command.
+        click.echo(job["id"])  # At once, so that a caller has it even if this command fails later.
     if wait:
         click.echo(f"{job['id']} runs; it goes on if this command ends", err=True)
         job = _wait(port, job)
@@ -248,14 +245,14 @@ def status(port: PublicPort, id: str, wait: bool, json: bool) -> None:
 @as_json
 def list_jobs(port: PublicPort, limit: int, json: bool) -> None:
     """List jobs, newest first."""
-    found = port.ask("GET", f"/v1/batches?{urlencode({'limit': limit})}")["data"]
+    jobs = port.ask("GET", f"/v1/batches?{urlencode({'limit': limit})}")["data"]
     if json:
-        click.echo(pretty(found))
-    elif not found:
+        click.echo(pretty(jobs))
+    elif not jobs:
         click.echo("no jobs")
     else:
         head = ("ID", "STATUS", "LINES", "DONE", "FAILED", "ENDPOINT", "EXPIRES AT")
-        click.echo(table(head, [_cells(job) for job in found]))
+        click.echo(table(head, [_cells(job) for job in jobs]))
 
 
 @bulk.command()
@@ -304,16 +301,15 @@ def _form(boundary: str, name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
-    """Job at its end. Shows on standard error how far it is, when it is expected to end, and once each for what it waits."""
+    """Wait for a job to end. On standard error, show its progress, when it should end, and each thing that it waits for once."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    told = TextColumn("{task.description}", markup=False)
-    with Progress(
-        told, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)
-    ) as shown:
-        bar = shown.add_task(job["status"], total=None)
-        say = functools.partial(shown.console.print, markup=False, highlight=False, soft_wrap=True)
+    description = TextColumn("{task.description}", markup=False)
+    columns = (description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(job["status"], total=None)
+        say = functools.partial(progress.console.print, markup=False, highlight=False, soft_wrap=True)
         known: list[str] = []
         while job["status"] not in ENDED:
             time.sleep(EVERY)
@@ -321,16 +317,16 @@ def _wait(port: PublicPort, job: dict[str, Any]) -> dict[str, Any]:
             counts = job["request_counts"]
             done = counts["completed"] + counts["failed"]
             why = _why(job)
-            if (alike := [_NUMBER.sub("", one) for one in why]) != known and why:
-                say("; ".join(why))  # Above the bar, which has no room for it. Its seconds count down.
+            if (alike := [_NUMBER.sub("", reason) for reason in why]) != known and why:
+                say("; ".join(why))  # Above the bar, which has no room for it. Numbers in it count down: not news.
             known = alike
-            stands = f"{job['status']}, waiting" if why else job["status"]
-            shown.update(bar, description=stands, total=counts["total"] or None, completed=done)
+            status = f"{job['status']}, waiting" if why else job["status"]
+            progress.update(bar, description=status, total=counts["total"] or None, completed=done)
     return job
 
 
 def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, Any]:
-    """Job as it is now, also of a service that is away for a while."""
+    """Return a job as it is now, even if its service is out of reach for a while."""
     until = 0.0
     while True:
         try:
@@ -347,11 +343,11 @@ def _look(port: PublicPort, id: str, say: Callable[[str], None]) -> dict[str, An
 
 
 def _why(job: dict[str, Any]) -> list[str]:
-    """Why a job has ended as it has, or what it waits for."""
-    return [one["message"] for one in (job["errors"] or {"data": []})["data"]]
+    """Return why a job has ended as it has, or what it waits for."""
+    return [error["message"] for error in (job["errors"] or {"data": []})["data"]]
 
 
-def _stands(job: dict[str, Any]) -> str:
+def _status_and_why(job: dict[str, Any]) -> str:
     return ": ".join((job["status"], *filter(None, ("; ".join(_why(job)),))))
 
 
@@ -360,11 +356,11 @@ def _line(job: dict[str, Any]) -> str:
 
     counts = job["request_counts"]
     lines = f"{counts['completed']} of {counts['total']} lines done, {counts['failed']} failed"
-    return f"{job['id']} {escape(_stands(job))} ({lines})"
+    return f"{job['id']} {escape(_status_and_why(job))} ({lines})"
 
 
 def _first_error(port: PublicPort, job: dict[str, Any]) -> str:
-    """First error of a job that has some, and how to see the others."""
+    """Return the first error of a job that has some, and how to see the others."""
     from headway.runtime.log import escape
 
     line = port.first_line(job["error_file_id"])

@@ -1,4 +1,4 @@
-"""Lines of a file for a bulk job: requests go as they are, texts are made into requests."""
+"""Lines of a file for a bulk job: requests pass through, texts become requests. `bulk` sends them; this only reads."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from headway.errors import HeadwayError
 
 COMPLETIONS, CHAT, EMBEDDINGS = ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 PIECE = 1 << 16
-"""Bytes of a file that are sent or fetched at once."""
+"""Bytes of a file that are sent or fetched at a time."""
 LOOKED_AT = 100
-"""Lines, without blank ones, by which a file is known as one of requests."""
+"""Non-empty lines that decide whether a file holds requests."""
 _BOM = b"\xef\xbb\xbf"
 _OTHER_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _UTF_16 = "is UTF-16, it has to be UTF-8: `iconv -f UTF-16 -t UTF-8` makes it so"
 
 
 class BulkError(HeadwayError):
-    """A bulk job cannot be made, or the public port cannot be reached, or it refuses."""
+    """A bulk job cannot be made, or the public port cannot be reached or refuses."""
 
 
 def read_lines(
     file: IO[bytes], name: str, model: str | None, endpoint: str | None, texts: bool
 ) -> tuple[str, Iterator[bytes]]:
-    """Route that a file's lines ask, and the lines as requests, some at a time.
+    """Return the route that a file's lines ask for, and the lines as requests, some at a time.
 
     Arguments:
-        file: the file, at its begin.
+        file: the file, at its beginning.
         name: its name, for errors.
-        model: model to ask for texts; None for the default one.
-        endpoint: route to ask; None for that of the first request, and completions for texts.
-        texts: whether each line is a text, whatever it looks like.
+        model: model for texts; None for the default one.
+        endpoint: route; None for that of the first request, and completions for texts.
+        texts: True if each line is a text, whatever it looks like.
 
     Raises:
-        BulkError: the file has no line, or is no UTF-8, or may be meant as requests and has none. The lines raise it, too.
+        BulkError: the file is empty or not UTF-8, or looks like requests and has none. Iterating the lines raises it, too.
     """
     begin = file.read(len(_BOM))
     if begin.startswith(_OTHER_BOMS):
@@ -50,7 +50,7 @@ def read_lines(
     for number, line in head:
         if b"\0" in line:
             raise BulkError(f"{name}, line {number}, has a zero octet. If the file {_UTF_16}")
-    requests = [] if texts else [found for _, line in head if (found := _request(line)) is not None]
+    requests = [] if texts else [request for _, line in head if (request := _request(line)) is not None]
     file.seek(start)
     if requests:
         return endpoint or _endpoint(requests), iter(lambda: file.read(PIECE), b"")
@@ -64,25 +64,26 @@ def read_lines(
 
 
 def _request(line: bytes) -> dict[str, Any] | None:
-    """Object that is meant as a request, whatever is wrong with it."""
+    """Return the object in a line that is meant as a request, whatever is wrong with it."""
     try:
-        found = msgspec.json.decode(line)
+        parsed = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return found if isinstance(found, dict) and ("custom_id" in found or isinstance(found.get("body"), dict)) else None
+    is_request = isinstance(parsed, dict) and ("custom_id" in parsed or isinstance(parsed.get("body"), dict))
+    return parsed if is_request else None
 
 
 def _endpoint(requests: Sequence[dict[str, Any]]) -> str:
-    """Route of the first request that asks one of ours."""
-    return next((one["url"] for one in requests if one.get("url") in ENDPOINTS), COMPLETIONS)
+    """Return the route of the first request with a known one."""
+    return next((request["url"] for request in requests if request.get("url") in ENDPOINTS), COMPLETIONS)
 
 
 def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Iterator[bytes]:
-    """Texts as requests."""
-    made: list[bytes] = []
+    """Make requests of texts."""
+    lines: list[bytes] = []
     size = 0
     for number, raw in enumerate(file, 1):
-        request = b""  # A blank line stays one, so that the lines of both files have the same numbers.
+        request = b""  # Blank lines stay, so that both files have the same line numbers.
         if raw.strip():
             try:
                 text = raw.rstrip(b"\r\n").decode()
@@ -91,16 +92,16 @@ def _made(file: IO[bytes], name: str, model: str | None, endpoint: str) -> Itera
             body = {**({"model": model} if model else {}), **_input(text, endpoint)}
             asked = {"custom_id": str(number), "method": "POST", "url": endpoint, "body": body}
             request = msgspec.json.encode(asked)
-        made.append(request + b"\n")
-        size += len(made[-1])
+        lines.append(request + b"\n")
+        size += len(lines[-1])
         if size >= PIECE:
-            yield b"".join(made)
-            made, size = [], 0
-    yield b"".join(made)
+            yield b"".join(lines)
+            lines, size = [], 0
+    yield b"".join(lines)
 
 
 def _input(text: str, endpoint: str) -> dict[str, Any]:
-    """Members of a body that hold a text."""
+    """Return the members of a body that hold a text."""
     if endpoint == CHAT:
         return {"messages": [{"role": "user", "content": text}]}
     return {"input" if endpoint == EMBEDDINGS else "prompt": text}

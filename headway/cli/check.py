@@ -1,4 +1,4 @@
-"""`headway check`: tries whether a target is fit to be served, and measures the cost of its batches."""
+"""`headway check`: find out whether a target is fit to be served, and what its batches cost."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _DEADLINES = {
     "queue_timeout_ms": "a request may have to wait for one such batch ({})",
     "request_timeout_ms": "a request may wait for one such batch ({}) and ride in the next",
 }
-"""Reasons for how long each deadline should be."""
+"""Why each deadline should be as long as advised."""
 _FAR, _TINY_MS = 0.3, 0.5
-"""Share of a median from which on a line is far from it, and the least median in ms that counts."""
+"""Relative distance from a median at which a line doesn't fit, and the smallest median in ms that matters."""
 
 
 @command()
@@ -110,33 +110,33 @@ def check(
     given = [*(text for text in texts if text), *read_lines(inputs)]
     order = _Order(target, given, _object(parameters), repeats, records=record is not None)
     with log.running(settings.log_level, json=settings.log_json), writing(record) as recorded:
-        found = asyncio.run(_try_out(settings, order))
-        recorded.extend(found.recorded)
+        findings = asyncio.run(_try_out(settings, order))
+        recorded.extend(findings.recorded)
     if recorded:
-        found.notes += notes_on(recorded, bool(given))
-    advice = _advice(settings, found)
+        findings.notes += notes_on(recorded, bool(given))
+    advice = _advice(settings, findings)
     click.echo(
-        msgspec.json.encode(_as_json(target, settings, found, advice)).decode()
+        msgspec.json.encode(_as_json(target, settings, findings, advice)).decode()
         if json
-        else _as_text(target, settings, found, advice, record)
+        else _as_text(target, settings, findings, advice, record)
     )
-    if found.faults:
+    if findings.faults:
         raise click.exceptions.Exit(1)
 
 
 def _object(text: str) -> bytes:
-    """Check the text of a JSON object."""
+    """Check and return the text of a JSON object."""
     if not text:
         return b""
     try:
         msgspec.json.decode(text, type=dict)
     except (msgspec.DecodeError, UnicodeEncodeError) as exc:
-        raise SettingError("--parameters", text, f"is no JSON object: {exc}", 'For example {"top": 3}.') from None
+        raise SettingError("--parameters", text, f"is not a JSON object: {exc}", 'For example {"top": 3}.') from None
     return text.encode()
 
 
 class _Order(NamedTuple):
-    """Order of a trial, as the command line gives it."""
+    """What to try, from the command line."""
 
     target: str
     given: list[str]
@@ -172,29 +172,26 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
     )
     backend = make_backend(spec, plan)
     try:
-        choose = partial(choose_inputs, order.given, settings.max_batch_size)
-        limits = {name: getattr(settings, name) for name in _DEADLINES}
-        seconds = settings.gpu_timeout_ms / 1000
-        record = (
-            partial(batches_to_record, order.given, settings.max_batch_size, order.repeats) if order.records else None
-        )
+        record = None
+        if order.records:
+            record = partial(batches_to_record, order.given, settings.max_batch_size, order.repeats)
         trial = Trial(
             backend,
-            choose,
-            order.parameters,
-            seconds,
-            settings.model,
-            order.repeats,
-            limits=limits,
+            choose=partial(choose_inputs, order.given, settings.max_batch_size),
+            parameters=order.parameters,
+            timeout=settings.gpu_timeout_ms / 1000,
+            model=settings.model,
+            repeats=order.repeats,
+            limits={name: getattr(settings, name) for name in _DEADLINES},
             record=record,
             weights=weights,
         )
         with waiting(f"trying {spec}"):
-            found = await trial.run()
-        found.weight = weights.mean if weights is not None else 0.0
+            findings = await trial.run()
+        findings.weight = weights.mean if weights is not None else 0.0
         if retries := getattr(backend, "retries", 0):
-            found.notes.append(_retried(retries, getattr(backend, "rested", 0.0)))
-        return found
+            findings.notes.append(_retried(retries, getattr(backend, "rested", 0.0)))
+        return findings
     except TargetError as exc:
         if (
             isinstance(spec, RemoteTarget)
@@ -208,14 +205,14 @@ async def _try_out(settings: Settings, order: _Order) -> Findings:
 
 
 def _retried(retries: int, rested: float) -> str:
-    """Note on what a remote API cost besides the batches that came to an end."""
+    """Return a note on the calls that a remote API made necessary besides the successful ones."""
     rest = f", and it asked for {rested:.3g} s of rest" if rested else ""
     tries = "1 call was repeated" if retries == 1 else f"{retries} calls were repeated"
     return f"{tries}, as the API failed{rest}; the times include that"
 
 
 async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
-    """Name of a format in which a remote API answers a first batch, where none was set; empty where it answers in none."""
+    """Return the name of a format in which a remote API answers, if none was set; empty if there is none."""
     from dataclasses import replace
 
     from headway.app.backends import make_backend
@@ -236,23 +233,23 @@ async def _format_of(spec: RemoteTarget, plan: SlotPlan) -> str:
     return ""
 
 
-def _advice(settings: Settings, found: Findings) -> list[str]:
-    """Advice on the settings that follows from the measured times; none for a target that has a fault."""
-    if not found.runs or found.faults:
+def _advice(settings: Settings, findings: Findings) -> list[str]:
+    """Return advice on settings from the measured times; none for a target with a fault."""
+    if not findings.runs or findings.faults:
         return []
-    model, most = found.model, settings.max_batch_size
-    full = max(model.seconds(most), *(run.seconds for run in found.runs)) * 1000
+    model, largest = findings.model, settings.max_batch_size
+    full = max(model.seconds(largest), *(run.seconds for run in findings.runs)) * 1000
     advice = [
-        f"--max-batch-size {most}: about {_rounded(most / model.seconds(most))} {found.unit}s/s from each worker"
-        if model.seconds(most) > 0
-        else f"--max-batch-size {most}"
+        f"--max-batch-size {largest}: about {_rounded(largest / model.seconds(largest))} {findings.unit}s/s from each worker"
+        if model.seconds(largest) > 0
+        else f"--max-batch-size {largest}"
     ]
-    if model.beta > 0 and model.alpha < model.beta * most / 2 and found.cost.shape is CostShape.NUMBER:
+    if model.beta > 0 and model.alpha < model.beta * largest / 2 and findings.cost.shape is CostShape.NUMBER:
         knee = max(1, round(model.alpha / model.beta * 2))
         advice.append(
-            f"batches beyond about {min(knee, most)} gain little: most of their time grows with the number of {found.unit}s"
+            f"batches beyond about {min(knee, largest)} gain little: most of their time grows with the number of {findings.unit}s"
         )
-    advice += _weight_advice(settings, found)
+    advice += _weight_advice(settings, findings)
     for name, needed in fitting(full / 1000).items():
         value = getattr(settings, name)
         advice.append(
@@ -263,12 +260,12 @@ def _advice(settings: Settings, found: Findings) -> list[str]:
 
 
 def _rounded(number: float) -> str:
-    """Number with the two digits that an estimate deserves."""
+    """Round to the two digits that an estimate deserves."""
     return f"{float(f'{number:.2g}'):,.10g}"
 
 
 def _ms(milliseconds: float) -> str:
-    """Milliseconds with two decimals, or the first two digits where those would be 0."""
+    """Format milliseconds with two decimals, or two digits if those would be 0."""
     if not milliseconds:
         return "0"
     return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
@@ -281,116 +278,125 @@ _SHAPES = {
 }
 
 
-def _cost_line(settings: Settings, found: Findings, record: Path | None) -> list[str]:
-    """Words on whether a call takes time by the number of its inputs, their length, or number × longest; none where nothing tells these apart."""
-    cost, shape = found.cost, found.cost.shape
+def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> list[str]:
+    """Say whether the time of a call depends on the number of its inputs, their length, or number × longest, if that is clear."""
+    cost, shape = findings.cost, findings.cost.shape
     errors = [f"{error:.0%} by {_SHAPES[other]}" for other, error in cost.errors.items()]
     if len({round(error, 2) for error in cost.errors.values()}) == 1:
         return []
     line, unit = cost.line, "weight" if settings.weight else "length"
-    told = f"mean error of forecasts: {', '.join(errors)}".replace("length", unit)
+    accuracy = f"mean error of forecasts: {', '.join(errors)}".replace("length", unit)
     if shape is CostShape.NUMBER:
-        return [told]
+        return [accuracy]
     alpha, beta, what = _ms(line.alpha * 1000), f"{line.beta * 1000:.3g}", record or "FILE"
     options = f"--padded --lengths {what}" if shape is CostShape.PADDED else f"--weights {what}"
     pads = ": the model pads" if shape is CostShape.PADDED else ""
     return [
-        f"a call takes α + β · {_SHAPES[shape].replace('length', unit)}{pads}; {told}",
+        f"a call takes α + β · {_SHAPES[shape].replace('length', unit)}{pads}; {accuracy}",
         f"  headway plan and simulate: --batch-ms {alpha} --beta-ms {beta} {options}",
     ]
 
 
-def _weight_advice(settings: Settings, found: Findings) -> list[str]:
-    """Advice on weights by a function of the target."""
-    if not found.weight:
+def _weight_advice(settings: Settings, findings: Findings) -> list[str]:
+    """Return advice on the target's weight function."""
+    if not findings.weight:
         return []
-    model, most = found.model, settings.max_batch_weight
-    of_each = f"{model.beta * 1000 / found.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
-    advice = [f"--weight {settings.weight}: {found.weight:.4g} on average of these inputs; {of_each}"]
-    if most:
-        count = min(max(1, int(most / found.weight)), settings.max_batch_size)
+    model, largest = findings.model, settings.max_batch_weight
+    of_each = f"{model.beta * 1000 / findings.weight:.4f} ms for each unit (plan and simulate: --beta-ms)"
+    advice = [f"--weight {settings.weight}: {findings.weight:.4g} on average of these inputs; {of_each}"]
+    if largest:
+        count = min(max(1, int(largest / findings.weight)), settings.max_batch_size)
         seconds = model.alpha + model.beta * count
-        advice.append(f"--max-batch-weight {most}: {count} of these inputs a batch, in about {seconds * 1000:.0f} ms")
+        advice.append(
+            f"--max-batch-weight {largest}: {count} of these inputs a batch, in about {seconds * 1000:.0f} ms"
+        )
     return advice
 
 
 def _misfit(model: ServiceModel, medians: list[tuple[int, float]]) -> str:
-    """Words on a line that is far from the times that it goes through; empty where it is not."""
-    size, ms = max(medians, key=lambda one: abs(model.seconds(one[0]) * 1000 - one[1]) / max(one[1], _TINY_MS))
-    told = model.seconds(size) * 1000
-    if abs(told - ms) <= _FAR * max(ms, _TINY_MS):
+    """Say where the fitted line is far from the measured times; empty if it fits."""
+    size, ms = max(
+        medians, key=lambda median: abs(model.seconds(median[0]) * 1000 - median[1]) / max(median[1], _TINY_MS)
+    )
+    predicted = model.seconds(size) * 1000
+    if abs(predicted - ms) <= _FAR * max(ms, _TINY_MS):
         return ""
-    return f"  the line does not fit: {_ms(told)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set --repeats higher"
+    return (
+        f"  the line does not fit: {_ms(predicted)} ms for {size}, where the median is {_ms(ms)} ms. Go by the table, or set "
+        "--repeats higher"
+    )
 
 
-def _medians(found: Findings) -> list[tuple[int, float]]:
-    """Batch sizes, each with its median run time in ms."""
+def _medians(findings: Findings) -> list[tuple[int, float]]:
+    """Return the median run time in ms of each batch size."""
     return [
-        (size, statistics.median([run.seconds for run in found.runs if run.size == size]) * 1000)
-        for size in sorted({run.size for run in found.runs})
+        (size, statistics.median([run.seconds for run in findings.runs if run.size == size]) * 1000)
+        for size in sorted({run.size for run in findings.runs})
     ]
 
 
-def _as_json(target: str, settings: Settings, found: Findings, advice: list[str]) -> dict[str, Any]:
+def _as_json(target: str, settings: Settings, findings: Findings, advice: list[str]) -> dict[str, Any]:
     from headway.core import values
 
     return {
         "target": shown_target(target),
-        "ok": not found.faults,
-        "faults": found.faults,
-        "notes": found.notes,
+        "ok": not findings.faults,
+        "faults": findings.faults,
+        "notes": findings.notes,
         "max_batch_size": settings.max_batch_size,
-        "warm_up_ms": found.warm_up * 1000,
-        "unit": found.unit,
+        "warm_up_ms": findings.warm_up * 1000,
+        "unit": findings.unit,
         "answers": [
             {"input": msgspec.Raw(values.as_json(value)), "output": msgspec.Raw(values.as_json(output))}
-            for value, output in found.answers
+            for value, output in findings.answers
         ],
-        "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in found.runs],
-        "alpha_ms": found.model.alpha * 1000,
-        "beta_ms": found.model.beta * 1000,
+        "runs": [{"size": run.size, "ms": run.seconds * 1000} for run in findings.runs],
+        "alpha_ms": findings.model.alpha * 1000,
+        "beta_ms": findings.model.beta * 1000,
         "cost": {
-            "shape": found.cost.shape.value,
-            "alpha_ms": found.cost.line.alpha * 1000,
-            "beta_ms": found.cost.line.beta * 1000,
-            "errors": {shape.value: error for shape, error in found.cost.errors.items()},
+            "shape": findings.cost.shape.value,
+            "alpha_ms": findings.cost.line.alpha * 1000,
+            "beta_ms": findings.cost.line.beta * 1000,
+            "errors": {shape.value: error for shape, error in findings.cost.errors.items()},
         },
-        "recorded": len(found.recorded),
-        "weight": found.weight or None,
-        "together": found.per_call,
+        "recorded": len(findings.recorded),
+        "weight": findings.weight or None,
+        "together": findings.per_call,
         "advice": advice,
     }
 
 
-def _as_text(target: str, settings: Settings, found: Findings, advice: list[str], record: Path | None) -> str:
+def _as_text(target: str, settings: Settings, findings: Findings, advice: list[str], record: Path | None) -> str:
     from headway.cli.admin import table
     from headway.cli.trial_inputs import brief
     from headway.runtime.log import escape
 
-    medians = _medians(found)
+    medians = _medians(findings)
     rows = [(str(size), _ms(ms), _ms(ms / size)) for size, ms in medians]
     warm = (
-        f"warm-up batch in {found.warm_up * 1000:.1f} ms" if found.warm_up else "no warm-up batch, as it has no example"
+        f"warm-up batch in {findings.warm_up * 1000:.1f} ms"
+        if findings.warm_up
+        else "no warm-up batch, as it has no example"
     )
-    columns = ("ROWS", "MS A BATCH", "MS A ROW") if found.unit == "row" else ("SIZE", "MS A BATCH", "MS AN INPUT")
+    columns = ("ROWS", "MS A BATCH", "MS A ROW") if findings.unit == "row" else ("SIZE", "MS A BATCH", "MS AN INPUT")
     lines = [f"{shown_target(target)}: {warm}"]
     if rows:
         lines += ["", table(columns, rows), ""]
-    if found.answers:
-        lines += [table(("INPUT", "ANSWER"), [(brief(value), brief(output)) for value, output in found.answers]), ""]
-    if rows and not found.faults and found.cost.shape is CostShape.NUMBER:
-        alpha, beta = _ms(found.model.alpha * 1000), _ms(found.model.beta * 1000)
+    if findings.answers:
+        lines += [table(("INPUT", "ANSWER"), [(brief(value), brief(output)) for value, output in findings.answers]), ""]
+    if rows and not findings.faults and findings.cost.shape is CostShape.NUMBER:
+        alpha, beta = _ms(findings.model.alpha * 1000), _ms(findings.model.beta * 1000)
         lines.append(f"ℓ(n) = α + βn with α = {alpha} ms, β = {beta} ms")
-        lines += filter(None, [_misfit(found.model, medians)])
-    if not found.faults:
-        lines += _cost_line(settings, found, record)
+        lines += filter(None, [_misfit(findings.model, medians)])
+    if not findings.faults:
+        lines += _cost_line(settings, findings, record)
     lines += [f"  {line}" for line in advice]
-    if found.per_call:
-        which = "all parameters" if found.per_call == ALL_PARAMETERS else escape(", ".join(found.per_call))
+    if findings.per_call:
+        which = "all parameters" if findings.per_call == ALL_PARAMETERS else escape(", ".join(findings.per_call))
         lines.append(f"together: a call has one value of {which}; requests with others run in other calls")
-    if found.recorded:
-        lines.append(f"recorded: {len(found.recorded)} batches, for --batch-times of headway simulate and plan")
-    lines += [f"note: {escape(note)}" for note in found.notes]
-    lines += [f"fault: {escape(fault)}" for fault in found.faults]
-    lines.append("not fit to serve" if found.faults else "fit to serve")
+    if findings.recorded:
+        lines.append(f"recorded: {len(findings.recorded)} batches, for --batch-times of headway simulate and plan")
+    lines += [f"note: {escape(note)}" for note in findings.notes]
+    lines += [f"fault: {escape(fault)}" for fault in findings.faults]
+    lines.append("not fit to serve" if findings.faults else "fit to serve")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Commands and options of the command line: click's, with options under headings, and modules that are imported when they are asked for.
+"""Commands and options: click's, with options under headings and commands that are imported only when they run.
 
 The help of a command with many settings shows the common ones; `--help-all` shows all.
 """
@@ -6,6 +6,7 @@ The help of a command with many settings shows the common ones; `--help-all` sho
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,44 +16,38 @@ from click.shell_completion import CompletionItem
 F = TypeVar("F", bound=Callable[..., Any])
 
 MANY = 40
-"""Options of a command from which on its help shows the common ones."""
-_ONE = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
-"""Units of which there is one."""
+"""Number of options from which a command's help shows only the common ones."""
+_SINGULAR = {"batches": "batch", "bytes": "byte", "characters": "character", "days": "day", "inputs": "input"}
 OPTIONS = "Options"
-"""Heading of options that have none of their own."""
+"""Heading of options without a heading of their own."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-"""Names of the help and width of it, of every command."""
+_EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
-def told(default: Any, unit: str = "") -> str:
-    """A default, as the help tells it behind what an option does; empty where there is none."""
+def default_text(default: Any, unit: str = "") -> str:
+    """Return how the help shows a default; empty if there is none."""
     if default is None or default is False or default == "":
         return ""
     shown = f"{default:.15g}" if isinstance(default, float) else str(default)
-    return f" (default {shown} {_ONE.get(unit, unit) if default == 1 else unit}".rstrip() + ")"
+    return f" (default {shown} {_SINGULAR.get(unit, unit) if default == 1 else unit}".rstrip() + ")"
 
 
 class Option(click.Option):
-    """Option under a heading of the help, which tells its default.
-
-    Attributes:
-        group: the heading.
-        rare: whether the short help leaves it out.
-    """
+    """Option under a heading of the help, which shows its default. The short help leaves `rare` ones out."""
 
     def __init__(self, names: Sequence[str], group: str = OPTIONS, rare: bool = False, **others: Any) -> None:
-        others["help"] = others.get("help", "") + told(others.get("default"))
+        others["help"] = others.get("help", "") + default_text(others.get("default"))
         super().__init__(names, **others)
         self.group, self.rare = group, rare
 
 
 def option(*names: str, group: str = OPTIONS, **others: Any) -> Callable[[F], F]:
-    """Give a command an option; the rest is as click.option has it."""
+    """Add an option to a command; see click.option."""
     return click.option(*names, cls=Option, group=group, **others)
 
 
 _WHOLE = "headway.whole_help"
-"""Mark of a context whose help shows all settings."""
+"""Key in the metadata of a context whose help shows all settings."""
 
 
 def _show_all(ctx: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -68,26 +63,24 @@ _HELP_ALL = Option(
 
 
 class Command(click.Command):
-    """Command of which the help has headings, and of which errors name the roles that take what it does not."""
+    """Command whose help has headings, and whose errors say which command takes what this one doesn't."""
 
     def __init__(self, name: str | None, **others: Any) -> None:
         super().__init__(name, context_settings=CONTEXT, **others)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Parameters, and those of the help."""
+        """Return the parameters, including those of the help."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments."""
+        """Parse the arguments, and explain options and targets that belong to another command."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as exc:
-            from headway.cli.usage_errors import better_error
-
-            raise better_error(exc, self.name) from None
+            raise _explained(exc, self.name) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options under their headings, each of them where its first option stands."""
+        """Write the options under their headings, in the order of the first option of each."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
@@ -108,17 +101,17 @@ class Command(click.Command):
 
 
 def command(*arguments: Any, **others: Any) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command; the rest is as click.command has it."""
+    """Make a function a command; see click.command."""
     return click.command(*arguments, cls=Command, **others)
 
 
 class Lazy(NamedTuple):
-    """Command that is imported when it is asked for.
+    """Command that is imported when it runs.
 
     Attributes:
-        place: its module and its name there, with a colon between them.
+        place: module:name.
         heading: heading that lists it.
-        summary: line of the list.
+        summary: its line in the list.
     """
 
     place: str
@@ -127,11 +120,7 @@ class Lazy(NamedTuple):
 
 
 class CommandGroup(click.Group):
-    """Commands under headings.
-
-    Arguments:
-        lazy: commands by name that are imported when they are asked for.
-    """
+    """Commands under headings. Those in `lazy` are imported when they run."""
 
     command_class = Command
 
@@ -141,44 +130,76 @@ class CommandGroup(click.Group):
         self.commands.update(dict.fromkeys(self._lazy))  # type: ignore[arg-type]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Parameters, and those of the help."""
+        """Return the parameters, including those of the help."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the help."""
+        """Return the names in the order of the help."""
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name, imported."""
+        """Import the command with this name."""
         if cmd_name in self._lazy and self.commands[cmd_name] is None:
             module, _, name = self._lazy[cmd_name].place.partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), name)
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands under their headings, of which none is imported."""
+        """Write the commands under their headings, without importing them."""
         if not self._lazy:
             super().format_commands(ctx, formatter)
             return
         headings: dict[str, list[tuple[str, str]]] = {}
-        for name, one in self._lazy.items():
-            headings.setdefault(one.heading, []).append((name, one.summary))
+        for name, lazy in self._lazy.items():
+            headings.setdefault(lazy.heading, []).append((name, lazy.summary))
         for heading, records in headings.items():
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=20)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete a name, for which no command is imported."""
+        """Complete a name, without importing commands."""
         names = [CompletionItem(name) for name in self.commands if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
 def combined(decorators: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
-    """One decorator of several, whose options stand in their order."""
+    """Combine decorators into one that adds their options in the given order."""
 
     def decorate(function: F) -> F:
-        for one in reversed(decorators):
-            function = one(function)
+        for decorator in reversed(decorators):
+            function = decorator(function)
         return function
 
     return decorate
+
+
+def _explained(error: click.UsageError, command: str | None) -> click.UsageError:
+    """Add to a parser error of a role's command which command does take the option or target; else return it unchanged."""
+    from headway.app.roles import ROLES  # Imports all settings, which only a usage error needs.
+
+    role = next((role for role in ROLES if role.value == command), None)
+    if role is None:
+        return error
+    if isinstance(error, click.NoSuchOption):
+        takers = _takers_of(error.option_name)
+        if not takers or command in takers:
+            return error
+        names = " and ".join(filter(None, (", ".join(takers[:-1]), takers[-1])))
+        message = f"headway {command} has no {error.option_name}: it is a flag of headway {names}."
+    elif not ROLES[role].batchers and (match := _EXTRA.fullmatch(error.message)):
+        message = (
+            f"headway {command} takes no TARGET, and was given {match[1]}: workers run it. Start headway worker {match[1]} "
+            f"beside it with the same --broker, or all in one process: headway serve {match[1]}"
+        )
+    else:
+        return error
+    return click.UsageError(message, error.ctx)
+
+
+def _takers_of(option: str) -> list[str]:
+    """Return the roles' commands that take an option."""
+    from headway.app.roles import ROLES
+    from headway.config import FIELDS, flag
+
+    name = next((name for name in FIELDS if option in (flag(name), f"--no-{flag(name)[2:]}")), "")
+    return [role.value for role, parts in ROLES.items() if name in parts.settings] if name else []

@@ -100,7 +100,7 @@ def purge(port: Admin, ids: Sequence[str], all_: bool, tenant: str | None, yes: 
 
 
 def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | None) -> list[tuple[str, str | None]]:
-    """Ids of the chosen dead letters, each with its tenant as far as that is known."""
+    """Return the chosen dead letters by id, with their tenants as far as known."""
     if bool(ids) == everything:
         raise click.BadParameter("name ids, or give --all for every letter: one of the two")
     if ids:
@@ -110,9 +110,9 @@ def _chosen(port: Admin, ids: Sequence[str], everything: bool, tenant: str | Non
 
 
 def _each(chosen: Sequence[tuple[str, str | None]], act: Callable[[str, str | None], None]) -> None:
-    """Act on every dead letter, also after one failed. An error that concerns none of them ends it.
+    """Act on every dead letter, even after one has failed, unless the error concerns them all.
 
-    Each reason is told with the first id that failed for it, and how often it came in the end.
+    Each reason is shown with the first id that failed for it, and counted for the others.
     """
     failed = dict[str, list[str]]()
     for id, tenant in chosen:

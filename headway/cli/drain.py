@@ -1,4 +1,4 @@
-"""`headway drain` and `headway undrain`: workers claim nothing more, so that their host can be patched, and claim again."""
+"""`headway drain` and `headway undrain`: have workers stop claiming, so that their host can be patched, and claim again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway.cli.commands import command, option
 from headway.errors import SettingError
 
 LOOK_AT_DRAIN_EVERY = 0.25
-"""Seconds between two looks at workers that are waited for."""
+"""Seconds between two looks at the workers."""
 HEARD_WITHIN = 10.0
-"""Seconds within which a worker has heard of an order; its heartbeats come each second."""
+"""Seconds for a worker to hear of a drain; its heartbeats come each second."""
 DRAINED = "drained"
 
 _name = click.argument("name", metavar="WORKER|PROCESS|HOST", help="Id of a worker or a process, or name of a host.")
@@ -40,10 +40,10 @@ def drain(port: Admin, name: str, force: bool, wait: float, json: bool) -> None:
     """
     _check(wait)
     answer = port.post(f"/internal/drains/start?{urlencode({'name': name, 'force': str(force).lower()})}")
-    over = _waited(port, _workers(answer), drained=True, seconds=wait)
-    late = {one["worker_id"] for one in over if one["status"] not in (DRAINED, "offline")}
-    empty = all(map(_empty, over))
-    _show(over, late, json, f"Patch it, then restart its processes or run: headway undrain {name}" if empty else "")
+    workers = _wait_for(port, _workers(answer), drained=True, seconds=wait)
+    late = {worker["worker_id"] for worker in workers if worker["status"] not in (DRAINED, "offline")}
+    empty = all(map(_empty, workers))
+    _show(workers, late, json, f"Patch it, then restart its processes or run: headway undrain {name}" if empty else "")
     if not empty:
         raise click.exceptions.Exit(1)
 
@@ -60,10 +60,10 @@ def undrain(port: Admin, name: str, wait: float, json: bool) -> None:
     """
     _check(wait)
     answer = port.post(f"/internal/drains/end?{urlencode({'name': name})}")
-    over = _waited(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
-    late = {one["worker_id"] for one in over if one["status"] == DRAINED}
+    workers = _wait_for(port, _workers(answer), drained=False, seconds=min(wait, HEARD_WITHIN))
+    late = {worker["worker_id"] for worker in workers if worker["status"] == DRAINED}
     apart = [drain["name"] for drain in answer["drains"] if drain["name"] not in (name, drain["process"])]
-    _show(over, late, json, f"Drains that were asked for apart have ended, too: {', '.join(apart)}" if apart else "")
+    _show(workers, late, json, f"Drains that were asked for apart have ended, too: {', '.join(apart)}" if apart else "")
     if late:
         raise click.exceptions.Exit(1)
 
@@ -74,22 +74,22 @@ def _check(wait: float) -> None:
 
 
 def _workers(answer: Any) -> set[str]:
-    return {worker for one in answer["drains"] for worker in one["workers"]}
+    return {worker for drain in answer["drains"] for worker in drain["workers"]}
 
 
-def _waited(port: Admin, names: Collection[str], *, drained: bool, seconds: float) -> list[dict[str, Any]]:
-    """Workers of these names, once all of them have done what they were told, or the time is over."""
+def _wait_for(port: Admin, ids: Collection[str], *, drained: bool, seconds: float) -> list[dict[str, Any]]:
+    """Return these workers once all are drained, or none is any more, or the time is up."""
     until = time.monotonic() + seconds
     while True:
-        found = [one for one in port.get("/internal/workers")["workers"] if one["worker_id"] in names]
-        done = all(map(_empty, found)) if drained else all(one["status"] != DRAINED for one in found)
+        workers = [worker for worker in port.get("/internal/workers")["workers"] if worker["worker_id"] in ids]
+        done = all(map(_empty, workers)) if drained else all(worker["status"] != DRAINED for worker in workers)
         if done or time.monotonic() >= until:
-            return found
+            return workers
         time.sleep(LOOK_AT_DRAIN_EVERY)
 
 
 def _empty(worker: dict[str, Any]) -> bool:
-    """Whether a worker is drained, or gone, and runs nothing."""
+    """Return True if a worker is drained or gone, and runs nothing."""
     return worker["status"] in (DRAINED, "offline") and not worker["in_flight"]
 
 
@@ -99,9 +99,9 @@ def _show(workers: list[dict[str, Any]], late: Collection[str], json: bool, then
     if json:
         click.echo(pretty(workers))
         return
-    for one in sorted(workers, key=lambda one: str(one["worker_id"])):
-        why = "ordered; not heard of yet" if one["worker_id"] in late else one["reason"]
+    for worker in sorted(workers, key=lambda worker: str(worker["worker_id"])):
+        why = "ordered; not heard of yet" if worker["worker_id"] in late else worker["reason"]
         reason = f": {why}" if why else ""
-        click.echo(escape(f"{one['worker_id']} is {one['status']}{reason}"))
+        click.echo(escape(f"{worker['worker_id']} is {worker['status']}{reason}"))
     if then:
         click.echo(then)

@@ -1,4 +1,4 @@
-"""`headway failover`: a replica of the broker's Redis takes over on purpose, and no accepted request is lost."""
+"""`headway failover`: have a replica of the broker's Redis take over, without losing an accepted request."""
 
 from __future__ import annotations
 

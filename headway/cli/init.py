@@ -1,4 +1,4 @@
-"""`headway init`: a target to start from, with its test and its settings."""
+"""`headway init`: write a target to start from, with its test and settings."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class InitError(HeadwayError):
-    """The files cannot be made."""
+    """The files cannot be written."""
 
 
 @command()
@@ -161,7 +161,7 @@ def init(name: str, numpy: bool) -> None:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    """Write new files, all or none of them as far as can be seen before."""
+    """Write new files; none if any of them exists."""
     try:
         taken = [file for file in files if (folder / file).exists() or (folder / file).is_symlink()]
         if taken:

@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 
 _PLACE = ("keys", "ledger")
 _REMOVED = 10_000
-"""Most long ended keys that a command removes which changes keys, as services may be allowed to read only."""
+"""Most keys, ended long ago, that a command removes while it changes another, since services may only be allowed to read."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LONGEST = 36_500 * 86_400.0
 _MOST_LIVE = 2
 _REVOKED = 0.0
-"""End of a key that is not to be valid on any host, whatever its clock says."""
+"""End of a revoked key: invalid on every host, whatever its clock says."""
 
 _key_id = click.argument("id", metavar="ID", help="Id of a key, as keys list shows it.")
 _expires = option(
@@ -46,11 +46,11 @@ def keys() -> None:
 
 
 class KeysError(HeadwayError):
-    """The change of a key that was asked for cannot be made."""
+    """A key cannot be changed as asked for."""
 
 
 class _Rights(NamedTuple):
-    """Rights of a new key, as the command line has them."""
+    """Rights of a new key, from the command line."""
 
     user: str
     tenant: str
@@ -109,14 +109,14 @@ def create(settings: Settings, service: bool, **given: Any) -> None:
         hint = f"{tiers}Or give --service alone, for a service token."
         raise SettingError(", ".join(missing), "", "must be given", hint)
     if rights.tier not in settings.tier_names:
-        raise SettingError("--tier", rights.tier, "is no tier", f"Use {' or '.join(settings.tier_names)}.")
+        raise SettingError("--tier", rights.tier, "is not a tier", f"Use {' or '.join(settings.tier_names)}.")
     text, key = _fresh(_new_key(rights))
     _with(settings, _changing(lambda store: store.add(key)), create=True)
     _hand_out(text, f"Kept in {_place(settings)}. Running gateways know it in a second or two.")
 
 
 def _new_key(rights: _Rights) -> ApiKey:
-    """A key with these rights, without id and digest."""
+    """Make a key with these rights, without id and digest."""
     now = time.time()
     only = tuple(_name("--models", part.strip()) for part in rights.models.split(",")) if rights.models else ()
     return ApiKey(
@@ -205,9 +205,9 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
         )
         try:
             await store.add(new)
-        except ValueError as exc:  # Somebody was faster.
+        except ValueError as exc:  # Another rotation was faster.
             raise KeysError(str(exc)) from None
-        # Printed before the old one is given an end: should that fail, the new one is not lost.
+        # Printed before the old key gets its end: if that fails, the new one isn't lost.
         ends = until if old.expires_at is None else min(until, old.expires_at)
         when = f"at {_instant(ends)}" if ends else "at once"
         _hand_out(text, f"Kept in {_place(settings)}. It replaces {old.id}, which ends {when}.")
@@ -217,15 +217,15 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
 
 
 def duration(flag: str, text: str, least: float) -> float:
-    """Seconds of `90d`, `12h`, `30m` or `45s`.
+    """Return the seconds in `90d`, `12h`, `30m` or `45s`.
 
     Raises:
-        SettingError: it is none, or less than `least`.
+        SettingError: it is malformed, or less than `least`.
     """
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
-    seconds = float(found[1]) * _UNITS[found[2]] if found else -1.0
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if seconds < 0:
-        raise SettingError(flag, text, "is no duration", "For example 90d, 12h, 30m or 45s.")
+        raise SettingError(flag, text, "is not a duration", "For example 90d, 12h, 30m or 45s.")
     if not least <= seconds <= _LONGEST:
         raise SettingError(flag, text, "must lie between 1s and 36500d" if least else "is too long", "Choose another.")
     return seconds
@@ -248,29 +248,29 @@ def _model_limits(rates: Sequence[str], bursts: Sequence[str], models: Sequence[
 
 
 def _by_model(flag: str, given: Sequence[str], example: str) -> dict[str, str]:
-    """Texts by the models before them."""
-    found: dict[str, str] = {}
+    """Parse `MODEL=VALUE` texts."""
+    values: dict[str, str] = {}
     for text in given:
         model, _, value = text.rpartition("=")
         if not model or not value:
             raise SettingError(flag, text, "names no model, or nothing for it", f"For example {flag} big={example}.")
-        if model in found:
+        if model in values:
             raise SettingError(flag, text, f"is the second for the model {model}", "Give one.")
-        found[model] = value
-    return found
+        values[model] = value
+    return values
 
 
 def _rate(text: str, flag: str = "--rate", typed: str = "") -> float:
-    """Requests per minute of `1000`, `1000/min` or `20/s`; an error names what was typed, if it was more."""
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
-    rate = float(found[1]) * (60.0 if found[2] == "/s" else 1.0) if found else -1.0
+    """Return the requests per minute in `1000`, `1000/min` or `20/s`. `typed` is what an error quotes instead of `text`."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(/min|/s)?", text)
+    rate = float(match[1]) * (60.0 if match[2] == "/s" else 1.0) if match else -1.0
     if not 0 <= rate <= 1e9:
-        raise SettingError(flag, typed or text, "is no rate", "For example 1000/min or 20/s; 0 for no limit.")
+        raise SettingError(flag, typed or text, "is not a rate", "For example 1000/min or 20/s; 0 for no limit.")
     return rate
 
 
 def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> float | None:
-    """Requests at once; an error names what was typed, if it was more. None where nothing was."""
+    """Return the requests at once, or None for no text. `typed` is what an error quotes instead of `text`."""
     if not text:
         return None
     if not rate:
@@ -280,7 +280,7 @@ def _burst(text: str, rate: str, flag: str = "--burst", typed: str = "") -> floa
         reason = "has no effect with a rate of 0, which is no limit"
         raise SettingError(flag, typed or text, reason, "Give a rate above 0, or leave it out.")
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-        raise SettingError(flag, typed or text, "is no whole number above 0", "For example 50.")
+        raise SettingError(flag, typed or text, "is not a whole number above 0", "For example 50.")
     return float(text)
 
 
@@ -291,11 +291,13 @@ def _name(flag: str, text: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Id that a user means, who may have pasted the whole key."""
-    found = parse(text.encode(errors="replace"))
-    id = found[0] if found else text.removeprefix(LIVE.decode())
-    if not is_id(id):  # It may be part of a secret: it is not shown.
-        raise SettingError("ID", "…", "is no id of a key", "headway keys list shows the ids: 12 letters and digits.")
+    """Return the id in a text, which may be the whole key."""
+    parsed = parse(text.encode(errors="replace"))
+    id = parsed[0] if parsed else text.removeprefix(LIVE.decode())
+    if not is_id(id):  # Not shown, because it may be part of a secret.
+        raise SettingError(
+            "ID", "…", "is not an id of a key", "headway keys list shows the ids: 12 letters and digits."
+        )
     return id
 
 
@@ -307,24 +309,24 @@ async def _existing(store: KeyStore, id: str) -> ApiKey:
 
 
 def _check_rotation(old: ApiKey, all_keys: Sequence[ApiKey], now: float) -> None:
-    """Check that no more than two keys that came from one another live."""
+    """Check that at most two keys that replace each other are live."""
     if not _live(old, now):
         raise KeysError(f"{old.id} is {_state(old, now)}; make another with headway keys create")
-    line = {old.id}
-    while more := {
+    family = {old.id}
+    while relatives := {
         end
         for key in all_keys
         for here, end in ((key.id, key.replaces), (key.replaces, key.id))
-        if key.replaces and here in line and end not in line
+        if key.replaces and here in family and end not in family
     }:
-        line |= more
-    live = [key.id for key in all_keys if key.id in line and _live(key, now)]
+        family |= relatives
+    live = [key.id for key in all_keys if key.id in family and _live(key, now)]
     if len(live) >= _MOST_LIVE:
         raise KeysError(f"{' and '.join(live)} both live, which is the most; wait until one ends, or revoke it")
 
 
 def _replacement(old: ApiKey, all_keys: Sequence[ApiKey]) -> str:
-    """Id of a key that was made to replace another; empty when there is none."""
+    """Return the id of a key that replaces another; empty if there is none."""
     return next((key.id for key in reversed(all_keys) if key.replaces == old.id), "")
 
 
@@ -339,15 +341,15 @@ def _live(key: ApiKey, now: float) -> bool:
 
 
 def _fresh(attributes: ApiKey) -> tuple[str, ApiKey]:
-    """Make the text of a new key, and the key as it is stored."""
+    """Make the text of a new key, and the key to store."""
     text = generate(LIVE, os.urandom(NOISE))
-    found = parse(text.encode())
-    assert found is not None  # noqa: S101 - it was made just now; for the type checker
-    return text, msgspec.structs.replace(attributes, id=found[0], digest=digest(found[1]))
+    parsed = parse(text.encode())
+    assert parsed is not None  # noqa: S101 - it was made just now; for the type checker
+    return text, msgspec.structs.replace(attributes, id=parsed[0], digest=digest(parsed[1]))
 
 
 def _hand_out(text: str, note: str) -> None:
-    """Print a secret alone on standard output, and the note on standard error."""
+    """Print a secret alone on standard output, and a note on standard error."""
     click.echo(text)
     click.echo(f"{note} It is shown this once.", err=True)
 
@@ -365,7 +367,7 @@ def _shown(key: ApiKey, now: float) -> dict[str, Any]:
         "expires_at": _instant(key.expires_at) if key.expires_at else None,
         "state": _state(key, now),
         "replaces": key.replaces or None,
-        "model_limits": {one.model: {"rate": one.rate, "burst": one.burst} for one in key.model_limits},
+        "model_limits": {limit.model: {"rate": limit.rate, "burst": limit.burst} for limit in key.model_limits},
     }
 
 
@@ -374,13 +376,13 @@ def _instant(seconds: float) -> str:
 
 
 def _limit_text(limit: dict[str, float | None]) -> str:
-    """Rate of a limit, with its burst where one was given: `60 (burst 5)`."""
+    """Format the rate of a limit, with its burst if one was given: `60 (burst 5)`."""
     burst = limit["burst"]
     return f"{limit['rate']:g}" if burst is None else f"{limit['rate']:g} (burst {burst:g})"
 
 
 def _rate_text(rate: float | None, user_rate: float) -> str:
-    """Rate that holds for a key: its own, or that of all keys of its user together."""
+    """Format the rate that applies to a key: its own, or that of all keys of its user together."""
     text = f"{user_rate if rate is None else rate:g}"
     return f"{'no limit' if text == '0' else text}{' (user)' if rate is None else ''}"
 
@@ -400,19 +402,19 @@ def _place(settings: Settings) -> str:
 
 
 def _changing(work: Callable[[KeyStore], Awaitable[_T]]) -> Callable[[KeyStore], Coroutine[Any, Any, _T]]:
-    """Wrap `work` so that keys that ended long ago are removed afterwards, which may fail."""
+    """Wrap `work` to remove keys that ended long ago after it, if possible."""
 
     async def both(store: KeyStore) -> _T:
-        done = await work(store)
+        result = await work(store)
         with contextlib.suppress(StoreUnavailable):
             await store.remove_ended(time.time() - Settings.keys_retention_s, _REMOVED)
-        return done
+        return result
 
     return both
 
 
 def _with(settings: Settings, work: Callable[[KeyStore], Awaitable[_T]], *, create: bool = False) -> _T:
-    """Run `work` with the store of keys."""
+    """Run `work` on the store of keys."""
     import asyncio
 
     from headway.app import stores

@@ -1,4 +1,4 @@
-"""The process that this environment describes: where its admin port is, and whose certificate it shows."""
+"""The process that this environment describes: where its admin port is, and its certificate. For `admin` and `trust`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 class OwnProcess(NamedTuple):
-    """Admin port of a process of this host, see `described`.
+    """Admin port of a process on this host.
 
     Attributes:
         url: URL of the admin port.
-        certificate: file of the certificate that it shows; empty: it speaks plain HTTP.
+        certificate: file of the certificate that it shows; empty if it speaks plain HTTP.
     """
 
     url: str
@@ -31,10 +31,10 @@ class OwnProcess(NamedTuple):
 
 
 def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
-    """The process that starts from `environ`, and from the file that HEADWAY_CONFIG names there, else headway.toml.
+    """Return the process that would start from `environ` and its file: HEADWAY_CONFIG, else headway.toml.
 
     Raises:
-        SettingError: the file, or the port, will not do.
+        SettingError: the file or the port is unusable.
     """
     file = _file(environ.get(f"{_PREFIX}CONFIG", ""))
 
@@ -47,19 +47,19 @@ def described(environ: Mapping[str, str] = os.environ) -> OwnProcess:
 
 
 def first_certificate(file: str) -> str:
-    """The certificate of a process itself, the first in its file, in PEM format.
+    """Return the first certificate in a file, which is the process's own, as PEM.
 
     Raises:
         SettingError: there is none, or the file cannot be read.
     """
     hint = "Name the authority to trust with --ca."
     try:
-        found = _CERTIFICATE.search(Path(file).read_text(errors="replace"))
+        match = _CERTIFICATE.search(Path(file).read_text(errors="replace"))
     except OSError as exc:
         raise SettingError("tls_cert", file, f"cannot be read: {exc.strerror}", hint) from None
-    if found is None:
+    if match is None:
         raise SettingError("tls_cert", file, "holds no certificate in PEM format", hint)
-    return found[0]
+    return match[0]
 
 
 def _file(name: str) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ def _port(text: str) -> int:
 
 
 def _reached(host: str) -> str:
-    """Address by which this host reaches `host`, as a URL has it: a wildcard stands for loopback."""
+    """Return the address under which this host reaches `host`, for a URL: loopback for a wildcard."""
     try:
         address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -22,7 +22,7 @@ _FIELDS = (
     "rate", "alpha", "times", "max_batch", "beta", "padded", "weights", "max_weight", "jitter", "overhead", "trace", "policy", "max_wait",
     "seed",
 )  # fmt: skip
-"""Fields of a scenario that a plan goes by."""
+"""Fields of a scenario that a plan uses."""
 
 
 @command()
@@ -84,52 +84,52 @@ def plan(
         target_utilisation=target_utilisation,
         bulk=bulk,
     )
-    with waiting("simulating") as doing:
-        found = make_plan(goal, lambda text: doing.tell(f"simulating {text}"))
+    with waiting("simulating") as progress:
+        result = make_plan(goal, lambda text: progress.tell(f"simulating {text}"))
     if json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
-        _show(found, Path(given["trace"]).name if given["trace"] else "Poisson")
+        _show(result, Path(given["trace"]).name if given["trace"] else "Poisson")
 
 
-def _show(found: Plan, arrivals: str) -> None:
+def _show(plan: Plan, arrivals: str) -> None:
     from headway.load.report import standard_console
 
     print_line = standard_console().print
     print_line(
-        f"[bold]{_gpus(found.gpus)}[/] for {found.rate:,.15g} requests/s ({arrivals}, "
-        f"variation of gaps {found.arrivals_cv:.2f})"
+        f"[bold]{_gpus(plan.gpus)}[/] for {plan.rate:,.15g} requests/s ({arrivals}, "
+        f"variation of gaps {plan.arrivals_cv:.2f})"
     )
-    print_line(f"  latency    {_percentiles(found)}")
+    print_line(f"  latency    {_percentiles(plan)}")
     print_line(
-        f"  load       {found.load:.1%} of their {found.capacity:,.0f} requests/s; "
-        f"batches {found.fill:.0%} full, GPUs {found.utilisation:.1%} busy"
+        f"  load       {plan.load:.1%} of their {plan.capacity:,.0f} requests/s; "
+        f"batches {plan.fill:.0%} full, GPUs {plan.utilisation:.1%} busy"
     )
-    if found.unanswered:
-        print_line(f"  unanswered {found.unanswered:.3%} of the requests")
-    print_line(f"  headroom   the targets are met up to about {found.meets_up_to:,.0f} requests/s")
-    if found.with_room > found.gpus:
-        share = found.load * found.gpus / found.with_room
-        print_line(f"  with room  {found.with_room} GPUs: the load is {share:.0%} of their capacity")
-    if found.first_come is not None:
-        print_line(f"  inputs that ride as they come, all in one call, would need {_gpus(found.first_come)}")
-    if found.bulk is not None:
-        print_line(f"  bulk       {found.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
-    if found.on_the_edge:
+    if plan.unanswered:
+        print_line(f"  unanswered {plan.unanswered:.3%} of the requests")
+    print_line(f"  headroom   the targets are met up to about {plan.meets_up_to:,.0f} requests/s")
+    if plan.with_room > plan.gpus:
+        share = plan.load * plan.gpus / plan.with_room
+        print_line(f"  with room  {plan.with_room} GPUs: the load is {share:.0%} of their capacity")
+    if plan.first_come is not None:
+        print_line(f"  inputs that ride as they come, all in one call, would need {_gpus(plan.first_come)}")
+    if plan.bulk is not None:
+        print_line(f"  bulk       {plan.bulk:,.0f} lines/s of bulk jobs beside that, in seats that stay empty")
+    if plan.on_the_edge:
         print_line("  on the edge: so near to the promise, a real run may miss it")
-    if found.one_more is not None:
-        print_line(f"  one more   {_percentiles(found.one_more)}")
-    if found.one_less is None:
+    if plan.one_more is not None:
+        print_line(f"  one more   {_percentiles(plan.one_more)}")
+    if plan.one_less is None:
         print_line("  one less   could not carry the load")
     else:
-        print_line(f"  one less   {_percentiles(found.one_less)}")
-    if found.cost is not None:
+        print_line(f"  one less   {_percentiles(plan.one_less)}")
+    if plan.cost is not None:
         print_line(
-            f"  cost       {found.cost.per_hour:,.2f} an hour, {found.cost.per_million_requests:,.2f} for a million "
+            f"  cost       {plan.cost.per_hour:,.2f} an hour, {plan.cost.per_million_requests:,.2f} for a million "
             "requests"
         )
     print_line(
-        f"  sureness   ± is the 95 % confidence interval over {found.seeds} seeds, {found.requests:,} requests in all"
+        f"  sureness   ± is the 95 % confidence interval over {plan.seeds} seeds, {plan.requests:,} requests in all"
     )
     if arrivals != "Poisson":
         print_line("             (of this record only, begun at different places: other days may be burstier)")

@@ -1,4 +1,4 @@
-"""Batches that `headway check --record` times: of all sizes, and of inputs as they come, short, middling and long."""
+"""Batches that `headway check --record` times: of all sizes, with short, middling and long inputs and all of them mixed."""
 
 from __future__ import annotations
 
@@ -17,50 +17,52 @@ from headway.model import Signature, Value
 from headway.simulator.batch_times import BatchTimes, RecordedBatch
 
 ROUND = 72
-"""Batches for each repeat; a multiple of 24, so that sizes and mixtures meet evenly."""
+"""Batches for each repeat: a multiple of 24, so that each mixture gets each size equally often."""
 FULL_EVERY = 4
-"""Batches of which one is as large as can be, as these are the most frequent ones under load."""
+"""One batch in so many has the largest size, which is the most frequent under load."""
 MIXTURES = (None, 0, None, 1, None, 2)
-"""Mixtures of a batch, in turn: a third of the inputs by weight, or all. Together they have inputs as they come."""
+"""Inputs of a batch, in turn: all, or one third of them by weight. Together they are as mixed as the inputs."""
 POOR = 0.1
-"""Relative error from which on a record is called a poor guide."""
+"""Relative error from which a recording is called a poor guide."""
 
 
 def weight(value: Value) -> int:
-    """Weight of an input, or of each row of one that has several: its characters or, where it is no text, its octets."""
+    """Return the weight of an input, or of each row in it: its characters, or octets if it isn't a text."""
     return max(1, len(value) // rows_of(value))
 
 
 def weights_of(batch: Sequence[Value]) -> list[int]:
-    """Weights of all rows of a batch; of an input that has no rows, its own."""
+    """Return the weights of all rows in a batch. An input without rows counts as one."""
     return [weight(value) for value in batch for _ in range(rows_of(value))]
 
 
-def batches_to_record(given: Sequence[str], most: int, repeats: int, signature: Signature) -> Iterator[Sequence[Value]]:
-    """Batches whose times are recorded, in random order, so that a machine that slows down meets them all alike.
+def batches_to_record(
+    given: Sequence[str], largest: int, repeats: int, signature: Signature
+) -> Iterator[Sequence[Value]]:
+    """Yield the batches to record, in random order, so that a machine that slows down affects all kinds alike.
 
     Arguments:
-        given: inputs of the command line.
-        most: size of the largest batch, in rows.
-        repeats: rounds of them.
-        signature: signature of the target.
+        given: inputs from the command line.
+        largest: size of the largest batch in rows.
+        repeats: rounds of ROUND batches.
+        signature: the target's signature.
     """
     rng = random.Random(0)  # noqa: S311 - the same batches each time
-    inputs = sorted(read_inputs(given, most, signature), key=weight)
+    inputs = sorted(read_inputs(given, largest, signature), key=weight)
     thirds = [inputs[len(inputs) * third // 3 : len(inputs) * (third + 1) // 3] or inputs for third in range(3)]
-    count, spread = ROUND * repeats, math.log(most + 0.5)
+    count, spread = ROUND * repeats, math.log(largest + 0.5)
     plan = []
     for number in range(count):
-        size = most if number % FULL_EVERY == FULL_EVERY - 1 else round(math.exp((number + 0.5) / count * spread))
+        size = largest if number % FULL_EVERY == FULL_EVERY - 1 else round(math.exp((number + 0.5) / count * spread))
         third = MIXTURES[(number + number // FULL_EVERY) % len(MIXTURES)]
-        plan.append((min(size, most), inputs if third is None else thirds[third]))
+        plan.append((min(size, largest), inputs if third is None else thirds[third]))
     rng.shuffle(plan)
     for size, pool in plan:
         yield up_to(size, rng.choices(pool, k=size))
 
 
 def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
-    """Notes on what is not in a record."""
+    """Return notes on what a recording lacks."""
     notes = []
     times = BatchTimes(batches)
     if not given:
@@ -77,7 +79,7 @@ def notes_on(batches: Sequence[RecordedBatch], given: bool) -> list[str]:
 
 @contextmanager
 def writing(path: Path | None) -> Iterator[list[RecordedBatch]]:
-    """List of batches that are written to a file at the end, if there are any. The file is tried at once.
+    """Collect batches, and write them to a file at the end if there are any. The file is opened at once.
 
     Raises:
         SettingError: it cannot be written.

@@ -1,4 +1,4 @@
-"""Commands of the roles, `headway serve`, `gateway`, `worker` and `controller`: each runs its role in this process to the end."""
+"""`headway serve`, `gateway`, `worker` and `controller`: run a role in this process until it ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ targets_argument = click.argument(
 
 
 def with_settings_of(role: Role) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command a flag for each setting of a role; see `with_settings`."""
+    """Add a flag for each setting of a role to a command; see `with_settings`."""
     parts = ROLES[role]
     return with_settings(parts.settings) if parts.gateway else with_settings(parts.settings, port=0)
 
 
 def run_targets(settings: Settings, role: Role, targets: Sequence[str] | None) -> None:
-    """Run the models that targets name, or the file of settings, until a signal comes, and exit."""
+    """Run the models that the targets or the settings file name until a signal comes, and exit."""
     if not targets and not settings.models:
         raise click.BadParameter(
             "it is missing, and no file of settings has a table [models.NAME]", param_hint="TARGET"
@@ -51,7 +51,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
     from headway.app import runner, signals
     from headway.runtime import log
 
-    # What was imported stays, and is not looked at again.
+    # What is imported by now stays: the collector need not look at it again.
     gc.freeze()
     gc.enable()
     signals.ignore_until_ready()
@@ -67,10 +67,7 @@ def run(settings: Settings, role: Role, target: str = "") -> None:
 
 
 def _flushed() -> bool:
-    """Whether the last output was accepted.
-
-    If not, Python's own end would exit with 120, whatever became of the service.
-    """
+    """Return True if the last output was accepted. Otherwise Python would exit with 120, whatever became of the service."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -80,12 +77,12 @@ def _flushed() -> bool:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null in the place of standard streams that came closed. A socket would otherwise take their numbers."""
+    """Open /dev/null in place of standard streams that are closed, because a socket would otherwise get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # Takes the lowest free number, which is this one.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
 

@@ -1,4 +1,4 @@
-"""`headway rollout`: a new version of a model gets more and more of its requests, and none if it does worse."""
+"""`headway rollout`: give a new version of a model more and more requests, and none if it does worse."""
 
 from __future__ import annotations
 
@@ -90,30 +90,19 @@ def _show(rollouts: list[dict[str, Any]], json: bool) -> None:
     elif not rollouts:
         click.echo("no rollouts")
     else:
-        head = (
-            "MODEL",
-            "VERSION",
-            "STATE",
-            "SHARE",
-            "STEP",
-            "ANSWERED",
-            "FAILED",
-            "P95",
-            "BESIDE",
-            "ANSWERED",
-            "FAILED",
-            "P95",
-        )
-        click.echo(table(head, [_cells(one) for one in rollouts]))
-        for one in rollouts:
-            if one["reason"]:
-                click.echo(f"{one['model']}@{one['version']} {one['state']}: {one['reason']}")
+        counts = ("ANSWERED", "FAILED", "P95")
+        head = ("MODEL", "VERSION", "STATE", "SHARE", "STEP", *counts, "BESIDE", *counts)
+        click.echo(table(head, [_cells(rollout) for rollout in rollouts]))
+        for rollout in rollouts:
+            if rollout["reason"]:
+                click.echo(f"{rollout['model']}@{rollout['version']} {rollout['state']}: {rollout['reason']}")
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, ...]:
-    step = f"{one['step'] + 1} of {len(one['steps'])}, {one['step_seconds']:.0f} of {one['every']:g} s"
-    return (one["model"], one["version"], one["state"], f"{one['percent']:g} %", step, *_counts(one["new"]),
-            one["beside"], *_counts(one["old"]))  # fmt: skip
+def _cells(rollout: dict[str, Any]) -> tuple[str, ...]:
+    share = f"{rollout['percent']:g} %"
+    step = f"{rollout['step'] + 1} of {len(rollout['steps'])}, {rollout['step_seconds']:.0f} of {rollout['every']:g} s"
+    new, old = _counts(rollout["new"]), _counts(rollout["old"])
+    return rollout["model"], rollout["version"], rollout["state"], share, step, *new, rollout["beside"], *old
 
 
 def _counts(counts: dict[str, Any]) -> tuple[str, str, str]:

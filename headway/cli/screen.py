@@ -1,4 +1,4 @@
-"""Screen of `headway top`: what fits a terminal, and the keys that are pressed."""
+"""Terminal of `headway top`: fitting text to it, and reading single keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELP = """Keys
 
 
 def fit(text: str, width: int, height: int) -> str:
-    """Cut a text to a terminal of `width` columns and `height` lines; what was cut is said."""
+    """Cut a text to `width` columns and `height` lines, and say how much was cut."""
     lines = [line if len(line) <= width else f"{line[: max(width - 1, 0)]}…" for line in text.splitlines()]
     if len(lines) > height:
         left = len(lines) - height + 1
@@ -28,14 +28,7 @@ def fit(text: str, width: int, height: int) -> str:
 def narrowed(
     head: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Leave columns of a table out until it fits `width`.
-
-    Arguments:
-        head: headings of the columns.
-        rows: cells of each row.
-        width: columns of the terminal; 0: no limit.
-        spare: headings of the columns that may go, the first one first.
-    """
+    """Drop columns of a table until it fits `width` (0 for no limit), in the order of their headings in `spare`."""
     kept = list(range(len(head)))
     widths = [max(len(row[column]) for row in (head, *rows)) for column in kept]
     for name in spare:
@@ -47,7 +40,7 @@ def narrowed(
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[bool]:
-    """Read single keys from standard input, without their echo. Yields whether there is a keyboard to read."""
+    """Read single keys from standard input, without echo. Yields False if there is no keyboard."""
     import termios
     import tty
 
@@ -65,7 +58,7 @@ def keyboard() -> Iterator[bool]:
 
 
 def key_within(seconds: float, has_keys: bool) -> str:
-    """Key that is pressed within some seconds; empty when none is."""
+    """Wait for a key for some seconds; empty if none is pressed."""
     if not has_keys:
         time.sleep(seconds)
         return ""

@@ -18,7 +18,7 @@ from headway.simulator.scenario import EVERYBODY, LENGTHS_HINT, POLICIES, USUAL_
 
 _SCALING = "Autoscaler"
 _SETTLING = 75.0
-"""Batch times of warm-up by default, as a fleet that starts in step near saturation needs so many to spread."""
+"""Default warm-up in batch times: a fleet that starts in step near saturation needs that long to spread."""
 
 
 with_lengths = option(
@@ -28,14 +28,14 @@ with_lengths = option(
     help="How long inputs are, for a model that pads: evenly between two whole numbers, or as FILE says, with one length a line or from "
     "`headway check --record`.",
 )
-"""Option of the lengths of inputs, which are what entries of a model that pads weigh."""
+"""Option for the lengths of inputs, which are the weights of entries for a model that pads."""
 
 
 _DAY_ONLY = {"cold_start_s", "scale_rules", "scale_to_zero_after_s"}
 _DAY_TAKES = _DAY_ONLY | {
     "autoscale", "rate", "alpha", "beta", "overhead", "max_batch", "promise", "trace", "seed", "json",
 }  # fmt: skip
-"""Parameters that a day under the autoscaler goes by."""
+"""Parameters of a day under the autoscaler."""
 
 
 @command()
@@ -124,7 +124,7 @@ def simulate(
 
 
 def scenario_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of fields of Scenario from those of its options; what is a file, or a text with parts, is read."""
+    """Convert the values of options to those of Scenario's fields, reading files and texts with parts."""
     from headway.simulator.batch_times import read_batch_times
     from headway.simulator.traffic import read_trace, read_weights
 
@@ -166,7 +166,7 @@ def _scenario(given: Mapping[str, Any]) -> Scenario:
 
 
 def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrivals: str, *, json: bool) -> None:
-    """Simulate a scenario under each of the policies, and show what came of it. `arrivals` names what its requests follow."""
+    """Simulate a scenario under each policy, and show the results. `arrivals` names what its requests follow."""
     import msgspec
 
     from headway.simulator.engine import simulate as run
@@ -186,18 +186,14 @@ def _run(scenario: Scenario, policies: Sequence[str], plot: Path | None, arrival
 
         draw(records, plot)
     if json:
-        found = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
-        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        result = {"command": ["headway", *sys.argv[1:]], "scenario": describe(scenario), "reports": reports}
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
         show(scenario, reports, arrivals)
 
 
 def _refuse_idle(ctx: click.Context, *, autoscale: bool, to_zero: bool) -> None:
-    """Refuse the first option that was given and has no effect on this kind of run.
-
-    Raises:
-        SettingError: there is one.
-    """
+    """Raise SettingError for the first given option that has no effect on this kind of run."""
     of_day = _DAY_TAKES | ({"timeout"} if to_zero else set())
     for parameter in ctx.command.params:
         name = parameter.name or ""
@@ -217,7 +213,7 @@ def _refuse_idle(ctx: click.Context, *, autoscale: bool, to_zero: bool) -> None:
 def _simulate_day(
     given: Mapping[str, Any], cold_start_s: float, scale_rules: str, zero_after_s: float, *, json: bool
 ) -> None:
-    """Run a day under each policy of the autoscaler, and print what each took."""
+    """Run a day under each policy of the autoscaler, and print the results."""
     import msgspec
 
     from headway.core.scaling import rules
@@ -248,19 +244,19 @@ def _simulate_day(
         seed=values["seed"],
     )
     traffic = day_arrivals(day)
-    with waiting("simulating a day") as doing:
+    with waiting("simulating a day") as progress:
 
         def run(day: Day, policy: str) -> DayReport:
-            return simulate_day(day, policy, lambda text: doing.tell(f"simulating {text}"), traffic)
+            return simulate_day(day, policy, lambda text: progress.tell(f"simulating {text}"), traffic)
 
         reports = [run(day, policy) for policy in SCALE_POLICIES]
         if zero_after_s:
             to_zero = msgspec.structs.replace(day, limits=msgspec.structs.replace(day.limits, idle_after=zero_after_s))
-            found = [run(to_zero, policy) for policy in (RULES, PLAN)]
-            reports += [msgspec.structs.replace(one, policy=f"{one.policy}, to zero") for one in found]
+            zero_reports = [run(to_zero, policy) for policy in (RULES, PLAN)]
+            reports += [msgspec.structs.replace(report, policy=f"{report.policy}, to zero") for report in zero_reports]
     if json:
-        told = {"command": ["headway", *sys.argv[1:]], "reports": reports}
-        click.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        result = {"command": ["headway", *sys.argv[1:]], "reports": reports}
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
     else:
         arrivals = Path(trace).name if trace else "Poisson"
         show_day(reports, f"A day of {day.rate:g} requests/s ({arrivals}), starts of {cold_start_s:g} s")

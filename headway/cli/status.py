@@ -1,4 +1,4 @@
-"""`headway status`: shows the state of a running service and of the fleet around it."""
+"""`headway status`: show the state of a running service and its fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.cli.screen import narrowed
 
 _AWAY = 503
 STARTING = "starting"
-"""Status of a process that has not come up yet."""
+"""Status of a process that is not up yet."""
 SORTS: dict[str, tuple[str, bool]] = {
     "WORKER": ("worker_id", False),
     "STATUS": ("status", False),
@@ -21,15 +21,15 @@ SORTS: dict[str, tuple[str, bool]] = {
     "IN FLIGHT": ("in_flight", True),
     "RESTARTS": ("restarts", True),
 }
+"""Columns by which workers can be sorted: the field in an answer, and True if the largest comes first."""
 FAILED = 0.02
-"""Share of a worker's last inputs whose runs failed from which the table of workers has a column for it."""
-"""Columns by which workers can be sorted: the member of an answer, and whether the largest comes first."""
+"""Share of failed inputs from which the table of workers shows it."""
 STALE = 10.0
-"""Seconds after which a published capacity is no longer taken for the present one."""
+"""Seconds after which a published capacity is no longer current."""
 
 
 class Sort(NamedTuple):
-    """Order of the workers: a column of SORTS, and whether it is turned round."""
+    """Order of the workers: a column of SORTS, and True to reverse it."""
 
     column: str = "WORKER"
     reverse: bool = False
@@ -48,39 +48,39 @@ def status(port: Admin, json: bool) -> None:
 
     Exit codes: 0 it serves, 1 it does not or cannot be reached.
     """
-    found = look(port)
-    click.echo(pretty(found) if json else overview(found))
-    if not serves(found):
+    state = look(port)
+    click.echo(pretty(state) if json else overview(state))
+    if not serves(state):
         raise click.exceptions.Exit(1)
 
 
 def look(port: Admin) -> dict[str, Any]:
-    """Ask an admin port for its process and the fleet. While the broker is away the fleet is as it was last known, if it was.
+    """Ask an admin port for its process and the fleet; while the broker is out of reach, as last known.
 
     Raises:
-        AdminError: the port does not answer.
+        AdminError: the port doesn't answer.
     """
-    found = {**_health(port), "workers": [], "members": [], "capacities": []}
+    state = {**_health(port), "workers": [], "members": [], "capacities": []}
     try:
-        if found["status"] == STARTING:  # The broker may not have been found fit yet.
-            found["workers"] = port.get("/internal/workers")["workers"]
-            return found
+        if state["status"] == STARTING:  # The broker may not have been checked yet.
+            state["workers"] = port.get("/internal/workers")["workers"]
+            return state
         fleet = port.get("/internal/snapshot")
     except AdminError as exc:
         if exc.status != _AWAY:
             raise
-        found.setdefault("message", str(exc))
-        return found
-    found |= {name: fleet[name] for name in ("workers", "members", "capacities")}
-    found["departed"] = fleet.get("departed", [])  # A process of an earlier version does not tell.
-    found["scaling"] = fleet.get("scaling", {})
-    if fleet.get("away"):  # A process of an earlier version does not tell.
-        found |= {"message": fleet["away"], "age_seconds": fleet["age_seconds"], "dead_letters": fleet["dead_letters"]}
-    return found
+        state.setdefault("message", str(exc))
+        return state
+    state |= {name: fleet[name] for name in ("workers", "members", "capacities")}
+    # Processes of earlier versions lack these.
+    state |= {"departed": fleet.get("departed", []), "scaling": fleet.get("scaling", {})}
+    if fleet.get("away"):
+        state |= {"message": fleet["away"], "age_seconds": fleet["age_seconds"], "dead_letters": fleet["dead_letters"]}
+    return state
 
 
 def _health(port: Admin) -> dict[str, Any]:
-    """Health of a process, also of one that does not serve for want of its broker."""
+    """Return the health of a process, even if it doesn't serve because its broker is out of reach."""
     try:
         health: dict[str, Any] = port.get("/internal/health")
     except AdminError as exc:
@@ -90,60 +90,60 @@ def _health(port: Admin) -> dict[str, Any]:
     return health
 
 
-def serves(found: dict[str, Any]) -> bool:
-    """Whether the process takes requests, or does its role's other work."""
-    return found["status"] in ("ok", "degraded")
+def serves(state: dict[str, Any]) -> bool:
+    """Return True if the process takes requests, or does its role's other work."""
+    return state["status"] in ("ok", "degraded")
 
 
-def overview(found: dict[str, Any]) -> str:
-    """Answers of an admin port, see `look`, as text for people."""
-    parts = [_summary(found)]
-    if found["broker"] and found["members"]:
-        parts.append(members_table(found["members"]))
-    if found["workers"]:
-        parts += [workers_table(found["workers"]), *gpus_table(found["workers"]), *reasons(found["workers"])]
-        parts += costs(found["workers"])
-    parts += departed_table(found.get("departed", []))
+def overview(state: dict[str, Any]) -> str:
+    """Format what `look` returns, for people."""
+    parts = [_summary(state)]
+    if state["broker"] and state["members"]:
+        parts.append(members_table(state["members"]))
+    if state["workers"]:
+        parts += [workers_table(state["workers"]), *gpus_table(state["workers"]), *reasons(state["workers"])]
+        parts += costs(state["workers"])
+    parts += departed_table(state.get("departed", []))
     return "\n\n".join(parts)
 
 
-def _summary(found: dict[str, Any]) -> str:
+def _summary(state: dict[str, Any]) -> str:
     from headway.runtime.log import escape
 
-    away = "message" in found
-    others = [] if away else [member for member in found["members"] if member["id"] != found["id"]]
-    rate = found["requests_per_second"] + sum(member["requests_per_second"] for member in others)
-    held = found["pending"] + sum(member["pending"] for member in others)
-    lines = {"status": found["status"]}
+    away = "message" in state
+    others = [] if away else [member for member in state["members"] if member["id"] != state["id"]]
+    rate = state["requests_per_second"] + sum(member["requests_per_second"] for member in others)
+    held = state["pending"] + sum(member["pending"] for member in others)
+    lines = {"status": state["status"]}
     if away:
-        lines["broker away"] = found["message"]
-        known = "age_seconds" in found
-        lines["fleet"] = f"as it was {found['age_seconds']:.0f} s ago" if known else "not known"
-    if found["broker"]:
-        lines["asked"] = f"{found['role']} {found['id']}"
-        lines["broker"] = found["broker"]
+        lines["broker away"] = state["message"]
+        known = "age_seconds" in state
+        lines["fleet"] = f"as it was {state['age_seconds']:.0f} s ago" if known else "not known"
+    if state["broker"]:
+        lines["asked"] = f"{state['role']} {state['id']}"
+        lines["broker"] = state["broker"]
     lines["load"] = f"{rate:g} requests/s, {held} held{' by this process' if away else ''}"
-    if "queues" in found:
-        waiting = ", ".join(_depths(found["queues"]))
-        lines["workers busy"] = f"{found['gpu_utilization']:.0%}"
-        lines["waiting"] = f"{waiting or 'nothing'}, oldest {found['queue_oldest_seconds'] * 1000:.0f} ms"
-    if lines_waiting := sum(one["waiting"] for one in found.get("bulk", ())):
-        delayed = sum(one["delayed"] for one in found["bulk"])
+    if "queues" in state:
+        waiting = ", ".join(_depths(state["queues"]))
+        lines["workers busy"] = f"{state['gpu_utilization']:.0%}"
+        lines["waiting"] = f"{waiting or 'nothing'}, oldest {state['queue_oldest_seconds'] * 1000:.0f} ms"
+    if lines_waiting := sum(queue["waiting"] for queue in state.get("bulk", ())):
+        delayed = sum(queue["delayed"] for queue in state["bulk"])
         lines["bulk"] = f"{lines_waiting} lines wait for empty seats; {delayed} requests have waited for them so far"
-    if "dead_letters" in found:
-        lines["dead letters"] = f"{found['dead_letters']}"
-    if found["capacities"]:
-        lines["capacity"] = "; ".join(map(capacity_text, found["capacities"]))
-    if found.get("expected_workers") and not away:  # A process of an earlier version does not tell.
-        healthy = sum(worker["status"] == "healthy" for worker in found["workers"])
-        lines["workers"] = f"{healthy} of {found['expected_workers']} expected are healthy"
-    there = {worker["model"] for worker in found["workers"] if worker["status"] != "offline"}
-    wanted = {model: one for model, one in found.get("scaling", {}).items() if one["desired"]}
-    if missing := [missing_text(model, one) for model, one in wanted.items() if model not in there]:
+    if "dead_letters" in state:
+        lines["dead letters"] = f"{state['dead_letters']}"
+    if state["capacities"]:
+        lines["capacity"] = "; ".join(map(capacity_text, state["capacities"]))
+    if state.get("expected_workers") and not away:  # Processes of earlier versions lack it.
+        healthy = sum(worker["status"] == "healthy" for worker in state["workers"])
+        lines["workers"] = f"{healthy} of {state['expected_workers']} expected are healthy"
+    present = {worker["model"] for worker in state["workers"] if worker["status"] != "offline"}
+    wanted = {model: scaling for model, scaling in state.get("scaling", {}).items() if scaling["desired"]}
+    if missing := [missing_text(model, scaling) for model, scaling in wanted.items() if model not in present]:
         lines["missing"] = "; ".join(missing)
-    lines |= {name.replace("_", " "): found[name] for name in ("ledger", "keys", "bulk_folder") if found.get(name)}
-    lines["policy"] = found["policy"]
-    lines["version"] = found["version"]
+    lines |= {name.replace("_", " "): state[name] for name in ("ledger", "keys", "bulk_folder") if state.get(name)}
+    lines["policy"] = state["policy"]
+    lines["version"] = state["version"]
     return "\n".join(f"{name:<13} {escape(value)}" for name, value in lines.items())
 
 
@@ -159,25 +159,25 @@ def _depths(queues: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _queue(queue: dict[str, Any]) -> str:
-    """Model of a queue, and the version that it is for."""
-    version = queue.get("version")  # A process of an earlier version does not tell.
+    """Name the model of a queue, and the version that it is for."""
+    version = queue.get("version")  # Processes of earlier versions lack it.
     return f"{queue['model']}{f' version {version}' if version else ''}"
 
 
 def missing_text(model: str, scaling: dict[str, Any]) -> str:
-    """Workers of which nothing is heard that a model should have, as text for people."""
+    """Describe the workers that a model should have and that have not come."""
     late = ", longer than a start should take" if scaling["late"] else ""
     return f"{model}: {scaling['desired']} wanted, on the way for {scaling.get('awaited_seconds', 0.0):.0f} s{late}"
 
 
 def capacity_text(capacity: dict[str, Any]) -> str:
-    """Capacity of one model as text for people."""
+    """Describe the capacity of a model."""
     slots = f"{capacity['healthy']} healthy"
     if capacity["degraded"]:
         slots += f", {capacity['degraded']} degraded"
     if capacity.get("drained"):
         slots += f", {capacity['drained']} drained"
-    if capacity.get("scarce"):  # A process of an earlier version does not tell.
+    if capacity.get("scarce"):  # Processes of earlier versions lack it.
         slots += ", the broker's memory is scarce"
     if rollout := capacity.get("rollout"):
         slots += f", {rollout}"
@@ -185,19 +185,16 @@ def capacity_text(capacity: dict[str, Any]) -> str:
         slots += f", {capacity['age_seconds']:.0f} s ago"
     if not capacity["items_per_second"]:
         return f"{capacity['model']}: not measured yet, {slots}"
-    most, meant = capacity["items_per_second"], capacity["usable_per_second"]
-    of = f"{meant:.0f} of {most:.0f}" if meant < most else f"{most:.0f}"
-    sure = " (estimated)" if capacity.get("estimated") else ""
-    return f"{capacity['model']}: {of} inputs/s{sure}, {slots}"
+    maximum, usable = capacity["items_per_second"], capacity["usable_per_second"]
+    of = f"{usable:.0f} of {maximum:.0f}" if usable < maximum else f"{maximum:.0f}"
+    estimated = " (estimated)" if capacity.get("estimated") else ""
+    return f"{capacity['model']}: {of} inputs/s{estimated}, {slots}"
 
 
 def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapping[str, float] | None = None) -> str:
-    """Table of the processes.
+    """Return a table of the processes.
 
-    Arguments:
-        members: lines of the processes.
-        width: columns of the terminal; 0: no limit.
-        rates: requests per second of each process by its id; None: as the lines tell them.
+    `width` is that of the terminal, 0 for no limit; `rates` has requests per second by process id, None to use the members' own.
     """
     head = ("PROCESS", "ROLE", "HOST", "PID", "HELD", "REQUESTS/S", "LEADS", "VERSION", "ADMIN", "SEEN")
     rows = [
@@ -219,58 +216,60 @@ def members_table(members: Sequence[dict[str, Any]], width: int = 0, rates: Mapp
 
 
 def departed_table(departed: Sequence[dict[str, Any]]) -> list[str]:
-    """Table of the processes that have ended lately, newest first, as one text; none where none has."""
+    """Return a table of the processes that ended lately, newest first; an empty list if none has."""
     rows = [
-        (one["id"], one["ending"], f"{one['age_seconds']:.0f} s ago", one["role"], one["host"], str(one["pid"] or "-"),
-         one["reason"])
-        for one in departed
+        (gone["id"], gone["ending"], f"{gone['age_seconds']:.0f} s ago", gone["role"], gone["host"], str(gone["pid"] or "-"),
+         gone["reason"])
+        for gone in departed
     ]  # fmt: skip
     return [table(("GONE", "HOW", "WHEN", "ROLE", "HOST", "PID", "WHY"), rows)] if rows else []
 
 
 def reasons(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines on the workers that are not healthy, as one text; none where there is nothing to say."""
+    """Return the reasons why workers are not healthy, as one text; an empty list if there are none."""
     from headway.runtime.log import escape
 
-    told = sorted((str(one["worker_id"]), one["status"], reason) for one in workers if (reason := one.get("reason")))
-    lines = [f"{worker} is {status}: {escape(reason)}" for worker, status, reason in told]
+    unhealthy = sorted(
+        (str(worker["worker_id"]), worker["status"], why) for worker in workers if (why := worker.get("reason"))
+    )
+    lines = [f"{worker} is {status}: {escape(why)}" for worker, status, why in unhealthy]
     return ["\n".join(lines)] if lines else []
 
 
 def costs(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Lines on what the calls of models cost whose time goes by more than the number of inputs, as one text; none without any."""
-    each = {
+    """Describe the calls whose time depends on more than the number of inputs, as one text; an empty list if there are none."""
+    units = {
         "weight": "for each unit of the inputs' weight",
         "padded": "for each input and unit of the longest's weight, up to which it fills all; inputs of like length ride together",
     }
-    lines = {
-        str(
-            worker["model"]
-        ): f"a call of {worker['model']} takes {line['alpha'] * 1000:.3g} ms and {line['beta'] * 1e6:.3g} µs "
-        f"{each[line['shape']]} (mean error {line['error']:.0%})"
-        for worker in workers
-        if (line := worker.get("cost")) and line["shape"] in each and worker["status"] == "healthy"
-    }
+    lines = {}
+    for worker in workers:
+        cost = worker.get("cost")
+        if cost and cost["shape"] in units and worker["status"] == "healthy":
+            lines[str(worker["model"])] = (
+                f"a call of {worker['model']} takes {cost['alpha'] * 1000:.3g} ms and {cost['beta'] * 1e6:.3g} µs "
+                f"{units[cost['shape']]} (mean error {cost['error']:.0%})"
+            )
     return ["\n".join(lines[model] for model in sorted(lines))] if lines else []
 
 
 def gpus_table(workers: Sequence[dict[str, Any]]) -> list[str]:
-    """Table of the workers' GPUs, as one text; none where no figures are known."""
-    # A process of an earlier version does not tell.
-    found = [(one["worker_id"], gpu) for one in workers if (gpu := one.get("gpu_figures"))]
+    """Return a table of the workers' GPUs; an empty list if no figures are known."""
+    # Processes of earlier versions lack them.
+    gpus = [(worker["worker_id"], gpu) for worker in workers if (gpu := worker.get("gpu_figures"))]
     head = ("WORKER", "GPU", "MEMORY", "COMPUTES", "POWER", "TEMPERATURE", "ECC ERRORS", "XIDS")
     rows = [
         (
             worker,
             gpu["name"] or "-",
             _memory(gpu),
-            _told(gpu["utilisation"], ".0%"),
-            _told(gpu["power_watts"], ".0f", " W"),
-            _told(gpu["temperature_celsius"], ".0f", " °C"),
-            _told(gpu["ecc_errors"], "d"),
+            _figure(gpu["utilisation"], ".0%"),
+            _figure(gpu["power_watts"], ".0f", " W"),
+            _figure(gpu["temperature_celsius"], ".0f", " °C"),
+            _figure(gpu["ecc_errors"], "d"),
             ", ".join(f"{xid} ({count})" for xid, count in gpu["xids"].items()) or "-",
         )
-        for worker, gpu in sorted(found, key=lambda one: str(one[0]))
+        for worker, gpu in sorted(gpus, key=lambda row: str(row[0]))
     ]
     return [table(head, rows)] if rows else []
 
@@ -280,16 +279,16 @@ def _memory(gpu: Mapping[str, Any]) -> str:
     return f"{used / total:.0%} of {total / (1 << 30):.0f} GiB" if used is not None and total else "-"
 
 
-def _told(value: float | None, form: str, unit: str = "") -> str:
+def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def workers_table(workers: Sequence[dict[str, Any]], width: int = 0, sort: Sort = BY_NAME) -> str:
-    """Table of the workers in the order of `sort`. `width`: columns of the terminal; 0: no limit."""
+    """Return a table of the workers. `width` is that of the terminal, 0 for no limit."""
     name, descending = SORTS[sort.column]
     workers = sorted(workers, key=lambda worker: str(worker["worker_id"]))
     workers.sort(key=lambda worker: worker[name], reverse=descending is not sort.reverse)
-    failed = any(worker.get("failed", 0.0) >= FAILED for worker in workers)  # One of an earlier version does not tell.
+    failed = any(worker.get("failed", 0.0) >= FAILED for worker in workers)  # Processes of earlier versions lack it.
     versions = failed or len({worker.get("version") for worker in workers}) > 1
     head = (
         "WORKER",

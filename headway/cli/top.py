@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 import time
+from collections.abc import Callable, Generator, Iterator
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from headway.cli.admin import Admin, with_admin
-from headway.cli.board_events import BoardFollower, events
-from headway.cli.board_view import BoardView, taken
+from headway.cli.admin import Admin, AdminError, with_admin
+from headway.cli.board_view import BoardEvent, BoardView, taken
 from headway.cli.commands import command, option
 from headway.cli.screen import HELP, fit, key_within, keyboard
 from headway.cli.status import BY_NAME, SORTS, Sort, look, overview, serves
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+PATH = "/internal/events"
+AGAIN_AFTER = 1.0
+"""Seconds after which a stream that has ended is opened again."""
 
 
 @command()
@@ -45,34 +52,76 @@ def top(port: Admin, interval: float, once: bool) -> None:
     from rich.console import Console
 
     if math.isnan(interval):
-        raise click.BadParameter("nan is no number of seconds", param_hint="--interval")
+        raise click.BadParameter("nan is not a number of seconds", param_hint="--interval")
     console = Console()
     if once or not console.is_terminal:
-        found = look(port)
-        if not serves(found):
-            click.echo(overview(found))
+        state = look(port)
+        if not serves(state):
+            click.echo(overview(state))
             raise click.exceptions.Exit(1)
-        with contextlib.closing(events(port)) as heard:
+        with contextlib.closing(events(port)) as stream:
             now = time.monotonic()
-            click.echo(taken([next(heard)], now, _unicode()).text(now))
+            click.echo(taken([next(stream)], now, _unicode()).text(now))
         return
     _show_live(console, port, f"{port.url}, every {interval:g} s", interval)
 
 
-class Keys:
-    """Choices made by keys.
+def events(port: Admin, last: str = "") -> Generator[BoardEvent, None, None]:
+    """Yield the events of a port's stream, from the one after the id `last` if the port still has it.
 
-    Attributes:
-        sort: order of the workers.
-        helps: whether the keys are explained instead of the board.
+    Raises:
+        AdminError: the port doesn't answer, refuses, or has ended the stream.
     """
+    fields: dict[str, str] = {}
+    header = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
+    for line in port.stream(PATH, header):
+        name, _, value = line.decode().rstrip("\n").partition(": ")
+        if name:
+            fields[name] = value
+        elif "event" in fields:
+            yield BoardEvent(fields["event"], msgspec.json.decode(fields["data"]), fields.get("id", ""))
+            fields = {}
+    raise AdminError("the process has ended the stream")
+
+
+class BoardFollower:
+    """Follows a port's stream in a thread, and opens it again, after a `sleep`, when it ends."""
+
+    def __init__(self, port: Admin, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._port, self._sleep = port, sleep
+        self._queue: SimpleQueue[BoardEvent] = SimpleQueue()
+
+    def start(self) -> None:
+        """Follow until this process ends."""
+        threading.Thread(target=self._follow, name="board events", daemon=True).start()
+
+    def heard(self) -> Iterator[BoardEvent]:
+        """Yield the events since the last call."""
+        with contextlib.suppress(Empty):
+            while True:
+                yield self._queue.get_nowait()
+
+    def _follow(self) -> None:
+        last = ""
+        while True:
+            try:
+                for event in events(self._port, last):
+                    last = event.id or last
+                    self._queue.put(event)
+            except AdminError as exc:
+                self._queue.put(BoardEvent("error", str(exc)))
+            self._sleep(AGAIN_AFTER)
+
+
+class Keys:
+    """What the user has chosen by keys: the order of the workers, and whether help is shown instead of the board."""
 
     def __init__(self) -> None:
         self.sort = BY_NAME
         self.helps = False
 
     def press(self, key: str) -> bool:
-        """Do what a key asks for; False when it asks for the end."""
+        """Act on a key. Return False to quit."""
         columns = list(SORTS)
         match key:
             case "q" | "Q" | "\x03" | "\x04":

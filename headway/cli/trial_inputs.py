@@ -1,4 +1,4 @@
-"""Inputs of a trial: what the user gave, the target's example, or numbered lines of text."""
+"""Inputs of a trial: from the command line, the target's example, or numbered texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.errors import SettingError
 from headway.model import KIND, Signature, Value, ValueKind
 
 _MOST_CHARS, _MOST_MEMBERS = 60, 4
-"""Most characters of a value that is shown, and members of an array in it."""
+"""Most characters that are shown of a value, and most members of an array."""
 _HINTS = {
     ValueKind.JSON: "For example --input '{\"a\": 1}'.",
     ValueKind.BYTES: "Write them in base64, for example --input aGVhZHdheQ==.",
@@ -23,44 +23,44 @@ _HINTS = {
 }
 
 
-def choose_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
-    """Inputs of the largest batch for a target with a signature. Where inputs have several rows, the rows fill it.
+def choose_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
+    """Return the inputs of the largest batch. If inputs have several rows, the rows fill it.
 
     Arguments:
-        given: inputs of the command line.
-        most: size of the largest batch, in rows.
-        signature: signature of the target.
+        given: inputs from the command line.
+        largest: size of the largest batch in rows.
+        signature: the target's signature.
 
     Raises:
-        SettingError: what was given is not of its kind, or nothing was given and it has no example.
+        SettingError: an input is of the wrong kind, or there is neither an input nor an example.
     """
-    chosen = read_inputs(given, most, signature)
-    return up_to(most, [chosen[n % len(chosen)] for n in range(most)])
+    chosen = read_inputs(given, largest, signature)
+    return up_to(largest, [chosen[n % len(chosen)] for n in range(largest)])
 
 
-def up_to(most: int, inputs: Sequence[Value]) -> list[Value]:
-    """First of some inputs that have no more rows than `most` together; at least one."""
+def up_to(largest: int, inputs: Sequence[Value]) -> list[Value]:
+    """Return the first inputs whose rows together are at most `largest`; at least one input."""
     ends = accumulate(map(rows_of, inputs))
-    return [value for place, (value, end) in enumerate(zip(inputs, ends, strict=True)) if not place or end <= most]
+    return [value for place, (value, end) in enumerate(zip(inputs, ends, strict=True)) if not place or end <= largest]
 
 
-def read_inputs(given: Sequence[str], most: int, signature: Signature) -> list[Value]:
-    """All inputs to choose from. Takes and raises what `choose_inputs` does."""
+def read_inputs(given: Sequence[str], largest: int, signature: Signature) -> list[Value]:
+    """Return all inputs to choose from; see `choose_inputs`."""
     chosen = [_read(text, signature) for text in given]
     for text, value in zip(given, chosen, strict=True):
-        if (rows := rows_of(value)) > most:
+        if (rows := rows_of(value)) > largest:
             hint = "Give fewer rows, or set --max-batch-size higher."
-            raise SettingError("--input", text, f"has {rows} rows, and a batch has at most {most}", hint)
+            raise SettingError("--input", text, f"has {rows} rows, and a batch has at most {largest}", hint)
     if not chosen and signature.example is not None:
         chosen = [signature.example]
     if not chosen and signature.takes is not ValueKind.TEXT:
         what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
         raise SettingError("--input", "", f"is needed: the target takes {what} and has no example", hint)
-    return chosen or [f"headway check {n}" for n in range(most)]
+    return chosen or [f"headway check {n}" for n in range(largest)]
 
 
 def read_lines(path: Path | None) -> list[str]:
-    """Inputs of a file, one a line. Empty lines are passed over.
+    """Return the lines of a file, without empty ones.
 
     Raises:
         SettingError: it cannot be read, or has none.
@@ -80,7 +80,7 @@ def read_lines(path: Path | None) -> list[str]:
 
 
 def brief(value: Value) -> str:
-    """Text of a value in a line of its own, cut where it is long. Of a long array the first members are shown, and how many there are."""
+    """Format a value for one line: a long one is cut, and of a long array only the first members and the length are shown."""
     text = value if isinstance(value, str) else _brief(values.build(value))
     return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
 
@@ -99,7 +99,9 @@ def _read(text: str, signature: Signature) -> Value:
         return text
     what, hint = KIND[signature.takes].noun, _HINTS[signature.takes]
     if signature.takes is ValueKind.TENSORS:
-        hint = "Write such numbers of a row, or of several, as JSON."  # An example could be what is refused.
+        hint = (
+            "Write such numbers of a row, or of several, as JSON."  # The example in _HINTS could be what was refused.
+        )
     try:
         if signature.takes is ValueKind.JSON:
             return values.read(text.encode())

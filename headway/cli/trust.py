@@ -1,4 +1,4 @@
-"""Certificates of a command that asks a service over TLS: whom it trusts, and what it shows."""
+"""TLS of commands that call a service: whom they trust, and which certificate they show."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ trusting = combined((
         help="Its key; left out: in the file of --cert.",
     ),
 ))  # fmt: skip
-"""Options of a command that asks over TLS: `ca`, `cert` and `cert_key`."""
+"""Options of a command that calls over TLS: `ca`, `cert` and `cert_key`."""
 
 AUTHORITY = "--ca, or by SSL_CERT_FILE"
 SHOWN = "--cert"
 
 
 def make_context(ca: str, cert: str, cert_key: str, own: str = "") -> ssl.SSLContext:
-    """Context of a client with these files.
+    """Make a client's TLS context.
 
     Arguments:
-        ca: file of the authorities to trust; empty: those of the system.
+        ca: file of authorities to trust; empty for the system's.
         cert: file of a certificate to show, or empty.
-        cert_key: file of its key; empty: that of the certificate.
-        own: file of the certificate of a process of this host. Without `ca` it alone is trusted, whatever its name.
+        cert_key: file of its key; empty if it is in `cert`.
+        own: certificate file of a process on this host. Without `ca`, only that is trusted, whatever its name.
 
     Raises:
-        SettingError: one cannot be used.
+        SettingError: a file is unusable.
     """
     import ssl
 
@@ -78,8 +78,8 @@ def _trusting_only(file: str) -> ssl.SSLContext:
     import ssl
 
     context = ssl.create_default_context(cadata=first_certificate(file))
-    context.check_hostname = False  # It is this host's own process, at an address that the certificate need not name.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # The certificate itself, and not who issued it.
+    context.check_hostname = False  # This host's own process, at an address that the certificate may not name.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # Trust the certificate itself, not its issuer.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 

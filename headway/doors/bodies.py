@@ -102,7 +102,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
             and `parameters`. A ClassVar stands for what a route doesn't take.
         settings: bounds of inputs and parameters.
     """
-    most = min(MOST_INPUTS, settings.max_queue)
+    limit = min(MOST_INPUTS, settings.max_queue)
     decode, most_parameters = msgspec.json.Decoder(kind).decode, settings.max_parameters
 
     def read(body: bytes) -> ParsedBody:
@@ -114,7 +114,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
             if parsed.inputs is not ABSENT:
                 if parsed.input is not ABSENT:
                     raise BadRequest("the body has both `input` and `inputs`; expected one of them")
-                return parsed.model, _several(parsed.inputs, most), parameters, _version(parsed)
+                return parsed.model, _several(parsed.inputs, limit), parameters, _version(parsed)
             if parsed.input is ABSENT:
                 raise BadRequest(_NO_INPUT + suggestion(_NO_INPUT, body))
             value = values.read(bytes(parsed.input))
@@ -130,7 +130,7 @@ def value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Parse
 
 def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], Steps[ParsedBody]]:
     """Make a function that reads long bodies in steps; see `value_reader`."""
-    most, most_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
+    limit, most_parameters = min(MOST_INPUTS, settings.max_queue), settings.max_parameters
     take = struct_reader(kind, ("input", "inputs", "parameters"))
 
     def read(body: bytes) -> Steps[ParsedBody]:
@@ -147,7 +147,7 @@ def long_value_reader(kind: type[Any], settings: Settings) -> Callable[[bytes], 
             input = yield from _long_value(bytes(parsed.input), "the input")
             return parsed.model, input, parameters, _version(parsed)
         inputs: list[Value] = []
-        for text in (yield from _several_in_steps(bytes(parsed.inputs), most)):
+        for text in (yield from _several_in_steps(bytes(parsed.inputs), limit)):
             inputs.append((yield from _long_value(text, f"`$.inputs[{len(inputs)}]`")))
             if len(inputs) % _TOGETHER == 0:
                 yield 0
@@ -224,15 +224,15 @@ def struct_reader(kind: type[Any], raw: Sequence[str]) -> Callable[[Mapping[str,
     return take
 
 
-def parameters_in_steps(text: bytes, most: int) -> Steps[dict[str, msgspec.Raw]]:
+def parameters_in_steps(text: bytes, limit: int) -> Steps[dict[str, msgspec.Raw]]:
     """Return long parameters, known to be valid JSON, in steps; see `parameter_members`."""
     if len(text) <= SHORT:
-        return parameter_members(text, most)
+        return parameter_members(text, limit)
     if text[:1] != b"{":
         raise BadRequest("Expected `object | null` - at `$.parameters`")
-    by_name = yield from members(text, most)
+    by_name = yield from members(text, limit)
     if by_name is None:
-        raise BadRequest(f"`$.parameters` has more than {most} members; at most {most} are taken")
+        raise BadRequest(f"`$.parameters` has more than {limit} members; at most {limit} are taken")
     yield 0
     try:
         extreme = yield from values.check_in_steps(text, MAX_DEPTH)
@@ -255,16 +255,16 @@ def _version(parsed: Any) -> str:
     return version or named or ""
 
 
-def _several(raw: msgspec.Raw, most: int) -> list[Value]:
-    """Return the values of a JSON array of at most `most` inputs."""
+def _several(raw: msgspec.Raw, limit: int) -> list[Value]:
+    """Return the values of a JSON array of at most `limit` inputs."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.read(text))}` - at `$.inputs`")
     elements = _texts(text) or _decode_elements(text)
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
-    if len(elements) > most:
-        raise PayloadTooLarge(f"`$.inputs` has more than {most} members, which are the most in one request")
+    if len(elements) > limit:
+        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, which are the most in one request")
     if type(elements[0]) is str:
         return elements
     inputs: list[Value] = []
@@ -285,13 +285,13 @@ def _texts(text: bytes) -> list[Any]:
     return [] if "\x00" in "".join(texts) else texts
 
 
-def _several_in_steps(text: bytes, most: int) -> Steps[list[bytes]]:
-    """Return the elements of a long JSON array of 1 to `most` inputs."""
+def _several_in_steps(text: bytes, limit: int) -> Steps[list[bytes]]:
+    """Return the elements of a long JSON array of 1 to `limit` inputs."""
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{values.name_of(values.of_json(text))}` - at `$.inputs`")
-    elements = yield from split(text, most)
+    elements = yield from split(text, limit)
     if elements is None:
-        raise PayloadTooLarge(f"`$.inputs` has more than {most} members, which are the most in one request")
+        raise PayloadTooLarge(f"`$.inputs` has more than {limit} members, which are the most in one request")
     if not elements:
         raise BadRequest("Expected `array` of at least one input - at `$.inputs`")
     return elements
@@ -317,17 +317,17 @@ def check_text(text: str) -> str:
     return text
 
 
-def checked_parameters(raw: msgspec.Raw, most: int) -> bytes:
+def checked_parameters(raw: msgspec.Raw, limit: int) -> bytes:
     """Return the text of `parameters`, empty if it has no members. Raises as `parameter_members` does."""
     text = bytes(raw)
-    return text if parameter_members(text, most) else b""
+    return text if parameter_members(text, limit) else b""
 
 
-def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
+def parameter_members(text: bytes, limit: int) -> dict[str, msgspec.Raw]:
     """Return the parameters of a request, undecoded; none if they are null.
 
     Raises:
-        BadRequest: they are not an object, more than `most`, nested too deeply, or not readable for a worker.
+        BadRequest: they are not an object, more than `limit`, nested too deeply, or not readable for a worker.
         msgspec.MsgspecError: they are not valid JSON.
     """
     if text == b"null":
@@ -338,8 +338,8 @@ def parameter_members(text: bytes, most: int) -> dict[str, msgspec.Raw]:
         members = values.read_members(text, MAX_DEPTH)
     except values.NoValue as exc:
         raise BadRequest(f"`$.parameters` {exc}") from None
-    if len(members) > most:
-        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {most} are taken")
+    if len(members) > limit:
+        raise BadRequest(f"`$.parameters` has {len(members)} members; at most {limit} are taken")
     return members
 
 

@@ -120,7 +120,7 @@ class Entrance:
         return principal.asking(exchange.model) if principal.of_models else principal
 
     def submit(
-        self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, most: int = 0, why: str = ""
+        self, sink: RepliesSink, principal: Principal, id: str, exchange: Exchange, owner: str, max_bytes: int = 0, why: str = ""
     ) -> FanOut | None:  # fmt: skip
         """Hand a request, and with it the only reference to its input, to the gateway.
 
@@ -130,7 +130,7 @@ class Entrance:
             id: id of the request.
             exchange: the request, its model resolved.
             owner: client that several outputs are charged to while they are held.
-            most: bytes that several outputs may take together; 0 for half of what all clients may hold.
+            max_bytes: bytes that several outputs may take together; 0 for half of what all clients may hold.
             why: where that bound comes from.
 
         Returns:
@@ -140,7 +140,7 @@ class Entrance:
         input, exchange.input = exchange.input, ""
         if isinstance(input, list):
             request = InferenceRequest(principal, id, exchange.options, model, parameters=exchange.parameters)
-            room = gateway.quotas.answer_room(owner, most, why)
+            room = gateway.quotas.answer_room(owner, max_bytes, why)
             fan_out = FanOut(gateway, request, input, sink.answer_all, room)
             fan_out.start()
             return fan_out

@@ -111,9 +111,9 @@ def _key(value: bytes) -> str:
 
 def _freshness(value: bytes) -> tuple[bool, bool]:
     """Return (True if the request wants a fresh answer, True if that answer must not be stored)."""
-    asked = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
-    unkept = b"no-store" in asked
-    return unkept or b"no-cache" in asked, unkept
+    directives = {directive.partition(b"=")[0].strip().lower() for directive in value.split(b",")}
+    unkept = b"no-store" in directives
+    return unkept or b"no-cache" in directives, unkept
 
 
 def _seconds(value: bytes) -> float:

@@ -65,8 +65,8 @@ class RateLimitHeaders:
             name = lines[lines.rindex(_ITEM) + len(_ITEM) : -len(figures) - len(_LEFT) - len(_END)].decode("ascii")
             limit = next(limit for limit in counted if limit.name == name)
         left, _, reset = figures.partition(b";t=")
-        most = int(limit.rate if limit.rate > limit.burst else limit.burst)
-        return _COUNTS % (lines, most if most > 1 else 1, left, reset)
+        quota = int(limit.rate if limit.rate > limit.burst else limit.burst)
+        return _COUNTS % (lines, quota if quota > 1 else 1, left, reset)
 
     def fields(self, limits: tuple[Limit, ...]) -> dict[str, str]:
         """Return both header fields by name; empty for a principal without limits."""

@@ -240,7 +240,7 @@ class CachedReadiness:
         return word in SERVING
 
 
-async def within_answer_time(asked: Awaitable[T]) -> T:
+async def within_answer_time(answer: Awaitable[T]) -> T:
     """Wait for the broker's answer.
 
     Raises:
@@ -248,6 +248,6 @@ async def within_answer_time(asked: Awaitable[T]) -> T:
     """
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
-            return await asked
+            return await answer
     except TimeoutError:
         raise BrokerUnavailable(f"the broker does not answer within {ANSWER_WITHIN * 1000:.0f} ms") from None

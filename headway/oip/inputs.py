@@ -33,13 +33,13 @@ _AT_ONCE = 1 << 12
 """Elements that are checked between two yields."""
 
 
-def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most: int) -> tuple[TensorHead, ...]:
+def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], max_rows: int) -> tuple[TensorHead, ...]:
     """Check names, datatypes and shapes of a request's inputs, and name them as the model does.
 
     Arguments:
         heads: the inputs, in the request's order, which is kept.
         specs: the model's inputs; empty while not known.
-        most: most rows of one request.
+        max_rows: most rows of one request.
 
     Raises:
         BadRequest: they are not the inputs that the model takes.
@@ -49,9 +49,9 @@ def checked_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec], most
         checked = check_heads(heads, specs)
     except NoTensors as exc:
         raise BadRequest(str(exc)) from None
-    if (rows := checked[0].shape[0]) > most:
+    if (rows := checked[0].shape[0]) > max_rows:
         raise PayloadTooLarge(
-            f"the input {quoted(heads[0].name)} has {rows} rows; at most {most} are taken in one request (max_batch_size)"
+            f"the input {quoted(heads[0].name)} has {rows} rows; at most {max_rows} are taken in one request (max_batch_size)"
         )
     return checked
 
@@ -98,20 +98,20 @@ def _check_elements(head: TensorHead, octets: memoryview) -> Steps[None]:
         )
 
 
-def value_of_raw(body: bytes, specs: Sequence[TensorSpec], most: int, *, single: bool = False) -> Tensors:
+def value_of_raw(body: bytes, specs: Sequence[TensorSpec], max_rows: int, *, single: bool = False) -> Tensors:
     """Return the value of a body that is nothing but the data of the only input.
 
     Arguments:
         body: numbers; or one BYTES element, without its length.
         specs: the model's inputs.
-        most: most rows of one request.
+        max_rows: most rows of one request.
         single: True if a single row loses its row axis.
 
     Raises:
         BadRequest: the size of the data leaves their shape open.
         PayloadTooLarge: they have too many rows.
     """
-    [head] = checked_heads([head_of_raw(len(body), specs)], specs, most)
+    [head] = checked_heads([head_of_raw(len(body), specs)], specs, max_rows)
     data = join_elements([body]) if head.datatype == BYTES else memoryview(body)  # A large one is a bytearray.
     return pack([Tensor(head, data)], single=single and head.shape[0] == 1)
 

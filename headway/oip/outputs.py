@@ -147,14 +147,16 @@ class OutputForm(NamedTuple):
     length: int
 
 
-def form_of_output(opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, most: int) -> OutputForm | None:
-    """Return the form of answers with one output; None if it holds texts, no elements, or more than `most` bytes of data.
+def form_of_output(
+    opening: bytes, wanted: Sequence[WantedOutput], *, binary: bool, max_bytes: int
+) -> OutputForm | None:
+    """Return the form of answers with one output; None if it holds texts, no elements, or more than `max_bytes` bytes of data.
 
     `opening` is the output's value up to its data. For the rest, and for errors, see `answer_tensors`.
     """
     heads = header_of(Octets(opening)).heads if opening else ()
     sizes = [SIZES.get(head.datatype, 0) * count_of(head.shape) for head in heads]
-    if not heads or min(sizes) <= 0 or sum(sizes) > most:
+    if not heads or min(sizes) <= 0 or sum(sizes) > max_bytes:
         return None
     places, end = {}, len(opening)
     for head, size in zip(heads, sizes, strict=True):

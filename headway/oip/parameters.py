@@ -16,7 +16,7 @@ PRIORITY = "priority"
 TIMEOUT = "timeout"
 BINARY_OUTPUT = "binary_data_output"
 FINAL_WISH, FINAL = "triton_enable_empty_final_response", "triton_final_response"
-"""Asked for by Triton's clients on streams; answered in the parameter FINAL. Each answer here is the last to its request."""
+"""Parameters of Triton's streams: with the first a client asks that answers say by the second whether they are the last. Here each is."""
 
 TOKENS = "tokens_used"
 """Parameter of an answer: the tokens that all of its elements used, if the target reports them."""
@@ -81,10 +81,10 @@ def _boolean(parameters: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _whole_number(parameters: Mapping[str, Any], name: str, most: int) -> int:
+def _whole_number(parameters: Mapping[str, Any], name: str, limit: int) -> int:
     number = parameters.get(name, 0)
-    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= most:
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= limit:
         return number
     wrong = "out of range" if type(number) is int else "not an integer"
     unit = "microseconds" if name == TIMEOUT else "1 being the highest tier"
-    raise BadRequest(f"the parameter `{name}` is {wrong}; expected an integer from 0 to {most}, {unit}")
+    raise BadRequest(f"the parameter `{name}` is {wrong}; expected an integer from 0 to {limit}, {unit}")

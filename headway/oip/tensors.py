@@ -42,12 +42,12 @@ class NoElements(BadRequest):
     """The request doesn't hold elements. It may be good for a model that takes tensors of numbers."""
 
 
-def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) -> int:
+def count_elements(name: str, datatype: str, shape: Sequence[int], limit: int) -> int:
     """Return the number of elements that an input has by its shape.
 
     Raises:
         NoElements: the datatype isn't BYTES, or the shape is neither [n] nor [n, 1].
-        PayloadTooLarge: there are more than `most`.
+        PayloadTooLarge: there are more than `limit`.
     """
     if datatype != BYTES:
         raise NoElements(
@@ -57,8 +57,10 @@ def count_elements(name: str, datatype: str, shape: Sequence[int], most: int) ->
         raise NoElements(
             f"input {_quoted(name)} has the shape {_shown_shape(shape)}; expected [n] or [n, 1], with n at least 1"
         )
-    if shape[0] > most:
-        raise PayloadTooLarge(f"input {_quoted(name)} has {shape[0]} elements; at most {most} are taken in one request")
+    if shape[0] > limit:
+        raise PayloadTooLarge(
+            f"input {_quoted(name)} has {shape[0]} elements; at most {limit} are taken in one request"
+        )
     return shape[0]
 
 
@@ -109,11 +111,11 @@ def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
     return elements
 
 
-def split(octets: bytes | memoryview, most: int) -> tuple[list[bytes], int]:
-    """Return the first complete elements of a binary form, at most `most`, and where they end."""
+def split(octets: bytes | memoryview, limit: int) -> tuple[list[bytes], int]:
+    """Return the first complete elements of a binary form, at most `limit`, and where they end."""
     elements: list[bytes] = []
     end, size = 0, len(octets)
-    while len(elements) < most and (body := end + LENGTH_BYTES) <= size:
+    while len(elements) < limit and (body := end + LENGTH_BYTES) <= size:
         after = body + _read_length(octets, end)[0]
         if after > size:
             break

@@ -203,7 +203,7 @@ def test_the_models_of_an_api_over_grpc_are_those_of_its_index() -> None:
 def test_metadata_with_a_size_that_cannot_be_is_refused_in_few_words() -> None:
     shape = [-1, 10**4000]
     metadata = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": shape}], "outputs": []}
-    with pytest.raises(BadMetadata, match="no metadata of it") as refused:
+    with pytest.raises(BadMetadata, match="not metadata of a model") as refused:
         dialect("oip").learn(json.dumps(metadata).encode())
     assert len(str(refused.value)) < 200
 

@@ -124,8 +124,8 @@ WRONG = [
     (answer([], contents={"bytes_contents": [b"a"] * 3}, shape=[2]), "3 outputs for 2 inputs"),
     (answer(["a", "b"]) * 2, "2 tensors, expected one"),
     (b"", "0 tensors, expected one"),
-    (answer(["a", "b"])[:-1], "no message of ModelInfer"),
-    (b"\xff" * 40, "no message of ModelInfer"),
+    (answer(["a", "b"])[:-1], "not a ModelInfer message"),
+    (b"\xff" * 40, "not a ModelInfer message"),
 ]
 
 

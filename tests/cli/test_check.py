@@ -96,7 +96,7 @@ def test_inputs_and_parameters_reach_the_target(tmp_path: Path) -> None:
     assert told["answers"] == [{"input": "a", "output": "a ['top']"}, {"input": "b", "output": "b ['top']"}]
     wrong = run(["check", "targets:echo", "--parameters", "[1]"], tmp_path)
     assert (wrong.returncode, wrong.stdout) == (3, "")
-    assert wrong.stderr.startswith("headway: --parameters = '[1]': is no JSON object")
+    assert wrong.stderr.startswith("headway: --parameters = '[1]': is not a JSON object")
 
 
 PADDING = """

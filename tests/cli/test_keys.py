@@ -94,7 +94,7 @@ def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
     [
         (("--model-rate", "60"), "--model-rate = '60'", "names no model"),
         (("--model-rate", "big="), "--model-rate = 'big='", "names no model, or nothing for it"),
-        (("--model-rate", "big=fast"), "--model-rate = 'big=fast'", "is no rate"),
+        (("--model-rate", "big=fast"), "--model-rate = 'big=fast'", "is not a rate"),
         (("--model-rate", "big=0"), "--model-rate.big.rate = 0", "must lie above 0"),
         (
             ("--model-rate", "big=1", "--model-rate", "big=2"),
@@ -102,7 +102,7 @@ def test_limits_for_models_are_kept_and_listed(keys: Any) -> None:
             "is the second for the model big",
         ),
         (("--model-burst", "big=2"), "--model-burst = 'big=2'", "has no effect without a rate for that model"),
-        (("--model-rate", "big=1", "--model-burst", "big=0"), "--model-burst = 'big=0'", "no whole number above 0"),
+        (("--model-rate", "big=1", "--model-burst", "big=0"), "--model-burst = 'big=0'", "not a whole number above 0"),
         (
             ("--model-rate", "big=1", "--models", "small"),
             "--model-rate = 'big'",
@@ -241,23 +241,23 @@ def test_a_grace_of_nothing_ends_the_old_key_whatever_a_clock_says(keys: Any) ->
     [
         (
             ("create", "--user", "a", "--tenant", "b", "--tier", "gold"),
-            "--tier = 'gold': is no tier. Use enterprise or",
+            "--tier = 'gold': is not a tier. Use enterprise or",
         ),
         (("create", "--tenant", "b"), "--user, --tier = '': must be given"),
         (("create", "--tenant", "b", "--tier", "paid", "--user", "a" * 129), "must be 1 to 128 printable"),
         (("create", *WHO[:2], "--tenant", "a\nb", *WHO[4:]), "--tenant = 'a\\nb': must be"),
         (("create", *WHO, "--models", "a,,b"), "--models = '': must be"),
-        (("create", *WHO, "--rate", "fast"), "--rate = 'fast': is no rate. For example 1000/min"),
-        (("create", *WHO, "--rate", "999999999/s"), "is no rate"),
+        (("create", *WHO, "--rate", "fast"), "--rate = 'fast': is not a rate. For example 1000/min"),
+        (("create", *WHO, "--rate", "999999999/s"), "is not a rate"),
         (("create", *WHO, "--burst", "5"), "--burst = '5': has no effect without"),
         (("create", *WHO, "--rate", "0/min", "--burst", "5"), "--burst = '5': has no effect with a rate of 0"),
-        (("create", *WHO, "--rate", "60", "--burst", "0"), "--burst = '0': is no whole number"),
-        (("create", *WHO, "--expires", "-3d"), "--expires = '-3d': is no duration"),
+        (("create", *WHO, "--rate", "60", "--burst", "0"), "--burst = '0': is not a whole number"),
+        (("create", *WHO, "--expires", "-3d"), "--expires = '-3d': is not a duration"),
         (("create", *WHO, "--expires", "0d"), "--expires = '0d': must lie between"),
         (("create", *WHO, "--expires", "99999d"), "must lie between 1s and 36500d"),
         (("create", *WHO, "--expires", "tomorrow"), "For example 90d, 12h, 30m or 45s"),
-        (("rotate", "a" * 12, "--grace", "soon"), "--grace = 'soon': is no duration"),
-        (("revoke", "canary"), "ID = '…': is no id of a key"),
+        (("rotate", "a" * 12, "--grace", "soon"), "--grace = 'soon': is not a duration"),
+        (("revoke", "canary"), "ID = '…': is not an id of a key"),
         (("rotate", "canary"), "headway keys list shows the ids"),
     ],
 )

@@ -267,7 +267,7 @@ def test_a_misspelt_variable_is_told(capsys: pytest.CaptureFixture[str], monkeyp
 
     with_settings(("port",))(command)(port=None)
     assert capsys.readouterr().err == (
-        "headway: HEADWAY_MAX_BATCHSIZE is no setting, and changes nothing. Did you mean HEADWAY_MAX_BATCH_SIZE?\n"
+        "headway: HEADWAY_MAX_BATCHSIZE is not a setting, and changes nothing. Did you mean HEADWAY_MAX_BATCH_SIZE?\n"
     )
 
 

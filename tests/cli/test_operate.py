@@ -307,5 +307,5 @@ def test_another_server_is_told_from_an_admin_port(capsys: pytest.CaptureFixture
         assert code_of(["status", "--admin", f"http://127.0.0.1:{server.server_port}"]) == 1
         thread.join(LONG)
     error = capsys.readouterr().err
-    assert "is no admin port of Headway" in error
+    assert "is not an admin port of Headway" in error
     assert "\x1b" not in error

@@ -102,7 +102,7 @@ def test_a_port_that_is_no_admin_port_is_told_from_one(
     port.answers["/internal/health"] = (404, answer)
     assert code_of(["status", "--admin", port.url]) == 1
     told = capsys.readouterr().err
-    assert "This is no admin port, perhaps the public one: name the port of --admin-port, 9000 unless set" in told
+    assert "This is not an admin port, perhaps the public one: name the port of --admin-port, 9000 unless set" in told
 
 
 def test_why_a_worker_is_not_healthy_is_shown(port: Port) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from headway.cli.admin import Admin, AdminError
-from headway.cli.board_events import BoardEvent, BoardFollower, events
-from headway.cli.board_view import BoardView, milliseconds, most, taken
+from headway.cli.board_view import BoardEvent, BoardView, largest, milliseconds, taken
 from headway.cli.screen import HELP, fit, narrowed
 from headway.cli.status import Sort
-from headway.cli.top import Keys
+from headway.cli.top import BoardFollower, Keys, events
 from headway.model import InferenceRequest, RequestOptions
 from headway.runtime.request_id import new_id
 from tests.cli.command import code_of
@@ -169,7 +168,8 @@ def test_no_name_steers_the_terminal() -> None:
 def test_of_several_models_each_has_its_rate() -> None:
     assert "models        b 3.0/s, a 1.0/s" in text(start(recent=RECENT | {"ended": {"a": 1.0, "b": 3.0}}))
     assert (
-        most({"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0, "e": 1.5, "f": 0.5}, "{:.0f}") == "a 5, b 4, c 3, d 2, others 2"
+        largest({"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0, "e": 1.5, "f": 0.5}, "{:.0f}")
+        == "a 5, b 4, c 3, d 2, others 2"
     )
     assert (milliseconds(None), milliseconds(0.0126), milliseconds(2.0)) == ("-", "13 ms", "2.0 s")
 

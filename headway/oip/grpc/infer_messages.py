@@ -99,7 +99,7 @@ _TYPECODES = {
 
 def infer_reader(settings: Settings) -> Reader:
     """Make the reader of ModelInfer and ModelStreamInfer messages."""
-    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
+    limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     forms: dict[int, _Form] = {}
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
@@ -128,7 +128,7 @@ def infer_reader(settings: Settings) -> Reader:
             request = _tensors_of(message, raw, served, settings.max_body_bytes, wishes, text)
         else:
             try:
-                shape, elements = _input_of(message, raw, most)
+                shape, elements = _input_of(message, raw, limit)
                 request = InferRequest(message.id, shape, elements, wishes, text)
             except NoElements:
                 if takes is not None:
@@ -197,9 +197,10 @@ class _Answerer(msgspec.Struct, frozen=True, gc=False):
         head = answer.SerializeToString()
         if len(outputs) > 1 or len(first) > PIECE:
             return b"", _pieces(head, (tensors.element_of(output, gives) for output in released(outputs)))
-        element = tensors.element_of(first, gives)
-        size = messages.varint(tensors.packed_size((element,)))
-        return b"", b"".join((head, _CONTENT, size, tensors.head_of(element), element))
+        data = tensors.element_of(first, gives)
+        return b"", b"".join(
+            (head, _CONTENT, messages.varint(tensors.packed_size((data,))), tensors.head_of(data), data)
+        )
 
     def _begun(self, version: str, used: TokenCount | None) -> Any:
         """Return the message of the answer without its outputs."""
@@ -277,7 +278,7 @@ class _KnownAnswer(NamedTuple):
 @lru_cache(maxsize=256)
 def _known_answer(model: str, version: str, wanted: tuple[WantedOutput, ...], opening: bytes) -> _KnownAnswer | None:
     """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
-    form = form_of_output(opening, wanted, binary=True, most=PIECE)
+    form = form_of_output(opening, wanted, binary=True, max_bytes=PIECE)
     if form is None:
         return None
     answer, parts = _RESPONSE(model_name=model, model_version=version), []
@@ -331,7 +332,7 @@ def opened(body: bytes) -> tuple[Any, Sequence[Data]]:
     return messages.read(_REQUEST, others), raw
 
 
-def _input_of(message: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
+def _input_of(message: Any, raw: Sequence[Data], limit: int) -> tuple[tuple[int, ...], list[tensors.Element]]:
     """Return the shape and the elements of the only input of a request. Raises BadRequest."""
     if len(message.inputs) != 1:
         raise tensors.wrong_number(len(message.inputs))
@@ -339,7 +340,7 @@ def _input_of(message: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, 
     if _REGION in tensor.parameters:
         raise _no_shared_memory()
     shape = _shape_of(tensor)
-    count = tensors.count_elements(tensor.name, tensor.datatype, shape, most)
+    count = tensors.count_elements(tensor.name, tensor.datatype, shape, limit)
     if raw:
         if tensor.HasField("contents"):
             raise BadRequest("the input has both `contents` and `raw_input_contents`; expected one of them")
@@ -357,7 +358,7 @@ def _input_of(message: Any, raw: Sequence[Data], most: int) -> tuple[tuple[int, 
 
 
 def _tensors_of(
-    message: Any, raw: Sequence[Data], served: ServedModel, most: int, wishes: Wishes, text: bytes
+    message: Any, raw: Sequence[Data], served: ServedModel, limit: int, wishes: Wishes, text: bytes
 ) -> TensorsRequest:
     """Read a request for a model that takes tensors, or of which it isn't known.
 
@@ -365,7 +366,7 @@ def _tensors_of(
         message: the request.
         raw: its raw contents.
         served: the model.
-        most: most data bytes of all inputs.
+        limit: most data bytes of all inputs.
         wishes: wishes among its parameters.
         text: JSON text of the parameters for the target.
 
@@ -379,7 +380,7 @@ def _tensors_of(
         raise _no_shared_memory()
     given = [TensorHead(tensor.name, tensor.datatype, _shape_of(tensor)) for tensor in inputs]
     heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
-    data = data_of(inputs, raw, heads, most)
+    data = data_of(inputs, raw, heads, limit)
     value = value_of(heads, data) if raw else pack(list(map(Tensor, heads, data)))
     return TensorsRequest(message.id, value, wishes, text)
 
@@ -412,10 +413,10 @@ def _no_shared_memory() -> BadRequest:
     return BadRequest("shared memory is not served here; send the data of the input in the message")
 
 
-def _parameters_of(given: Any, most: int) -> dict[str, Any]:
+def _parameters_of(given: Any, limit: int) -> dict[str, Any]:
     """Return the parameters of a request as Python values. Raises BadRequest."""
-    if len(given) > most:
-        raise BadRequest(f"`parameters` has {len(given)} members; at most {most} are taken")
+    if len(given) > limit:
+        raise BadRequest(f"`parameters` has {len(given)} members; at most {limit} are taken")
     values: dict[str, Any] = {}
     for name, parameter in given.items():
         kind = parameter.WhichOneof("parameter_choice")
@@ -428,14 +429,14 @@ def _parameters_of(given: Any, most: int) -> dict[str, Any]:
     return values
 
 
-def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], most: int) -> list[Data]:
+def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHead], limit: int) -> list[Data]:
     """Return the data of each input in the binary form.
 
     Arguments:
         inputs: inputs of the message.
         raw: its `raw_input_contents`, whose size was limited with the message and is not checked here.
         heads: checked heads of the inputs.
-        most: most bytes of typed data.
+        limit: most bytes of typed data.
 
     Raises:
         BadRequest: an input has no data, data in both forms, or data that don't match its datatype and shape.
@@ -444,8 +445,8 @@ def data_of(inputs: Sequence[Any], raw: Sequence[Data], heads: Sequence[TensorHe
     if raw:
         return _raw(inputs, raw)
     size = sum(SIZES[head.datatype] * count_of(head.shape) for head in heads)
-    if size > most:
-        raise PayloadTooLarge(f"the data of the inputs take {size} bytes; at most {most} are taken (max_body_bytes)")
+    if size > limit:
+        raise PayloadTooLarge(f"the data of the inputs take {size} bytes; at most {limit} are taken (max_body_bytes)")
     integers = sum(count_of(head.shape) for head in heads if "INT" in head.datatype)
     if integers > _MOST_INTEGERS:
         raise BadRequest(
@@ -502,8 +503,8 @@ def _numbers(elements: Any, name: str, datatype: str) -> bytes:
             pages.append(struct.pack(f"<{len(page)}{code}", *page))
         except struct.error:
             bits = 8 * SIZES[datatype]
-            least, most = (0, (1 << bits) - 1) if datatype[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
-            place, number = next((at, number) for at, number in enumerate(page, begin) if not least <= number <= most)
+            low, high = (0, (1 << bits) - 1) if datatype[0] == "U" else (-(1 << bits - 1), (1 << bits - 1) - 1)
+            place, number = next((at, number) for at, number in enumerate(page, begin) if not low <= number <= high)
             raise BadRequest(
                 f"element {place} of the input {name} is {number}, which is out of the range of {datatype}"
             ) from None

@@ -56,7 +56,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
         BadRequest: the message is malformed, or its members are too many or too long.
     """
     walk = _Walk(body)
-    rest: list[Data] = []
+    others: list[Data] = []
     raw: list[Data] = []
     typed: list[_Member] = []
     front = 0
@@ -64,7 +64,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
         if tag == RAW:
             raw.append(memoryview(body)[content:end])
             continue
-        rest.append(memoryview(body)[begin:end])
+        others.append(memoryview(body)[begin:end])
         if tag == _PARAMETERS:
             for inner, _, value, after in walk.members(content, end):
                 if inner == _VALUE:
@@ -80,7 +80,7 @@ def split(body: bytes) -> tuple[bytes, list[Data]]:
             f"names, shapes and parameters of the inputs and outputs take {front} bytes; at most {_MOST_FRONT} are taken"
         )
     _check_typed(walk, typed)
-    return b"".join(rest), raw
+    return b"".join(others), raw
 
 
 def front_of(body: bytes) -> bytes:
@@ -118,9 +118,9 @@ class _Walk:
         """Return the members between two offsets. Raises BadRequest."""
         walked: list[_Member] = []
         body, size = self._body, 0
-        most = self._left
+        limit = self._left
         while at < end:
-            if len(walked) == most:
+            if len(walked) == limit:
                 raise BadRequest(
                     f"the message has more than {MOST_MEMBERS} members, which take long to decode; send at most {MOST_TENSORS} inputs and "
                     f"outputs, and the elements of large ones in `raw_input_contents`"

@@ -52,44 +52,44 @@ class OpenInference:
             "RepositoryModelUnload": self._never,
         }
 
-    async def _live(self, asked: Any, principal: Principal) -> Any:
+    async def _live(self, message: Any, principal: Principal) -> Any:
         return {"live": True}
 
-    async def _server_ready(self, asked: Any, principal: Principal) -> Any:
+    async def _server_ready(self, message: Any, principal: Principal) -> Any:
         return {"ready": await self._models.ready()}
 
-    async def _server(self, asked: Any, principal: Principal) -> Any:
+    async def _server(self, message: Any, principal: Principal) -> Any:
         return metadata.ServerMetadata()
 
-    async def _model_ready(self, asked: Any, principal: Principal) -> Any:
+    async def _model_ready(self, message: Any, principal: Principal) -> Any:
         try:
-            model = self._find(asked, principal)
+            model = self._find(message, principal)
         except RequestError as exc:
             if exc.code in _NOT_THERE:
                 return {"ready": False}
             raise
         return {"ready": await self._models.is_ready(model)}
 
-    async def _model(self, asked: Any, principal: Principal) -> Any:
-        return self._models.metadata(self._find(asked, principal))
+    async def _model(self, message: Any, principal: Principal) -> Any:
+        return self._models.metadata(self._find(message, principal))
 
-    async def _config(self, asked: Any, principal: Principal) -> Any:
-        return {"config": self._models.config(self._find(asked, principal))}
+    async def _config(self, message: Any, principal: Principal) -> Any:
+        return {"config": self._models.config(self._find(message, principal))}
 
-    async def _statistics(self, asked: Any, principal: Principal) -> Any:
-        model = self._find(asked, principal) if asked.name else ""
+    async def _statistics(self, message: Any, principal: Principal) -> Any:
+        model = self._find(message, principal) if message.name else ""
         return {"model_stats": self._models.statistics(principal, model)}
 
-    async def _index(self, asked: Any, principal: Principal) -> Any:
-        return {"models": await self._models.index(principal, only_ready=asked.ready)}
+    async def _index(self, message: Any, principal: Principal) -> Any:
+        return {"models": await self._models.index(principal, only_ready=message.ready)}
 
-    async def _never(self, asked: Any, principal: Principal) -> Any:
+    async def _never(self, message: Any, principal: Principal) -> Any:
         message = "models are not loaded and unloaded by clients; start a worker for a model, and it is served"
         raise RequestError(message, code=NOT_IMPLEMENTED)
 
-    def _find(self, asked: Any, principal: Principal) -> str:
+    def _find(self, message: Any, principal: Principal) -> str:
         """Return the model that a message names. Raises RequestError if the principal may not use it."""
-        return self._models.find(asked.name, asked.version or None, principal)
+        return self._models.find(message.name, message.version or None, principal)
 
 
 def responder(

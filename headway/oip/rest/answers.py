@@ -221,7 +221,7 @@ def _answer_form(
     model: str, version: str, wanted: tuple[WantedOutput, ...], binary: bool, opening: bytes
 ) -> _Form | None:
     """Return the form of answers with one output that begins with `opening`; None if there is none. Raises RequestError."""
-    form = form_of_output(opening, wanted, binary=binary, most=PIECE)
+    form = form_of_output(opening, wanted, binary=binary, max_bytes=PIECE)
     if form is None or not all(tensor.binary for tensor in form.tensors):
         return None
     document = _encode(_Answer(model, version, tuple(map(_sized, form.tensors))))

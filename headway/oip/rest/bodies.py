@@ -146,32 +146,32 @@ def wanted_outputs(raw: msgspec.Raw, *, binary: bool) -> tuple[WantedOutput, ...
     return tuple(wanted)
 
 
-def parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> tuple[Wishes, bytes]:
+def parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> tuple[Wishes, bytes]:
     """Return the wishes among the parameters, and the JSON text of those for the target.
 
     Raises:
-        BadRequest: they are not an object, more than `most`, or one of them is out of range.
+        BadRequest: they are not an object, more than `limit`, or one of them is out of range.
     """
     if raw is ABSENT:
         return NONE, b""
     text = bytes(raw)
-    return (_cached_split if len(text) <= _SHORT else _split)(text, most, tiers)
+    return (_cached_split if len(text) <= _SHORT else _split)(text, limit, tiers)
 
 
-def long_parameters_of(raw: msgspec.Raw, most: int, tiers: int) -> Steps[tuple[Wishes, bytes]]:
+def long_parameters_of(raw: msgspec.Raw, limit: int, tiers: int) -> Steps[tuple[Wishes, bytes]]:
     """Read parameters that may be long, known to be valid JSON, in steps; see `parameters_of`."""
     text = bytes(raw)
     if len(text) <= SHORT:
-        return parameters_of(raw, most, tiers)
-    return _parted((yield from parameters_in_steps(text, most)), text, tiers)
+        return parameters_of(raw, limit, tiers)
+    return _parted((yield from parameters_in_steps(text, limit)), text, tiers)
 
 
-def long_inputs_of(raw: msgspec.Raw, most: int) -> Steps[list[AskedInput] | None]:
-    """Return the inputs of a request, known to be valid JSON; None if there are more than `most`. Raises BadRequest."""
+def long_inputs_of(raw: msgspec.Raw, limit: int) -> Steps[list[AskedInput] | None]:
+    """Return the inputs of a request, known to be valid JSON; None if there are more than `limit`. Raises BadRequest."""
     text = bytes(raw)
     if text[:1] != b"[":
         raise BadRequest(f"Expected `array`, got `{name_of(of_json(text))}` - at `$.inputs`")
-    if (parts := (yield from split(text, most))) is None:
+    if (parts := (yield from split(text, limit))) is None:
         return None
     inputs = []
     for place, part in enumerate(parts):
@@ -195,8 +195,8 @@ def placed(exc: msgspec.MsgspecError, place: str) -> str:
     return message.replace("`$", f"`{place}", 1) if "`$" in message else f"{message} - at `{place}`"
 
 
-def _split(text: bytes, most: int, tiers: int) -> tuple[Wishes, bytes]:
-    return _parted(parameter_members(text, most), text, tiers)
+def _split(text: bytes, limit: int, tiers: int) -> tuple[Wishes, bytes]:
+    return _parted(parameter_members(text, limit), text, tiers)
 
 
 _cached_split = lru_cache(maxsize=256)(_split)  # Clients send the same parameters again and again.

@@ -138,7 +138,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     Its arguments are the body, the length of the JSON object (None if there is nothing else), and the model. It raises
     RequestError.
     """
-    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
+    limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_tensors = tensors_reader(settings)
 
@@ -157,7 +157,7 @@ def request_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
             wishes, parameters = parameters_of(asked.parameters, most_parameters, tiers)
             tensor = _only_input(asked.inputs)
             shape = shape_of(tensor)
-            count = count_elements(tensor.name, tensor.datatype, shape, most)
+            count = count_elements(tensor.name, tensor.datatype, shape, limit)
             elements = _elements(tensor, count, binary)
             if asked.outputs is not ABSENT:
                 wishes, wanted = _outputs(wishes, asked.outputs, served)
@@ -177,7 +177,7 @@ def long_request_reader(
     settings: Settings,
 ) -> Callable[[bytes, int | None, ServedModel], Steps[InferRequest | TensorsRequest]]:
     """Make a function that reads long bodies, in steps; see `request_reader`."""
-    most, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
+    limit, tiers = min(MOST_INPUTS, settings.max_queue), len(settings.tier_names)
     most_parameters = settings.max_parameters
     read_short, read_tensors = request_reader(settings), long_tensors_reader(settings)
 
@@ -194,7 +194,7 @@ def long_request_reader(
         try:
             tensor = _sole(inputs)
             shape = shape_of(tensor)
-            count = count_elements(tensor.name, tensor.datatype, shape, most)
+            count = count_elements(tensor.name, tensor.datatype, shape, limit)
         except NoElements:
             if served.takes is None:  # No worker has reported what the model takes: it may be tensors.
                 return (yield from read_tensors(body, length, served))

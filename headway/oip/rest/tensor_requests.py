@@ -113,7 +113,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     """Make a function that reads bodies; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
 
-    def parse(text: bytes, specs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], most: int) -> _Parsed:
+    def parse(text: bytes, specs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], max_rows: int) -> _Parsed:
         try:
             if not text.isascii():
                 text.decode()
@@ -122,7 +122,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
             wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
             check_names([output.name for output in wanted], names_of(outputs))
             inputs: list[AskedInput] = members_of(request.inputs)
-            heads = checked_heads(_heads_of(inputs), specs, most)
+            heads = checked_heads(_heads_of(inputs), specs, max_rows)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text)) from None
         size, opening = _form_of(inputs, heads)
@@ -131,12 +131,12 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     cached_parse = lru_cache(maxsize=_MOST_KNOWN)(parse)
 
     def read(body: bytes, length: int | None, served: ServedModel) -> TensorsRequest:
-        specs, most = served.inputs, served.settings.max_batch_size
+        specs, max_rows = served.inputs, served.settings.max_batch_size
         if length == 0:
-            return TensorsRequest(None, value_of_raw(body, specs, most), Wishes(binary=True), b"")
+            return TensorsRequest(None, value_of_raw(body, specs, max_rows), Wishes(binary=True), b"")
         text, binary = (body, None) if length is None else cut(body, length)
         short = length is not None and length <= _SHORT
-        parsed = (cached_parse if short else parse)(text, specs, served.outputs, most)
+        parsed = (cached_parse if short else parse)(text, specs, served.outputs, max_rows)
         if binary is not None and len(binary) == parsed.size:
             value = packed_in_place(binary, parsed.opening)
         else:

@@ -206,11 +206,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 async def collect(process: ProcessView, learn: Callable[[Sequence[WorkerInfo]], None]) -> Snapshot:
-    """Ask the broker for the state of the fleet, and pass the workers to `learn`.
-
-    Raises:
-        BrokerUnavailable: it doesn't answer.
-    """
+    """Ask the broker for the state of the fleet, and pass the workers to `learn`. Raises BrokerUnavailable if it doesn't answer."""
     (depths, bulk), workers, letters, (members, departed), capacities, now = await asyncio.gather(
         asyncio.gather(process.broker.depths(), process.broker.bulk_queues()),
         process.broker.workers(),

@@ -35,11 +35,7 @@ class SnapshotSource(PeriodicResource):
         super().__init__(Periodic("snapshots", self._take, process.clock, what="", every=self._every))
 
     async def fresh(self) -> Snapshot:
-        """Return the fleet as it is now.
-
-        Raises:
-            BrokerUnavailable: the broker doesn't answer.
-        """
+        """Return the fleet as it is now. Raises BrokerUnavailable if the broker doesn't answer."""
         self._last = await within_answer_time(snapshot.collect(self._process, self._learn))
         self._taken_at = self._process.clock()
         return self._last

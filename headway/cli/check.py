@@ -57,9 +57,7 @@ _FAR, _TINY_MS = 0.3, 0.5
 
 @command()
 @click.argument(
-    "target",
-    metavar="TARGET",
-    help="module:attribute, path/file.py:attribute, or the URL of a remote batch API.",
+    "target", metavar="TARGET", help="module:attribute, path/file.py:attribute, or the URL of a remote batch API."
 )
 @option(
     "--input",
@@ -271,11 +269,7 @@ def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.2f}" if milliseconds >= 0.1 else f"{milliseconds:.2g}"
 
 
-_SHAPES = {
-    CostShape.NUMBER: "number",
-    CostShape.WEIGHT: "length",
-    CostShape.PADDED: "number × longest",
-}
+_SHAPES = {CostShape.NUMBER: "number", CostShape.WEIGHT: "length", CostShape.PADDED: "number × longest"}
 
 
 def _cost_line(settings: Settings, findings: Findings, record: Path | None) -> list[str]:

@@ -28,13 +28,7 @@ def dlq() -> None:
 
 
 @dlq.command("list")
-@option(
-    "--limit",
-    type=click.IntRange(1, _MANY),
-    default=100,
-    metavar="N",
-    help="At most so many, the newest.",
-)
+@option("--limit", type=click.IntRange(1, _MANY), default=100, metavar="N", help="At most so many, the newest.")
 @with_admin
 @as_json
 def list_letters(port: Admin, limit: int, json: bool) -> None:

@@ -217,11 +217,7 @@ def rotate(settings: Settings, id: str, grace: str, expires: str) -> None:
 
 
 def duration(flag: str, text: str, least: float) -> float:
-    """Return the seconds in `90d`, `12h`, `30m` or `45s`.
-
-    Raises:
-        SettingError: it is malformed, or less than `least`.
-    """
+    """Return the seconds in `90d`, `12h`, `30m` or `45s`. Raises SettingError if it is malformed, or less than `least`."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text)
     seconds = float(match[1]) * _UNITS[match[2]] if match else -1.0
     if seconds < 0:

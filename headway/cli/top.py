@@ -30,13 +30,7 @@ AGAIN_AFTER = 1.0
 
 @command()
 @with_admin
-@option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=1.0,
-    metavar="S",
-    help="Seconds between two looks.",
-)
+@option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, metavar="S", help="Seconds between two looks.")
 @option("--once", is_flag=True, help="Print it once, and end; so does a pipe.")
 def top(port: Admin, interval: float, once: bool) -> None:
     """Show the departure board of a running service and its fleet, again each second, until q or Ctrl-C.

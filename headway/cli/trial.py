@@ -135,11 +135,7 @@ class Trial:
         self._overdue = False  # A batch missed the deadline, so larger ones need not be tried.
 
     async def run(self) -> Findings:
-        """Try everything.
-
-        Raises:
-            TargetError: the target cannot be loaded, or its warm-up batch fails.
-        """
+        """Try everything. Raises TargetError if the target cannot be loaded, or its warm-up batch fails."""
         findings = self._findings
         try:
             findings.warm_up = await self._backend.start()

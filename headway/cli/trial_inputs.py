@@ -60,11 +60,7 @@ def read_inputs(given: Sequence[str], largest: int, signature: Signature) -> lis
 
 
 def read_lines(path: Path | None) -> list[str]:
-    """Return the lines of a file, without empty ones.
-
-    Raises:
-        SettingError: it cannot be read, or has none.
-    """
+    """Return the lines of a file, without empty ones. Raises SettingError if it cannot be read, or has none."""
     if path is None:
         return []
     hint = "Name a text file with one input a line."

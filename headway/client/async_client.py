@@ -12,17 +12,7 @@ from headway.client.arrays import inference_of, several
 from headway.client.call import Attempt, Call, Polling
 from headway.client.client import CONCURRENCY
 from headway.client.errors import ClientError, NotFound
-from headway.client.messages import (
-    Answer,
-    Request,
-    Result,
-    State,
-    forget,
-    poll,
-    read_outcome,
-    read_task,
-    task,
-)
+from headway.client.messages import Answer, Request, Result, State, forget, poll, read_outcome, read_task, task
 from headway.client.reaching import lost, unreachable
 from headway.client.service import AnyClient, AnyTask, check_seconds
 

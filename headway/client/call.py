@@ -78,11 +78,7 @@ class Call:
         self._patient = patient and retries > 0
 
     def attempt(self, now: float) -> Attempt:
-        """Start an attempt.
-
-        Raises:
-            TimedOut: the call's time is up.
-        """
+        """Start an attempt. Raises TimedOut if the call's time is up."""
         left = self._until - now
         if left <= 0:
             raise self.overdue()

@@ -162,11 +162,7 @@ class AnyTask(Generic[AClient]):
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Check an argument in seconds.
-
-    Raises:
-        InvalidArgument: it is not a number above 0.
-    """
+    """Check an argument in seconds. Raises InvalidArgument if it is not a number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
         raise InvalidArgument(name, value, "must be a number of seconds above 0", "For example 10.")
 

@@ -137,11 +137,7 @@ class Remote(msgspec.Struct, frozen=True):
 
 
 def needs_model(name: str, model: str) -> str:
-    """Return the remote model's name, which the dialect `name` requires.
-
-    Raises:
-        SettingError: the name is empty.
-    """
+    """Return the remote model's name, which the dialect `name` requires. Raises SettingError if the name is empty."""
     if not model:
         hint = "Set it to the remote model's name."
         raise SettingError(

@@ -241,11 +241,7 @@ class CachedReadiness:
 
 
 async def within_answer_time(answer: Awaitable[T]) -> T:
-    """Wait for the broker's answer.
-
-    Raises:
-        BrokerUnavailable: it didn't come within ANSWER_WITHIN.
-    """
+    """Wait for the broker's answer. Raises BrokerUnavailable if it didn't come within ANSWER_WITHIN."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN):
             return await answer

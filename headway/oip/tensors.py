@@ -87,11 +87,7 @@ def wrong_number(count: int) -> BadRequest:
 
 
 def unpack(name: str, octets: bytes | memoryview, count: int) -> list[bytes]:
-    """Return the `count` elements in the binary form of an input.
-
-    Raises:
-        BadRequest: the octets hold fewer or more.
-    """
+    """Return the `count` elements in the binary form of an input. Raises BadRequest if the octets hold fewer or more."""
     elements, end = split(octets, count)
     left = len(octets) - end
     if len(elements) < count and left < LENGTH_BYTES:

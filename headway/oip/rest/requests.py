@@ -89,13 +89,7 @@ class InferRequest(msgspec.Struct, gc=False):
     parameters: bytes
     wanted: tuple[WantedOutput, ...] = ()
 
-    def exchange(
-        self,
-        model: str,
-        options: RequestOptions,
-        takes: ValueKind | None,
-        write: WriteAnswer,
-    ) -> Exchange:
+    def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
         """Return the exchange of the request.
 
         Arguments:
@@ -114,11 +108,7 @@ class InferRequest(msgspec.Struct, gc=False):
         return Exchange(model, input, self.parameters, options, write, self.id or "", wishes.final)
 
     def exchange_in_steps(
-        self,
-        model: str,
-        options: RequestOptions,
-        takes: ValueKind | None,
-        write: WriteAnswer,
+        self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer
     ) -> Steps[Exchange]:
         """Return the exchange of a long request, in steps; see `exchange`."""
         values = yield from values_in_steps(self.elements, takes)

@@ -93,13 +93,7 @@ class TensorsRequest(msgspec.Struct, gc=False):
     wanted: tuple[WantedOutput, ...] = ()
     shape: tuple[int, ...] = (1,)
 
-    def exchange(
-        self,
-        model: str,
-        options: RequestOptions,
-        takes: ValueKind | None,
-        write: WriteAnswer,
-    ) -> Exchange:
+    def exchange(self, model: str, options: RequestOptions, takes: ValueKind | None, write: WriteAnswer) -> Exchange:
         """Return the exchange of the request, which is one entry; see `InferRequest.exchange`."""
         if self.wishes is not NONE:
             options = self.wishes.applied_to(options)
@@ -146,9 +140,7 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
     return read
 
 
-def long_tensors_reader(
-    settings: Settings,
-) -> Callable[[bytes, int | None, ServedModel], Steps[TensorsRequest]]:
+def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedModel], Steps[TensorsRequest]]:
     """Make a function that reads long bodies, in steps; see `request_reader`."""
     tiers, most_parameters = len(settings.tier_names), settings.max_parameters
     read_short = tensors_reader(settings)

@@ -84,25 +84,25 @@ class QueueCondition(Protocol):
         """Lower bound, from what this process knows, on the seconds until the full burst is available."""
 
 
+class Held(Protocol):
+    """What a gateway holds of an entry; `key`: the entry's tenant and id."""
+
+    entry: Entry
+    key: tuple[str, str]
+
+
 class NearQueue(Protocol):
     """Broker, as a gateway in its own process uses it: no call has to wait, and no reply has to be asked for."""
 
     def take(self, entry: Entry) -> Failure | None:
         """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
 
-    def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
-        """Admit or refuse, as `take` does, an entry by itself that has no version and no dedup keys, under an id that no other has.
+    def enter(self, held: Held, now: float) -> Failure | None:
+        """Admit or refuse, as `take` does, an entry that has no version, weight or shape, under an id that no other has.
 
         Arguments:
-            entry: the entry.
-            key: its tenant and id.
-            held: what its gateway holds of it, which comes back with its output; None: its reply is delivered like any other.
+            held: what its gateway holds of it, which comes back with its output.
             now: the present instant on the queue's clock.
-        """
-
-    def enter_all(self, held: Sequence[Any], now: float) -> bool:
-        """Admit the entries of a request as `enter` does each, also with dedup keys, if these are new; False, and nothing is done, for
-        entries that have to be judged. `held`: what is held of each, with its `entry` and `key`; the first pays for all.
         """
 
     def knows(self, tenant: str, id: str) -> bool:

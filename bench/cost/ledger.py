@@ -129,7 +129,7 @@ def _notes(callers: list[Principal], first: int, count: int) -> Iterator[Pending
     for caller in itertools.islice(itertools.cycle(callers), first % len(callers), first % len(callers) + count):
         entry = Entry(new_id(), "default", "", caller.tier, caller.tenant, "gateway", 2.0, 4.0)
         reply = Reply(entry.id, entry.tenant, "", None, ran)
-        yield PendingRequest(NOBODY, caller, entry, random.random(), 4.0, None, False, reply)
+        yield PendingRequest(NOBODY, caller, entry, random.random(), 4.0, None, reply=reply)
 
 
 def _count(postgres: PostgresServer, url: str) -> int:

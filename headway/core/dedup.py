@@ -243,19 +243,24 @@ class Dedup:
         heapq.heappush(self._due, (queued.due, next(self._numbers), queued))
         return Consequences()
 
-    def begun_anew(self, queued: QueuedEntry) -> list[_Flight] | None:
-        """Return new flights for an entry whose dedup keys are all new, for `start`; None if it must `join`."""
-        flights = [self._new_flight(queued, dedup_key) for dedup_key in queued.entry.dedup_keys]
-        known = [flight for flight in flights if flight.key in self._flights or flight.dedup_key.keep <= 0.0]
-        return None if known else flights
+    def begun_anew(self, entry: Entry) -> list[_Flight]:
+        """Return new flights for an entry whose dedup keys are all new, for `start`; none if it must `join`."""
+        flights = []
+        for dedup_key in entry.dedup_keys:
+            flight = self._new_flight(entry, dedup_key)
+            if flight.key in self._flights or dedup_key.keep <= 0.0:
+                return []
+            flights.append(flight)
+        return flights
 
-    def _new_flight(self, queued: QueuedEntry, dedup_key: DedupKey) -> _Flight:
-        code = self._code(queued) if dedup_key.kind is DedupKind.SAME else ""
-        return _Flight(dedup_key, self._key(queued, dedup_key), queued, queued.entry.version, code)
+    def _new_flight(self, entry: Entry, dedup_key: DedupKey) -> _Flight:
+        code = self._code(entry) if dedup_key.kind is DedupKind.SAME else ""
+        return _Flight(dedup_key, self._key(entry, dedup_key), None, entry.version, code)
 
     def start(self, queued: QueuedEntry, flights: list[_Flight]) -> None:
         """Let an entry that runs begin flights."""
         for flight in flights:
+            flight.original = queued
             self._flights[flight.key] = flight
         if flights:
             self._begun[queued] = flights
@@ -267,7 +272,7 @@ class Dedup:
         """
         own = version in (None, queued.entry.version)
         begun = [
-            self._new_flight(queued, dedup_key)
+            self._new_flight(queued.entry, dedup_key)
             for dedup_key in queued.entry.dedup_keys
             if self._flight(queued, dedup_key, now) is None
             and (own or dedup_key.kind is not DedupKind.SAME)
@@ -370,24 +375,24 @@ class Dedup:
         return consequences
 
     def _flight(self, queued: QueuedEntry, dedup_key: DedupKey, now: float) -> _Flight | None:
-        flight = self._flights.get(self._key(queued, dedup_key))
+        flight = self._flights.get(self._key(queued.entry, dedup_key))
         if flight is not None and flight.reply is not None and (flight.until <= now or dedup_key.renews):
             self._discard(flight)
             return None
         return flight
 
-    def _key(self, queued: QueuedEntry, dedup_key: DedupKey) -> FlightKey:
+    def _key(self, entry: Entry, dedup_key: DedupKey) -> FlightKey:
         """Return the key of a flight. An idempotency key counts for one model, a task's id for all."""
-        entry, kind, key = queued.entry, dedup_key.kind, dedup_key.key
+        kind, key = dedup_key.kind, dedup_key.key
         if kind is DedupKind.KEY:
             key = f"{entry.model}\0{key}"
         elif kind is DedupKind.SAME:
-            key = f"{key}#{self._code(queued)}"
+            key = f"{key}#{self._code(entry)}"
         return entry.tenant, kind, key
 
-    def _code(self, queued: QueuedEntry) -> str:
+    def _code(self, entry: Entry) -> str:
         """Return the newest code that answers an entry; empty if unknown."""
-        codes = self._codes.get(queued.entry.queue)
+        codes = self._codes.get(entry.queue)
         return codes[0] if codes else ""
 
     def _unfollow(self, queued: QueuedEntry) -> _Flight | None:

@@ -64,7 +64,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
         weight: its weight, at most that of a full batch; see `QueueLimits.weight`.
-        held: what its gateway holds of it and gets back with its output; None where that is looked up. `key`: its tenant and id, then.
+        held: what its gateway holds of it and gets back with its output; None where that is looked up.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
         reservation: its bytes in memory, until it has an outcome.
@@ -81,7 +81,6 @@ class QueuedEntry(msgspec.Struct, eq=False):
     cost: float
     weight: int
     held: object = None
-    key: tuple[str, str] = ("", "")
     pages: int = 1
     attempts: int = 0
     reservation: object = None

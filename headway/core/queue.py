@@ -99,7 +99,7 @@ class ModelQueue:
         self._coming: list[QueuedEntry] = []
         """Entries that were admitted since the last look at the queue, and have no place in it yet."""
         self._sure: dict[tuple[int, float, float], float] = {}
-        """Entries that may be in `_coming` for one more to be sure to be let in, by tier, time in the queue and time in all."""
+        """Length of `_coming`, with a new entry and those that it pays for, from which `offer` has to judge it; by tier and timeouts."""
         self._sure_until = -math.inf
         """Instant until which that holds."""
         self.bulk: BulkClass | None = None
@@ -213,35 +213,22 @@ class ModelQueue:
             self._waiting[entry.tenant] += 1
         return queued
 
-    def offer_small(
-        self, entry: Entry, now: float, held: object = None, key: tuple[str, str] = ("", "")
-    ) -> QueuedEntry | None:
-        """Admit an entry of one page that counts and weighs as one, rides with any, and is sure to be let in; None for one that `offer` has to judge.
+    def offer_small(self, entry: Entry, now: float, held: object = None) -> QueuedEntry | None:
+        """Fast path: note a small plain entry that is sure to be let in; None if `offer` has to judge it.
 
-        It is only noted, and all that were get their places together at the next look. `held` and `key`: see QueuedEntry.
+        Noted entries get their places together at the next look. `held`: see QueuedEntry.
         """
         timeout = entry.timeout
         queue_timeout = entry.queue_timeout
         most = self._sure.get((entry.tier, queue_timeout, timeout))
         if most is None or now > self._sure_until:
-            most = self._find_sure(entry, now) if self._coming or self._fresh else 0.0
-        if len(self._coming) >= most:
+            most = self._find_sure(entry, now) if self._coming or self._fresh else 1.0
+        if len(self._coming) + entry.count >= most:
             return None
         queue_due = now + (queue_timeout if queue_timeout < timeout else timeout)
-        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held, key)
+        queued = QueuedEntry(entry, now, now + timeout, queue_due, 1, 1, held)
         self._coming.append(queued)
         return queued
-
-    def offer_together(self, offered: Sequence[QueuedEntry], now: float) -> bool:
-        """Admit entries that are alike but for their inputs, as `offer_small` does each; False for such that have to be judged."""
-        entry = offered[0].entry
-        most = self._sure.get((entry.tier, entry.queue_timeout, entry.timeout))
-        if most is None or now > self._sure_until:
-            most = self._find_sure(entry, now)
-        if len(self._coming) + len(offered) - 1 >= most:
-            return False
-        self._coming += offered
-        return True
 
     def offer_bulk(self, entry: Entry, now: float) -> QueuedEntry | None:
         """Let a bulk entry wait, see `core.bulk`; None where enough of them do. Its deadline is its sender's to watch."""
@@ -255,7 +242,7 @@ class ModelQueue:
         return queued
 
     def _find_sure(self, entry: Entry, now: float) -> float:
-        """Return the number of entries that may come before one like this, for it to be sure to be let in. All of them count as ahead of it."""
+        """Return the length of `_coming`, with an entry like this and those that it pays for, from which `offer` has to judge it."""
         if now > self._sure_until or len(self._sure) >= MOST_KINDS:
             self._take_in()
             self._sure.clear()
@@ -266,7 +253,7 @@ class ModelQueue:
                 tier_queues = self._tier_queues[: entry.tier + 1]
                 ahead = self._size_of(tier_queues) if self._weighs else sum([one.depth for one in tier_queues])
                 most = min(most, gate.allowed(entry.tier, entry) - ahead)
-        self._sure[entry.tier, entry.queue_timeout, entry.timeout] = most
+        self._sure[entry.tier, entry.queue_timeout, entry.timeout] = most = most + 1.0
         self._sure_until = self._gate_at + GATE_AGE
         return most
 

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-import msgspec
+from msgspec.structs import replace
 
 from headway import errors
 from headway.core import failures, ratelimit, values
@@ -154,9 +154,9 @@ class FanOut(ReplySink):
         """Let go of the parts that have no reply."""
         self._ended = None
         self._several.forget_equal()
-        left = [id for id, position in self._places.items() if self._replies[position] is None]
+        if self._missing:
+            self._leave([id for id, position in self._places.items() if self._replies[position] is None])
         self._places.clear()
-        self._leave(left)
         if self._let_in:
             tier = max(self._principal.tier, self._options.tier)
             self._gateway.limiter.forgo(self._model, self._principal.tenant, tier, self._let_in)
@@ -203,18 +203,22 @@ class FanOut(ReplySink):
             self._wait_turn()
 
     def _enter(self) -> bool:
-        """Hand all parts in together, where their lane is open. False: they are to be submitted one by one."""
-        several = self._several
-        lane = self._gateway.lane(self._principal, self._options, self._model)
-        if not lane.open:
+        """Hand all parts in at once, where their lane is open. False: they are to be submitted."""
+        several, gateway, count = self._several, self._gateway, self._count
+        lane = gateway.lane(self._principal, self._options, self._model)
+        if not lane.open or lane.throttled or not gateway.lets_in(lane, count):
             return False
-        self._places = {self._id: 0, **{new_id(): position for position in range(1, self._count)}}
-        if self._gateway.enter_all(
-            self, lane, tuple(self._places), several.inputs, several.parameters, several=several
-        ):
-            return True
-        self._places.clear()
-        return False
+        id, limits = self._id, ratelimit.all_counting_as(lane.pattern.limits, count)
+        pattern = replace(lane.pattern, limits=limits, count=count)
+        for position, input in enumerate(several.inputs):
+            self._places[id] = position
+            entry = gateway.enter(self, lane, id, input, several.parameters, pattern, several)
+            if entry is None:
+                break
+            if not position:
+                pattern = replace(lane.pattern, limits=(), payer=entry.nonce)
+            id = new_id()
+        return True
 
     def _submit(self) -> None:
         """Submit the next parts, and see to it that the rest follow."""
@@ -256,7 +260,7 @@ class FanOut(ReplySink):
         if not limits or self._is_wrong or (counted := 0 if position else self._counted()) == 1:
             return self._principal
         charged = () if position else ratelimit.all_counting_as(limits, counted)
-        return msgspec.structs.replace(self._principal, limits=charged)
+        return replace(self._principal, limits=charged)
 
     def _counted(self) -> int:
         """Requests as which this one counts towards a limit."""
@@ -272,7 +276,7 @@ class FanOut(ReplySink):
         if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
             self._whole = self._several.digest(QueueName(self._model, options.version))
         left = options.timeout - (asyncio.get_running_loop().time() - self._begun)
-        return msgspec.structs.replace(
+        return replace(
             options, timeout=max(left, LEAST_TIME), key=key, whole=self._whole, chosen=chosen, task=False, count=count
         )
 
@@ -294,7 +298,7 @@ class FanOut(ReplySink):
     def _failed(self, failure: Failure, reply: Reply | None = None) -> Reply:
         if reply is None:
             return Reply(self._id, self._principal.tenant, None, failure)
-        return msgspec.structs.replace(reply, id=self._id, output=None, failure=failure)
+        return replace(reply, id=self._id, output=None, failure=failure)
 
     def _note(self, reply: Reply, failed_part: str = "") -> None:
         """Note the outcome of the request for those who tell of it by its id."""
@@ -339,8 +343,8 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
     alike, ran = all(one.shared is first.shared for one in replies), first.ran
     versions = dict.fromkeys(one.ran.version for one in replies if one.ran is not None)
     if ran is not None and len(versions) > 1:
-        ran = msgspec.structs.replace(ran, version=",".join(filter(None, versions)))
-    return msgspec.structs.replace(
+        ran = replace(ran, version=",".join(filter(None, versions)))
+    return replace(
         first,
         id=id,
         ran=ran,

@@ -20,7 +20,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from headway import errors
 from headway.config import Settings
@@ -284,7 +284,7 @@ class Gateway:
             self._answer(pending, session.no_room(), Ending.REFUSED)
             return
         pending.session = session
-        pending.entry = msgspec.structs.replace(entry, limits=self.counted(pending.principal.limits))
+        pending.entry = replace(entry, limits=self.counted(pending.principal.limits))
         session.offer(pending.entry)
 
     @property
@@ -323,7 +323,7 @@ class Gateway:
         if known is not None and known.facts is self.facts:
             return known
         if options.key not in ("", ANY_KEY):
-            return self.lane(principal, msgspec.structs.replace(options, key=ANY_KEY), asked)
+            return self.lane(principal, replace(options, key=ANY_KEY), asked)
         lane = Lane(self.facts, principal, options, asked)
         model = asked or self.served.default_of(principal.models)
         principal = principal.asking(model)
@@ -338,115 +338,90 @@ class Gateway:
         lane.open, lane.keeps = is_open and not kept, is_open and kept
         lane.rows = plain and not kept and rules.takes_rows
         lane.keep, lane.named = rules.settings.result_ttl_s, named(model, "")
-        lane.principal, lane.tenant, lane.model, lane.limits = principal, principal.tenant, model, principal.limits
-        lane.version = version
-        lane.tier = max(principal.tier, options.tier)
-        lane.caller = principal.user if options.origin is None else options.origin
-        lane.timeout = min(options.timeout, rules.longest_task if options.task else rules.longest)
-        lane.queue_timeout = lane.timeout if options.task else rules.queue_timeout
-        lane.usual = lane.timeout == self._deadlines.usual
+        timeout = min(options.timeout, rules.longest_task if options.task else rules.longest)
+        lane.principal, lane.model, lane.usual = principal, model, timeout == self._deadlines.usual
+        lane.pattern = Entry(
+            "", model, "", max(principal.tier, options.tier), principal.tenant, self.name,
+            timeout if options.task else rules.queue_timeout, timeout, version=version, limits=principal.limits,
+            caller=principal.user if options.origin is None else options.origin,
+        )  # fmt: skip
         # A lane of an unknown model is not remembered: clients could grow the table.
         if lane.open or lane.rows or lane.keeps:
-            lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.tier)
+            lane.throttle, lane.throttled = self.limiter.throttles[model], self.limiter.holds_up(lane.pattern.tier)
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.clear()
             self._lanes[id(lane.asker), options, asked] = lane  # It holds its asker, so no other has that identity.
         return lane
 
-    def enter(self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes) -> None:
-        """Take a request in on a lane that is open for its input, under a fresh id; see `submit`."""
-        session = self._session
+    def enter(
+        self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes,
+        pattern: Entry | None = None, several: SeveralInputs | None = None,
+    ) -> Entry | None:  # fmt: skip
+        """Take a request in on a lane that is open for its input, under a fresh id; see `submit`. Returns its entry; None: it is refused.
+
+        A request that has more than its lane's `pattern` brings its own. It asks `lets_in` first.
+        """
+        session, entry = self._session, pattern or lane.pattern
         now = self._clock()
         near = session.near
-        if near is None or session.waits or (lane.limits and self.limiter.debts):
-            near, limits = None, lane.limits
-            if session.full(1) or (limits and self.limiter.excess(limits, session.broker)):  # It is told why.
+        if near is None or session.waits or (entry.limits and self.limiter.debts):
+            near = None
+            if pattern is None and (
+                session.full(1) or (entry.limits and self.limiter.excess(entry.limits, session.broker))
+            ):  # It is told why.
                 self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
-                return
-        timeout = lane.timeout
-        key = lane.tenant, id
-        entry = Entry(
-            id, lane.model, input, lane.tier, lane.tenant, self.name, lane.queue_timeout, timeout, parameters, self._next_nonce(),
-            lane.caller, 1, lane.version, limits=lane.limits,
-        )  # fmt: skip
+                return None
+        key = entry.tenant, id
+        entry = replace(entry, id=id, input=input, parameters=parameters, nonce=self._next_nonce())
         if lane.throttled:
             if (over := self.limiter.check(entry, alone=False)) is not None:
-                self._refuse(sink, lane.principal, entry, over, None)
-                return
-        elif timeout >= lane.throttle.least_seconds:
+                self._refuse(sink, lane.principal, entry, over, several)
+                return None
+        elif entry.timeout >= lane.throttle.least_seconds:
             lane.throttle.higher += 1
-        pending = PendingRequest(sink, lane.principal, entry, now, now + timeout, session, lane=lane, key=key)
+        pending = PendingRequest(sink, lane.principal, entry, now, now + entry.timeout, session, key, lane, several)
         if near is None:
             session.offer(entry)
         else:
             session.taken += 1
-            if (failure := near.enter(entry, key, pending, now)) is not None:
-                self._enter_refused(sink, lane.principal, entry, failure)
-                return
+            if (failure := near.enter(pending, now)) is not None:
+                self._enter_refused(pending, failure)
+                return None
         self._pending[key] = pending
         if not (lane.usual and self._deadlines.runs):
-            self._deadlines.watch(key, pending.deadline, timeout)
+            self._deadlines.watch(key, pending.deadline, entry.timeout)
+        return entry
+
+    def lets_in(self, lane: Lane, count: int) -> bool:
+        """Whether so many requests may go in by a lane together, as far as is known here."""
+        session, limits = self._session, lane.pattern.limits
+        if session.near is not None and not (session.waits or (limits and self.limiter.debts)):
+            return True
+        limits = all_counting_as(limits, count)
+        return not (session.full(count) or (limits and self.limiter.excess(limits, session.broker)))
 
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request in whose lane is not open for `enter`: to be kept, if the lane is for that, else by `submit`."""
-        if lane.keeps:
-            kind, key = (DedupKind.KEY, options.key) if options.key else (DedupKind.TASK, id)
-            dedup_key = DedupKey(kind, key, digest_of(lane.named, input, parameters), lane.keep)
-            if self.enter_all(sink, lane, (id,), (input,), parameters, (dedup_key,)):
-                return
-        self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
+        """Take a request in whose lane is not open: to be kept, if the lane is for that, else by `submit`."""
+        if not (lane.keeps and self.lets_in(lane, 1)):
+            self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
+            return
+        kind, key = (DedupKind.KEY, options.key) if options.key else (DedupKind.TASK, id)
+        dedup_key = DedupKey(kind, key, digest_of(lane.named, input, parameters), lane.keep)
+        pattern = replace(lane.pattern, dedup_keys=(dedup_key,))
+        if self.enter(sink, lane, id, input, parameters, pattern) is not None and options.task:
+            pending = self._pending[pattern.tenant, id]
+            pending.unadmitted = True
+            if not self._session.waits:  # Else it is told when the broker has it.
+                asyncio.get_running_loop().call_soon(self._admitted, pending)
 
-    def enter_all(
-        self, sink: ReplySink, lane: Lane, ids: Sequence[str], inputs: Sequence[Value], parameters: bytes,
-        dedup_keys: tuple[DedupKey, ...] = (), several: SeveralInputs | None = None,
-    ) -> bool:  # fmt: skip
-        """Take in all inputs of a request on a lane that is open for them, under fresh ids. False: they have to be submitted."""
-        session, limits, count, now, timeout = self._session, lane.limits, len(ids), self._clock(), lane.timeout
-        near = None if session.waits or (limits and self.limiter.debts) else session.near
-        if limits and count > 1:
-            limits = all_counting_as(limits, count)
-        if lane.throttled or (
-            near is None and (session.full(count) or (limits and self.limiter.excess(limits, session.broker)))
-        ):
-            return False
-        if timeout >= lane.throttle.least_seconds:
-            lane.throttle.higher += count
-        tenant, model, wait, payer, is_task = lane.tenant, lane.model, lane.queue_timeout, 0, lane.options.task
-        held = list[PendingRequest]()
-        for id, input in zip(ids, inputs, strict=True):
-            nonce = self._next_nonce()
-            if several is not None:
-                payer = payer or nonce
-            entry = Entry(
-                id, model, input, lane.tier, tenant, self.name, wait, timeout, parameters, nonce, lane.caller, 1, lane.version,
-                dedup_keys=dedup_keys, limits=limits, payer=payer, count=count,
-            )  # fmt: skip
-            limits, count = (), 1
-            key = tenant, id
-            pending = PendingRequest(
-                sink, lane.principal, entry, now, now + timeout, session, is_task, several=several, lane=lane, key=key
-            )
-            held.append(pending)
-            self._pending[key] = pending
-        if not (lane.usual and self._deadlines.runs):
-            for pending in held:
-                self._deadlines.watch(pending.key, pending.deadline, timeout)
-        if near is None or not near.enter_all(held, now):
-            for pending in held:
-                session.offer(pending.entry)
-            return True
-        session.taken += len(held)
-        if is_task:
-            asyncio.get_running_loop().call_soon(self._admitted, held[0])
-        return True
-
-    def _enter_refused(self, sink: ReplySink, principal: Principal, entry: Entry, failure: Failure) -> None:
+    def _enter_refused(self, pending: PendingRequest, failure: Failure) -> None:
         """Answer a request that a near broker has refused."""
+        entry = pending.entry
         self.limiter.refused(entry, failure)
         ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
-        self._refuse(sink, principal, entry, failure, None, ending)
+        self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -458,7 +433,7 @@ class Gateway:
     ) -> None:  # fmt: skip
         now, key = self._clock(), (entry.tenant, entry.id)
         deadline = now + entry.timeout
-        pending = PendingRequest(sink, principal, entry, now, deadline, session, unadmitted, several=several)
+        pending = PendingRequest(sink, principal, entry, now, deadline, session, key, None, several, unadmitted)
         self._pending[key] = pending
         self._deadlines.watch(key, deadline, entry.timeout)
         if several is not None and entry.dedup_keys and self.equal_inputs.follows(pending):
@@ -686,7 +661,7 @@ class Gateway:
     ) -> Reply:
         now = self._clock()
         reply = Reply(entry.id, entry.tenant, None, failure)
-        refused = PendingRequest(NOBODY, principal, entry, now, now, None, False, reply, several)
+        refused = PendingRequest(NOBODY, principal, entry, now, now, None, several=several, reply=reply)
         self._finish([refused], ending)
         return reply
 
@@ -776,7 +751,7 @@ class Gateway:
                     continue
                 if failure.code == errors.NO_WORKERS:
                     failure = self.served.in_time(entry.model, failure)
-                    pending.reply = msgspec.structs.replace(reply, failure=failure)
+                    pending.reply = replace(reply, failure=failure)
             if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
                 if pending.follows:
                     self._end_follower(pending, reply)
@@ -784,7 +759,7 @@ class Gateway:
                 self.limiter.not_run(entry)
             del held[key]
             if entry.dedup_keys and unkept(entry, reply, session.broker.kept):
-                pending.reply = msgspec.structs.replace(reply, unkept=True)
+                pending.reply = replace(reply, unkept=True)
             ended.append(pending)
             if pending.several is not None and failure is None:
                 self.equal_inputs.pass_on(pending)

@@ -8,7 +8,7 @@ the same queue.
 from __future__ import annotations
 
 from headway.core.throttle import Throttle
-from headway.model import Limit, Principal, RequestOptions
+from headway.model import Entry, Principal, RequestOptions
 
 ANY_KEY = "\0"
 """Idempotency key in the options of a lane for requests that have one."""
@@ -28,35 +28,26 @@ class Lane:
         options: options that it is for.
         asked: model that the requests name; None or empty for the default.
         principal: principal of the requests, with the limits that it has for the model.
-        tenant: its tenant.
         model: name of the model.
-        version: version in whose queue they wait; empty: any.
-        tier: index of the tier.
-        caller: name for which culprits are counted.
-        limits: limits that they count towards.
-        queue_timeout, timeout: seconds in the queue, and in all.
+        pattern: entry of which those of all of them are copies, but for id, input, parameters and nonce.
         throttle: throttle of the model's lowest tier.
         throttled: whether they are of that tier.
         usual: whether their time in all is the usual one.
     """
 
     __slots__ = (
-        "asked", "asker", "caller", "facts", "keep", "keeps", "limits", "model", "named", "open", "options", "principal", "queue_timeout", "rows", "tenant",
-        "throttle", "throttled", "tier", "timeout", "usual", "version",
+        "asked", "asker", "facts", "keep", "keeps", "model", "named", "open", "options", "pattern", "principal", "rows", "throttle", "throttled", "usual",
     )  # fmt: skip
 
     def __init__(self, facts: object, asker: Principal, options: RequestOptions, asked: str | None) -> None:
         self.facts, self.asker, self.options, self.asked = facts, asker, options, asked
         self.open = self.rows = self.keeps = self.throttled = self.usual = False
-        self.principal, self.tenant, self.tier = asker, asker.tenant, 0
-        self.model = self.version = self.caller = ""
-        self.limits: tuple[Limit, ...] = ()
-        self.queue_timeout = self.timeout = self.keep = 0.0
-        self.named = b""
+        self.principal, self.model, self.pattern = asker, "", _NOTHING
+        self.keep, self.named = 0.0, b""
         self.throttle = _NONE
 
 
-_NONE = Throttle()
+_NONE, _NOTHING = Throttle(), Entry("", "", "", 0, "", "", 0.0, 0.0)
 CLOSED = Lane(None, Principal(user="", tenant="", tier=0), RequestOptions(0.0), None)
 """Lane that nothing takes."""
 

@@ -288,11 +288,11 @@ class PendingRequest(msgspec.Struct, eq=False):
         since: instant of its arrival, in seconds.
         deadline: instant by which it is answered, in seconds.
         session: session over which it went; None for one that was turned away, or that waits for the input policy.
+        key: key under which it is in the table.
+        lane: lane by which it came; None for one that came by `submit`.
+        several: request with several inputs of which this is one; None for a request by itself.
         unadmitted: whether its sink waits to hear that the broker has it, which is not known yet.
         reply: its outcome, once it has ended.
-        several: request with several inputs of which this is one; None for a request by itself.
-        lane: lane by which it came; None for one that came by `submit`.
-        key: key under which a request that came by a lane is in the table.
     """
 
     sink: ReplySink
@@ -301,11 +301,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     since: float
     deadline: float
     session: BrokerSession | None
+    key: Key = ("", "")
+    lane: Lane | None = None
+    several: SeveralInputs | None = None
     unadmitted: bool = False
     reply: Reply = UNANSWERED
-    several: SeveralInputs | None = None
-    lane: Lane | None = None
-    key: Key = ("", "")
 
     @property
     def whole(self) -> WholeOutcome | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +20,25 @@ def harness() -> Iterator[MemoryHarness]:
     made = MemoryHarness()
     yield made
     made.close()
+
+
+class Held:
+    """What a gateway holds of a request."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry, self.key, self.id = entry, (entry.tenant, entry.id), entry.id
+
+
+def several(*names: str) -> list[Held]:
+    """Entries of one request, the first of which pays for all."""
+    made = [msgspec.structs.replace(ask(id=name, nonce=ord(name)), payer=ord(names[0])) for name in names]
+    return [Held(msgspec.structs.replace(made[0], count=len(names))), *map(Held, made[1:])]
+
+
+def enter(harness: MemoryHarness, *held: Held) -> list[str | None]:
+    """Codes of the verdicts on entries; None for each that is let in."""
+    verdicts = [harness.broker.enter(one, harness.now()) for one in held]
+    return [None if verdict is None else verdict.code for verdict in verdicts]
 
 
 Settled = list[tuple[Sequence[object], Sequence[Reply]]]
@@ -133,13 +151,13 @@ async def test_what_waits_too_long_is_told_in_time_however_late_the_reaper_comes
 @story
 async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    for name in "abc":
-        assert harness.broker.enter(ask(id=name, nonce=ord(name)), ("t", name), name.upper(), harness.now()) is None
+    asked = [Held(ask(id=name, nonce=ord(name))) for name in "abc"]
+    assert enter(harness, *asked) == [None] * 3
     await harness.answer(await harness.claim())
     assert settled == [], "it may be the turn in which the batch ends"
     await harness.settle()
     [(held, replies)] = settled
-    assert (held, ids(replies), [reply.nonce for reply in replies]) == (["A", "B", "C"], ["a", "b", "c"], [97, 98, 99])
+    assert (held, ids(replies), [reply.nonce for reply in replies]) == (asked, ["a", "b", "c"], [97, 98, 99])
     assert {(reply.attempts, reply.ran) for reply in replies} == {(1, replies[0].ran)}
     assert told == []
     assert not harness.broker._entries
@@ -148,7 +166,7 @@ async def test_a_batch_of_which_all_is_held_is_settled_as_one(harness: MemoryHar
 @story
 async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    assert harness.broker.enter(ask(id="a"), ("t", "a"), "A", harness.now()) is None
+    assert enter(harness, Held(ask(id="a"))) == [None]
     assert harness.broker.take(ask(id="b")) is None
     await harness.answer(await harness.claim())
     await harness.settle()
@@ -161,71 +179,54 @@ async def test_replies_are_delivered_one_by_one_where_not_all_of_a_batch_is_held
 @story
 async def test_what_is_more_than_an_output_is_delivered(harness: MemoryHarness, item: ItemResult) -> None:
     settled, told = attached(harness)
-    for name in "ab":
-        assert harness.broker.enter(ask(id=name), ("t", name), name, harness.now()) is None
+    assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
     lease = await harness.claim()
     await harness.broker.complete(lease, [ItemResult("fine"), item])
     await harness.settle()
     assert (settled, [ids(replies) for replies in told]) == ([], [["a", "b"]])
 
 
-class Held:
-    """What a gateway holds of a request."""
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry, self.key = entry, (entry.tenant, entry.id)
-
-
-def held(*names: str, **of_each: Any) -> list[Held]:
-    """Entries of one request, the first of which pays for all."""
-    made = [msgspec.structs.replace(ask(id=name, nonce=ord(name)), payer=ord(names[0]), **of_each) for name in names]
-    return [Held(msgspec.structs.replace(made[0], count=len(names))), *map(Held, made[1:])]
-
-
 @story
-async def test_entries_that_go_in_together_are_settled_as_one(harness: MemoryHarness) -> None:
+async def test_entries_of_one_request_are_settled_as_one(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    several = held("a", "b", "c")
-    assert harness.broker.enter_all(several, harness.now())
+    parts = several("a", "b", "c")
+    assert enter(harness, Held(ask(id="before")), *parts) == [None] * 4
     await harness.answer(await harness.claim())
     await harness.settle()
     [(found, replies)] = settled
-    assert (found, ids(replies), told) == (several, ["a", "b", "c"], [])
+    assert (found[1:], ids(replies), told) == (parts, ["before", "a", "b", "c"], [])
     assert not harness.broker._entries
 
 
 @story
-async def test_entries_that_have_to_be_judged_do_not_go_in_together_and_nothing_is_done(harness: MemoryHarness) -> None:
+async def test_an_entry_without_a_queue_or_over_its_limit_is_refused(harness: MemoryHarness) -> None:
     limit = Limit("user-1", "user", 60.0, 1.0)
-    assert not harness.broker.enter_all(held("a", input="x" * (2 * SMALL)), harness.now())
-    assert not harness.broker.enter_all(held("a", model="nowhere"), harness.now())
-    assert harness.broker.enter_all(held("b", limits=(limit,)), harness.now())
-    assert not harness.broker.enter_all(held("c", limits=(limit,)), harness.now())
-    crowd = [held(name)[0] for name in map(chr, range(0x100, 0x1000))]
-    assert not harness.broker.enter_all(crowd, harness.now()), "there are more than the queue holds"
+    assert enter(harness, Held(ask(id="a", model="nowhere"))) == [errors.NO_WORKERS]
+    assert enter(harness, *[Held(ask(id=name, limits=(limit,))) for name in "bc"]) == [None, errors.RATE_LIMITED]
     assert ids((await harness.claim()).entries) == ["b"]
 
 
 @story
-async def test_a_dedup_key_that_is_new_goes_in_and_one_that_is_known_has_to_be_judged(harness: MemoryHarness) -> None:
+async def test_a_dedup_key_that_is_known_is_joined_whoever_entered_it(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    assert harness.broker.enter_all(held("a", dedup_keys=(common.key(),)), harness.now())
-    assert not harness.broker.enter_all(held("b", dedup_keys=(common.key(),)), harness.now())
+    first, second, later = (Held(ask(id=name, dedup_keys=(common.key(),))) for name in "abc")
+    assert enter(harness, first, second) == [None, None]
     assert harness.broker.take(ask(id="follower", dedup_keys=(common.key(),))) is None
     await harness.answer(await harness.claim())
     await harness.settle()
+    kind = common.key().kind
     shared = [(reply.id, reply.shared) for replies in told for reply in replies]
-    assert (settled, shared) == ([], [("a", None), ("follower", common.key().kind)])
-    assert not harness.broker.enter_all(held("c", dedup_keys=(common.key(),)), harness.now())
-    assert harness.broker.take(ask(id="later", dedup_keys=(common.key(),))) is None
+    assert (settled, shared) == ([], [("a", None), ("b", kind), ("follower", kind)])
+    assert enter(harness, later) == [None]
     await harness.settle()
-    assert [(reply.id, reply.kept) for reply in told[-1]] == [("later", True)]
+    assert (settled, [(reply.id, reply.kept) for reply in told[-1]]) == ([], [("c", True)])
+    assert not harness.broker._entries
 
 
 @story
 async def test_an_outcome_that_is_too_large_to_be_kept_is_delivered_by_itself(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    assert harness.broker.enter_all(held("a", dedup_keys=(common.task("a"),)), harness.now())
+    assert enter(harness, Held(ask(id="a", dedup_keys=(common.task("a"),)))) == [None]
     lease = await harness.claim()
     await harness.broker.complete(lease, [ItemResult("x" * harness.broker.kept.largest)])
     await harness.settle()
@@ -241,11 +242,10 @@ async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_
     harness: MemoryHarness, tokens: TokenCount | None
 ) -> None:
     settled, _ = attached(harness)
-    assert harness.broker.enter(ask(id="first", tier=2), ("t", "first"), "first", harness.now()) is None
-    [one] = held("a")
-    told = weakref.ref(one)
-    assert harness.broker.enter(ask(id="a", tier=0), ("t", "a"), one, harness.now()) is None
-    del one
+    held = Held(ask(id="a", tier=0))
+    assert enter(harness, Held(ask(id="first", tier=2)), held) == [None, None]
+    told = weakref.ref(held)
+    del held
     lease = await harness.claim(limit=1)
     assert [entry.id for entry in lease.entries] == ["a"]
     await harness.broker.complete(lease, [ItemResult("out", tokens=tokens)])
@@ -257,8 +257,7 @@ async def test_what_is_held_is_let_go_of_with_the_output_however_long_the_queue_
 @story
 async def test_who_has_left_is_no_part_of_what_is_delivered(harness: MemoryHarness) -> None:
     settled, told = attached(harness)
-    for name in "ab":
-        assert harness.broker.enter(ask(id=name), ("t", name), name, harness.now()) is None
+    assert enter(harness, *[Held(ask(id=name)) for name in "ab"]) == [None, None]
     lease = await harness.claim()
     await harness.broker.withdraw([("t", "a", 0)], "g")
     await harness.answer(lease)
@@ -272,13 +271,13 @@ async def test_a_batch_that_ran_again_is_settled_with_all_its_attempts_and_frees
 ) -> None:
     settled, _ = attached(harness)
     free = harness.room
-    for name, input in (("a", "x"), ("b", "x" * (2 * SMALL))):
-        assert harness.broker.enter(ask(id=name, input=input), ("t", name), name, harness.now()) is None
+    asked = [Held(ask("x", id="a")), Held(ask("x" * (2 * SMALL), id="b"))]
+    assert enter(harness, *asked) == [None, None]
     failed = BatchFailure(Cause.CRASHED, "gone", "gpu-0")
     assert await harness.broker.release(await harness.claim(), failed)
     await harness.reaping(5.0)
     await harness.answer(await harness.claim("gpu-1"))
     await harness.settle()
     [(held, replies)] = settled
-    assert (sorted(map(str, held)), {reply.attempts for reply in replies}) == (["a", "b"], {2})
+    assert (set(held), {reply.attempts for reply in replies}) == (set(asked), {2})
     assert harness.room == free

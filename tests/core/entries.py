@@ -17,7 +17,10 @@ def entry(
     timeout: float = 4.0,
     weight: int = 1,
     shape: int = 0,
+    count: int = 1,
 ) -> Entry:
     """An entry whose input is its id unless one is given."""
     text = id if input is None else input
-    return Entry(id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight, shape=shape)
+    return Entry(
+        id, model, text, tier, tenant, gateway, queue_timeout, timeout, weight=weight, shape=shape, count=count
+    )

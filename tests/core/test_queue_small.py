@@ -56,6 +56,7 @@ def played(
             asked = entry(
                 str(number), tier=min(tier, tiers - 1), tenant=f"t{tenant}", timeout=3.0 + tenant, queue_timeout=2.0,
                 weight=1 + number % most_rows if most_rows else 1, shape=number % 2 if most_rows > 2 else 0,
+                count=1 + number % 3,
             )  # fmt: skip
             found = offers(queue)(asked, now)
             if isinstance(found, QueuedEntry):

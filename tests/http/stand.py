@@ -172,7 +172,7 @@ class EchoGateway:
     ) -> None:
         self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
 
-    def enter_all(self, *arguments: Any, **named: Any) -> bool:
+    def lets_in(self, lane: Lane, count: int) -> bool:
         return False
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:

@@ -34,7 +34,7 @@ def logged(
 ) -> list[Any]:
     log = AccessLog(share, ("enterprise", "paid", "free"), iter(dice).__next__)
     principal = Principal("alice", "acme", 1)
-    requests = [PendingRequest(NOBODY, principal, entry, 10.0, 14.0, None, False, reply) for _ in dice]
+    requests = [PendingRequest(NOBODY, principal, entry, 10.0, 14.0, None, reply=reply) for _ in dice]
     with capture_logs() as logs:
         log.finished(requests, ending, 10.16)
     return logs

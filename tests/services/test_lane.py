@@ -248,7 +248,7 @@ async def test_in_a_fleet_the_one_version_that_is_there_has_a_lane_and_versions_
         gateway.learn()
         lane = gateway.lane(ANYBODY, PLAIN, None)
         assert lane.open
-        assert lane.version == "4"
+        assert lane.pattern.version == "4"
 
 
 async def test_one_over_its_limit_is_refused_on_either_way_and_nothing_is_left(stand: Stand) -> None:

@@ -43,7 +43,7 @@ def note(
     entry = Entry(f"id-{number}", model, "secret input", 2, caller.tenant, "g", 1.0, 1.0)
     given: dict[str, Any] = {"output": "secret output", "ran": RAN} | reply
     ended = Reply(entry.id, entry.tenant, **given)
-    return PendingRequest(NOBODY, caller, entry, ENDED - seconds, 4.0, None, False, ended)
+    return PendingRequest(NOBODY, caller, entry, ENDED - seconds, 4.0, None, reply=ended)
 
 
 def notes(count: int, first: int = 0) -> list[PendingRequest]:

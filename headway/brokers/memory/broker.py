@@ -53,14 +53,14 @@ from headway.model import (
     WorkerInfo,
     WorkerStatus,
 )
-from headway.ports import Broker, DeadLetters, NearQueue
+from headway.ports import Broker, DeadLetters, Held, NearQueue
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.ticks import ending_at_tick
 
 _OUTPUT, _TOKENS, _QUEUE = attrgetter("output"), attrgetter("tokens"), attrgetter("queue")
 _LEFT_OUT = attrgetter("left_out")
-_DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("key"), attrgetter("entry.gateway")
-_MODEL, _LIMIT, _INPUT = attrgetter("model"), attrgetter("id"), attrgetter("entry.input")
+_DUE, _HELD, _KEY, _GATEWAY = attrgetter("due"), attrgetter("held"), attrgetter("held.key"), attrgetter("entry.gateway")
+_MODEL = attrgetter("model")
 
 LEASE_SECONDS = 10.0
 """Seconds for which a lease lasts unless it is extended."""
@@ -185,14 +185,11 @@ class MemoryBroker(Broker, NearQueue):
         before = self._entries.get((entry.tenant, entry.id))
         if before is not None and (before.state != GONE or _is_of(before, entry)):
             return None if _is_of(before, entry) else failures.conflict()
-        if not (
-            entry.dedup_keys or entry.digest or entry.version or entry.count > 1 or entry.weight > 1 or entry.shape
-        ):
-            return self.enter(entry, (entry.tenant, entry.id), None, self._clock())
         return self._take_rarely(self._placed(entry), self._clock())
 
-    def enter(self, entry: Entry, key: tuple[str, str], held: object, now: float) -> Failure | None:
+    def enter(self, held: Held, now: float) -> Failure | None:
         """See NearQueue. An idle worker is woken once for all that comes in one turn of the loop."""
+        entry = held.entry
         found = self._queues.for_any.get(entry.model)
         size = len(entry.input)
         if found is None or size > SMALL or (entry.parameters and size + len(entry.parameters) > SMALL):
@@ -204,12 +201,16 @@ class MemoryBroker(Broker, NearQueue):
             if isinstance(judged, Over):
                 return failures.over(judged)
             charged = judged
-        offered = queue.offer_small(entry, now, held, key)
+        if entry.dedup_keys and not (flights := self._dedup.begun_anew(entry)):
+            return self._take_rarely(entry, now, held)
+        offered = queue.offer_small(entry, now, held)
         if offered is None:
             return self._take_rarely(entry, now, held)
-        self._entries[key] = offered
+        self._entries[held.key] = offered
         if offered.queue_due < self._reaping.at:
             self._reaping.move_up(offered.queue_due, now)
+        if entry.dedup_keys:
+            self._dedup.start(offered, flights)
         if limits:
             tats = self._rate_debts.tats
             for limit, tat in zip(limits, charged):  # noqa: B905 - see below
@@ -218,42 +219,14 @@ class MemoryBroker(Broker, NearQueue):
             self._look_soon(entry.queue)
         return None
 
-    def enter_all(self, held: Sequence[Any], now: float) -> bool:
-        entry = held[0].entry
-        found = self._queues.for_any.get(entry.model)
-        if found is None or max(map(len, map(_INPUT, held))) + len(entry.parameters) > SMALL:
-            return False
-        queue, wakeups = found
-        limits = entry.limits
-        charged = charge(limits, self._rate_debts.tats, now) if limits else ()
-        if isinstance(charged, Over):
-            return False
-        timeout, wait = entry.timeout, entry.queue_timeout
-        due, queue_due = now + timeout, now + (wait if wait < timeout else timeout)
-        offered = [QueuedEntry(one.entry, now, due, queue_due, 1, 1, one, one.key) for one in held]
-        flights = self._dedup.begun_anew(offered[0]) if entry.dedup_keys else []
-        if flights is None or not queue.offer_together(offered, now):
-            return False
-        if flights:
-            self._dedup.start(offered[0], flights)
-        self._entries.update(zip(map(_KEY, offered), offered, strict=True))
-        if queue_due < self._reaping.at:
-            self._reaping.move_up(queue_due, now)
-        if limits:
-            self._rate_debts.tats.update(zip(map(_LIMIT, limits), charged, strict=True))
-        if wakeups.idle and not (wakeups.coming or wakeups.looks_soon):
-            self._look_soon(entry.queue)
-        return True
-
-    def _take_rarely(self, entry: Entry, now: float, held: object = None) -> Failure | None:
+    def _take_rarely(self, entry: Entry, now: float, held: Held | None = None) -> Failure | None:
         """Admit or refuse an entry that has to be judged, or asks for something rare."""
-        name, key = entry.queue, (entry.tenant, entry.id)
         failure = self._admit(entry, now)
         if failure is None:
-            if held is not None:
-                self._entries[key].held, self._entries[key].key = held, key
-            self._reaping.move_up(self._queues[name].next_due(), now)
-            self._look_soon(name)
+            if held is not None and (queued := self._entries.get(held.key)) is not None:  # It may have its outcome.
+                queued.held = held
+            self._reaping.move_up(self._queues[entry.queue].next_due(), now)
+            self._look_soon(entry.queue)
         return failure
 
     def _placed(self, entry: Entry) -> Entry:

@@ -175,9 +175,8 @@ def make_remote_certificates(
     Raises:
         SettingError: a file cannot be used, or an API is not asked over TLS.
     """
-    given = settings.remote_ca, settings.remote_cert, settings.remote_key
     apis = [target for target in targets if isinstance(target, RemoteTarget)]
-    if not apis or not any(given):
+    if not apis or not (settings.remote_ca or settings.remote_cert or settings.remote_key):
         return None
     for api in apis:
         if not api.secure:
@@ -186,7 +185,7 @@ def make_remote_certificates(
             raise SettingError(
                 name, getattr(settings, name), reason, "Write https:// or grpcs:// in its URL, or leave this out."
             )
-    return RemoteCertificates(*given, counts)
+    return RemoteCertificates(settings.remote_ca, settings.remote_cert, settings.remote_key, counts)
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
@@ -236,7 +235,7 @@ def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict
     """Give each slot of several models its device; see `make_devices`. `plans`: settings and target of each model."""
     local = {model: settings for model, (settings, target) in plans.items() if is_local(target)}
     if len(plans) == 1:
-        return {model: make_devices(*plan) for model, plan in plans.items()}
+        return {model: make_devices(settings, target) for model, (settings, target) in plans.items()}
     gpus = find_gpus()
     if gpus.warning and not all(settings.devices for settings in local.values()):
         log.warning(gpus.warning)

@@ -62,8 +62,8 @@ def banner(
         models: settings, target and devices of each model that it runs, where there are several.
         descriptors: descriptors that it may have; None: any number.
     """
-    shown = (settings, role, target, port, admin_port, devices, items_per_second, signature, models, descriptors)
-    return "\n".join(_lines(*shown))
+    lines = _lines(settings, role, target, port, admin_port, devices, items_per_second, signature, models, descriptors)
+    return "\n".join(lines)
 
 
 def _lines(

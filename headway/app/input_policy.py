@@ -135,7 +135,8 @@ class PolicyResource:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
         reason = f"cannot be used: {str(error).rstrip('.')}"
         if reason.endswith("?"):  # It says what is meant.
-            return SettingError(self._where(rule), rule.function, *reason.rsplit(". ", 1))
+            reason, hint = reason.rsplit(". ", 1)
+            return SettingError(self._where(rule), rule.function, reason, hint)
         return SettingError(self._where(rule), rule.function, reason, _HINT)
 
 

@@ -44,7 +44,8 @@ def target_digest(target: Target, *, stamps: bool = False) -> str:
     if folder is not None:
         parts += _content(folder, python_files(folder), stamps)
     elif isinstance(target, ModuleTarget):
-        parts += _content(*_installed(target.module.partition(".")[0]), stamps)
+        folder, files = _installed(target.module.partition(".")[0])
+        parts += _content(folder, files, stamps)
     hashed = hashlib.sha256()
     for part in parts:
         data = part.encode(errors="surrogateescape") if isinstance(part, str) else part

@@ -241,7 +241,8 @@ class JobRun:
         while True:
             while self._making:
                 await asyncio.sleep(0)
-                if self._further(*self._making[0]):
+                number, making = self._making[0]
+                if self._further(number, making):
                     self._making.popleft()
             self._made.clear()
             await self._made.wait()

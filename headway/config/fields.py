@@ -94,7 +94,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         """Return what is wrong with a value by itself, and what to do; None if nothing is."""
         if self.within is not None and value is not None:
             unit = self.unit.partition(" to ")[0].strip("0123456789")
-            if wrong := outside(value, *self.within, unit):
+            low, high = self.within
+            if wrong := outside(value, low, high, unit):
                 return wrong
         if self.among and value not in self.among:
             near = nearest(value, self.among)

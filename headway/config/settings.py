@@ -366,7 +366,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, field in FIELDS.items():
             if fault := field.fault(getattr(self, name)):
-                refuse(self, name, *fault)
+                reason, hint = fault
+                refuse(self, name, reason, hint)
         for check in CHECKS:
             check(self)
         _ = self.served
@@ -710,7 +711,8 @@ def _remote_headers(settings: Settings) -> None:
 def _ledger(settings: Settings) -> None:
     fault = database_fault(settings.ledger) if settings.ledger else None
     if fault is not None:
-        refuse(settings, "ledger", *fault)
+        reason, hint = fault
+        refuse(settings, "ledger", reason, hint)
 
 
 def _bulk(settings: Settings) -> None:
@@ -764,7 +766,8 @@ def _version_weights(settings: Settings) -> None:
 def _broker(settings: Settings) -> None:
     fault = broker_fault(settings.broker) if settings.broker else None
     if fault is not None:
-        refuse(settings, "broker", *fault)
+        reason, hint = fault
+        refuse(settings, "broker", reason, hint)
 
 
 def _scale_rules(settings: Settings) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway.config.file import Given, ModelTable, model_tables, read_file, typed, unknown, values_of
+from headway.config.file import FileTable, Given, ModelTable, model_tables, read_file, typed, unknown, values_of
 from headway.config.models import VERSIONS, ModelSettings, named_targets
 from headway.config.settings import FIELDS, MAX_REQUEST_TIMEOUT_MS, MODEL_FIELDS, PREFIX, Settings, flag, kind
 from headway.core.excerpt import nearest
@@ -42,7 +42,7 @@ def load(
     Raises:
         SettingError: a name is unknown, or a value is of the wrong type or out of range.
     """
-    table = read_file(*_named_file(file, environ, spell))
+    table = _read_named(file, environ, spell)
     tables = model_tables(table)
     sources = [values_of(table), _from_environ(environ), _from_flags(flags, spell)]
     named = targets if targets is None or isinstance(targets, Mapping) else named_targets(targets, tables)
@@ -58,15 +58,15 @@ def spelling_of(
     variable = f"{PREFIX}{name.upper()}"
     if flags.get(name) is not None or environ.get(variable):
         return flag(name) if flags.get(name) is not None else variable
-    given = values_of(read_file(*_named_file(file, environ, flag)))
+    given = values_of(_read_named(file, environ, flag))
     return given[name][0] if name in given else flag(name)
 
 
-def _named_file(file: Path | None, environ: Mapping[str, str], spell: Callable[[str], str]) -> tuple[Path | None, str]:
-    """Return the file that is named, if any, and by what it is named."""
+def _read_named(file: Path | None, environ: Mapping[str, str], spell: Callable[[str], str]) -> FileTable:
+    """Read the file that is named, if any."""
     if file is None and environ.get(f"{PREFIX}CONFIG"):
-        return Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG"
-    return file, spell("config")
+        return read_file(Path(environ[f"{PREFIX}CONFIG"]), f"{PREFIX}CONFIG")
+    return read_file(file, spell("config"))
 
 
 def read_weights_again(settings: Settings) -> dict[str, str]:

@@ -122,7 +122,8 @@ def parse_target(text: str) -> Target:
         TargetError: `text` is malformed, names a file that doesn't exist, or its arguments aren't literals.
     """
     if (called := _called(text)) is not None:
-        return _with_own_arguments(text, *called)
+        named, rest = called
+        return _with_own_arguments(text, named, rest)
     if "://" in text:
         return _remote(text)
     place, colon, attribute = text.rpartition(":")

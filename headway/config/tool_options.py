@@ -83,4 +83,5 @@ def check_options(owner: object, names: Iterable[str]) -> None:
 def check_within(flag: str, value: float, low: float, high: float, unit: str = "") -> None:
     """Raise SettingError unless low <= value <= high."""
     if wrong := outside(value, low, high, unit):
-        raise SettingError(flag, value, *wrong)
+        reason, hint = wrong
+        raise SettingError(flag, value, reason, hint)

@@ -163,10 +163,15 @@ class Controller:
     async def _look(self) -> _Seen:
         """Read what the next decisions need, in one round trip."""
         broker, fleet = self._broker, self._fleet
-        asked: list[Awaitable[Any]] = [broker.workers(), broker.loads(), fleet.rollouts()]
+        asked: dict[str, Awaitable[Any]] = {
+            "workers": broker.workers(), "loads": broker.loads(), "rollouts": fleet.rollouts(),
+        }  # fmt: skip
         if self.autoscaler is not None or self._rollouts.asks:
-            asked += [fleet.members(), *(() if self.autoscaler is None else (broker.depths(), broker.bulk_queues()))]
-        return _Seen(*await asyncio.gather(*asked))
+            asked["members"] = fleet.members()
+        if self.autoscaler is not None:
+            asked |= {"depths": broker.depths(), "bulk": broker.bulk_queues()}
+        found = await asyncio.gather(*asked.values())
+        return _Seen(**dict(zip(asked, found, strict=True)))
 
     async def _publish(self, seen: _Seen, rollouts: Mapping[str, Rollout]) -> None:
         workers, loads = seen.workers, seen.loads

@@ -513,16 +513,17 @@ class ModelQueue:
         size, waited = self._size(members), now - min(map(_ARRIVED, members))
         weights = list(map(_WEIGHT, members))
         heaviest = max(weights)
-        line = limits.line_at(self.service.alpha, self.service.beta, heaviest)
+        alpha, beta = limits.line_at(self.service.alpha, self.service.beta, heaviest)
         most = limit if limits.padding is None else min(limit, limit * limits.padding.longest / heaviest)
-        room = seats(*line, size, most, waited, limits.promise)
+        room = seats(alpha, beta, size, most, waited, limits.promise)
         count = int(min(room, limit)) - len(members)
         left = room * limits.unit - sum(weights)
         if limits.padding is None:
             riders = bulk.fill(count, left)
         else:
-            each, near = limits.line_at(self.service.alpha, self.service.beta, 1.0), self._nearness(limit)
-            padded = seats(*each, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
+            alpha, beta = limits.line_at(self.service.alpha, self.service.beta, 1.0)
+            near = self._nearness(limit)
+            padded = seats(alpha, beta, size * heaviest, limit * limits.padding.longest, waited, limits.promise)
             # If all waiting ones are longer, they would block others.
             riders = bulk.fill_near(count, left, len(members), heaviest, near) or bulk.fill_near(
                 count, left, len(members), heaviest, near, padded
@@ -819,14 +820,14 @@ class ModelQueue:
                 oldest = first.arrived
         depth = self._size_of(self._tier_queues) if self._weighs else self._fresh
         due, running = self._due.earliest(), self._running
-        slot = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
-        fleet = running.busy, self.slots
+        factor, unseen = self.factors.standing(worker, self._departures) if self._rule.team else (1.0, 0)
         newest = self._newest
         if self._rule.company and self._past is not None:
             newest = max(newest, self._past.last_end)
         return QueueSnapshot(
-            depth, oldest, due, self.last_departure, self._schedule, newest, running.largest, *slot, *fleet
-        )
+            depth, oldest, due, self.last_departure, self._schedule, newest, running.largest, factor, unseen,
+            busy=running.busy, slots=self.slots,
+        )  # fmt: skip
 
     def _gate_now(self, now: float) -> admission.AdmissionLimits:
         if now - self._gate_at > GATE_AGE:

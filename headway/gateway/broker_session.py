@@ -429,7 +429,8 @@ class BrokerSession:
             if not whole:
                 break
         while self._cancelled:
-            await self._ask(self.broker.cancel_task(*self._cancelled[0]))
+            tenant, id = self._cancelled[0]
+            await self._ask(self.broker.cancel_task(tenant, id))
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:

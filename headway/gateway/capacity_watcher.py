@@ -58,7 +58,8 @@ class CapacityWatcher(PeriodicResource):
     async def _look(self) -> None:
         began = self._clock()
         try:
-            self._follow(*await asyncio.gather(self._fleet.capacities(), self._fleet.members()))
+            capacities, members = await asyncio.gather(self._fleet.capacities(), self._fleet.members())
+            self._follow(capacities, members)
         except BrokerUnavailable as exc:
             self._gateway.note_silence(began, exc)
             raise
@@ -120,4 +121,7 @@ class CapacityWatcher(PeriodicResource):
 def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
     """Arrivals for a model at another gateway; None where it does not serve that."""
     found = member.arrivals.get(model)
-    return None if found is None else ArrivalRates(*found, member.tenant_rates.get(model, {}))
+    if found is None:
+        return None
+    higher, lowest = found
+    return ArrivalRates(higher, lowest, member.tenant_rates.get(model, {}))

@@ -503,8 +503,8 @@ class Gateway:
         """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
-        of = (task.entry.model, task.entry.version) if task is not None else ("", "")
-        entry = follower(new_id(), id, tenant, self.name, seconds, self._next_nonce(), *of)
+        model, version = (task.entry.model, task.entry.version) if task is not None else ("", "")
+        entry = follower(new_id(), id, tenant, self.name, seconds, self._next_nonce(), model, version)
         sink, taken = FutureSink(), session.taken
         session.followers += 1
         try:

@@ -224,8 +224,8 @@ class LedgerWriter:
         """Make records of all notes."""
         turn, unended = 0, self._unended
         self._unended = []
-        for note in unended:
-            self._take(*note, self._clock())
+        for at, ended, request in unended:
+            self._take(at, ended, request, self._clock())
         while self._notes:
             at, ended, notes = self._notes.popleft()
             self._noted -= len(notes)

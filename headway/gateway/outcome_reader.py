@@ -61,7 +61,8 @@ class OutcomeReader:
         failure: Exception | None = None
         found: Recalled = None
         try:
-            found = await self._broker.outcome(*key)
+            tenant, id = key
+            found = await self._broker.outcome(tenant, id)
         except Exception as error:
             failure = error
             if isinstance(error, BrokerUnavailable) and self._out_of_reach():

@@ -79,17 +79,29 @@ class RecentRequests:
 
     def _status(self, one: _Alike, id: str, begun: float) -> RequestStatus:
         principal, model, tier, version, failure, ran, whole = one.shared
-        seconds, part, part_of, whose = one.at - begun, "", "", (principal.tenant, principal.user, model, tier)
+        seconds, state, part, part_of = one.at - begun, EntryState.COMPLETED, "", ""
+        since: float | None = self._clock() - one.at
         if whole is not None and whole.id != id:
             part_of = whole.id
         elif whole is not None:
             seconds, failure, ran, part = whole.seconds, whole.failure, whole.ran, whole.failed_part
+            since = self._clock() - begun - seconds
             if not whole.ended:
-                waited = self._clock() - begun
-                return RequestStatus(EntryState.PROCESSING, waited, None, *whose, version=version)
-        state = EntryState.COMPLETED if failure is None else EntryState.FAILED
-        since = self._clock() - begun - seconds
-        return RequestStatus(state, seconds, failure, *whose, since, ran, version, part, part_of)
+                state, seconds, since = EntryState.PROCESSING, self._clock() - begun, None
+        return RequestStatus(
+            EntryState.FAILED if failure is not None else state,
+            seconds,
+            failure,
+            principal.tenant,
+            principal.user,
+            model,
+            tier,
+            since=since,
+            ran=ran,
+            version=version,
+            failed_part=part,
+            part_of=part_of,
+        )
 
 
 def _shared(request: PendingRequest) -> _Shared:
@@ -101,8 +113,14 @@ def _shared(request: PendingRequest) -> _Shared:
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
     """Status of a request that is held at instant `now`, in a state if that can be told."""
     entry = pending.entry
-    user, seconds = pending.principal.user, now - pending.since
-    asked = entry.tenant, user, entry.model, entry.tier
     return RequestStatus(
-        state or EntryState.QUEUED, seconds, None, *asked, version=entry.version, part_of=pending.part_of
+        state or EntryState.QUEUED,
+        now - pending.since,
+        None,
+        entry.tenant,
+        pending.principal.user,
+        entry.model,
+        entry.tier,
+        version=entry.version,
+        part_of=pending.part_of,
     )

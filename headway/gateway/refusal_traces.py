@@ -75,9 +75,9 @@ class RefusalTraces:
         zero, code, status = recorder.unix_zero(now), error.code, STATUS[error.code]
         form = self._form(way, status, SHOWN.get(code, code))
         above = parent.span_id if parent is not None else b""
-        times = zero + int(min(begun, now) * 1e9), zero + int(now * 1e9)
+        begun_at, ended_at = zero + int(min(begun, now) * 1e9), zero + int(now * 1e9)
         wrong = error.message if status >= SERVER_FAULT else None
-        recorder.add(Span(form, context, above, *times, own, (), wrong, bool(above)))
+        recorder.add(Span(form, context, above, begun_at, ended_at, own, error=wrong, remote=bool(above)))
 
     def answered(
         self, method: str, path: str, fields: Mapping[bytes, bytes], id: str, status: int, begun: float

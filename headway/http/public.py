@@ -108,9 +108,9 @@ class _Routes:
         asked = served.default or next(iter(told), "")
         named = "" if served.default else asked if public else "NAME"
         example = example_of(told.get(asked, TEXTS), served.example(asked) if public else None, named)
-        known = tuple(dict.fromkeys(told.values())), example
-        if known != self._told:
-            self._told, self._contract = known, self._written(*known)
+        kinds = tuple(dict.fromkeys(told.values()))
+        if (kinds, example) != self._told:
+            self._told, self._contract = (kinds, example), self._written(kinds, example)
         return RouteAnswer(self._contract, media_type=JSON)
 
     def _written(self, kinds: Iterable[Kinds], example: Example) -> bytes:
@@ -121,8 +121,9 @@ class _Routes:
 
 
 def _kinds(model: ServedModel, public: bool) -> Kinds:
-    specs = (model.inputs, model.outputs, model.per_call) if public else ()
-    return Kinds(model.takes, model.gives, *specs)
+    if not public:
+        return Kinds(model.takes, model.gives)
+    return Kinds(model.takes, model.gives, model.inputs, model.outputs, model.per_call)
 
 
 async def _never(request: Request) -> RouteAnswer:

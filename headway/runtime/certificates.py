@@ -134,7 +134,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._reminded = -DAY
         self._own: OwnCertificate | None = None
         self.current: T
-        self._take(*self._load())
+        self._take(self._load())
 
     async def reread(self) -> None:
         """Read the files now.
@@ -143,7 +143,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
             SettingError: they cannot be used; what was read before goes on.
         """
         stamps = self._stamps()
-        self._take(*await asyncio.to_thread(self._load))
+        self._take(await asyncio.to_thread(self._load))
         self._seen = self._read = stamps
         self._told = ""
 
@@ -173,8 +173,9 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
     def _ends(self, when: float) -> None:
         """Note the Unix second at which the shown certificate ends."""
 
-    def _take(self, loaded: T, own: OwnCertificate | None) -> None:
-        self.current, self._own = loaded, own
+    def _take(self, loaded: tuple[T, OwnCertificate | None]) -> None:
+        self.current, own = loaded
+        self._own = own
         self._reminded = -DAY
         if own is None:
             log.info(f"certificates{self._purpose} read", files=[str(path) for path in self._paths])

@@ -198,8 +198,8 @@ class RunTrace:
         attributes: Attributes = (),
         error: str | None = None,
     ) -> None:
-        form, times = SpanForm(name, kind, attributes), (self.unix(begun), self.unix(ended))
-        self._recorder.add(Span(form, context, self.context.span_id, *times, (), (), error))
+        form = SpanForm(name, kind, attributes)
+        self._recorder.add(Span(form, context, self.context.span_id, self.unix(begun), self.unix(ended), error=error))
 
 
 RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)

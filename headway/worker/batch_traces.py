@@ -53,7 +53,7 @@ class BatchTraces:
         if not members:
             return await run_batch()
         recorder = self._recorder
-        polled, ran = self._forms(*_facts(lease))
+        polled, ran = self._forms(_facts(lease))
         batch = ("headway.batch_id", lease.batch_id)
         poll, begun = recorder.sampler.apart(), recorder.clock()
         run = RunTrace(recorder, recorder.sampler.below(poll), lease.slot.model, begun)
@@ -86,8 +86,8 @@ class BatchTraces:
         batch: tuple[str, str],
     ) -> None:
         links = [SpanLink(carried.context, f"req_{entry.id}") for _, entry, carried in members]
-        times = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
-        self._recorder.add(Span(form, poll, b"", *times, (batch,), links))
+        asked, begun = run.unix(min(asked_at, run.begun)), run.unix(run.begun)
+        self._recorder.add(Span(form, poll, b"", asked, begun, (batch,), links))
 
     def _tell_run(
         self,
@@ -135,14 +135,15 @@ def _facts(lease: Lease) -> Facts:
     return slot.model, slot.worker, len(lease.entries), lease.attempt, lease.reason, fill, slot.runs.version
 
 
-def _forms(model: str, *facts: int | float | str) -> tuple[SpanForm, SpanForm]:
+def _forms(facts: Facts) -> tuple[SpanForm, SpanForm]:
     """Forms of the spans `poll` and `process` of batches with these facts."""
-    polled, ran = (_attributes(*kind, model, *facts) for kind in (("poll", "receive"), ("process", "process")))
+    polled, ran = _attributes("poll", "receive", facts), _attributes("process", "process", facts)
+    model = facts[0]
     return SpanForm(f"poll {model}", SpanKind.CLIENT, polled), SpanForm(f"process {model}", SpanKind.CONSUMER, ran)
 
 
-def _attributes(name: str, kind: str, model: str, *facts: int | float | str) -> Attributes:
-    worker, size, attempt, departure, fill, version = facts
+def _attributes(name: str, kind: str, facts: Facts) -> Attributes:
+    model, worker, size, attempt, departure, fill, version = facts
     return (
         ("messaging.system", "headway"),
         ("messaging.destination.name", model),

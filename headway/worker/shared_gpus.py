@@ -434,7 +434,8 @@ class SharedGpus:
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
     """Requests for a model, by what the broker knows of it, with the capacity and loads elsewhere."""
+    capacity, loads = elsewhere
     if load is None:
-        return Asked(waiting=waiting, capacity=elsewhere[0], loads=elsewhere[1])
+        return Asked(waiting=waiting, capacity=capacity, loads=loads)
     found = pace(load)
-    return Asked(load.rate, waiting, load.max_batch, 1.0 / found if found else 0.0, *elsewhere)
+    return Asked(load.rate, waiting, load.max_batch, 1.0 / found if found else 0.0, capacity, loads)

@@ -267,8 +267,16 @@ class MemoryBroker(Broker, NearQueue):
             return NoWork(None if math.isinf(departure.until) else departure.until)
         self._send_late(queue, departure.late, now)
         time_left = min(map(_DUE, departure.members)) - now
-        granted = departure.reason, now, now + LEASE_SECONDS, time_left, departure.attempts
-        lease = Lease(next(self._fences), slot, entries_of(departure.members), *granted)
+        lease = Lease(
+            fence=next(self._fences),
+            slot=slot,
+            entries=entries_of(departure.members),
+            reason=departure.reason,
+            granted_at=now,
+            expires_at=now + LEASE_SECONDS,
+            time_left=time_left,
+            attempt=departure.attempts,
+        )
         self._running[lease.fence] = Running(lease, departure, lease.expires_at)
         self._wake_idle(name, now)
         return lease

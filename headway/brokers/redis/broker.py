@@ -192,9 +192,17 @@ class RedisBroker(Broker):
         self._queues.know(models, others)
 
     def _make_queue(self, name: QueueName, shard: int, limits: QueueLimits) -> Queue:
-        debts = RateLimitCache() if self._debts is None else self._debts
-        of_process = self._lease_seconds, self._budgets, self._values, self._offers
-        made = Queue(self._connection, name, shard, limits, *of_process, debts)
+        made = Queue(
+            self._connection,
+            name,
+            shard,
+            limits,
+            lease_seconds=self._lease_seconds,
+            budgets=self._budgets,
+            values=self._values,
+            offers=self._offers,
+            debts=RateLimitCache() if self._debts is None else self._debts,
+        )
         made.stirred = partial(self._reaping.stirred, made)
         return made
 

@@ -121,7 +121,8 @@ def connect(url: str, timeout: float, bounds: Sequence[int | None]) -> Sequence[
 
     if kind == "cluster":
         return [Cluster(hosts, partial(make, most), timeout) for most in bounds]
-    return [Single(make(most, *hosts[0])) for most in bounds]
+    host, port = hosts[0]
+    return [Single(make(most, host, port)) for most in bounds]
 
 
 class Nodes(NamedTuple):

@@ -113,7 +113,8 @@ class Cluster(Client):
     def _server(self, address: Address) -> Server:
         server = self._servers.get(address)
         if server is None:
-            server = self._servers[address] = self._make(*address)
+            host, port = address
+            server = self._servers[address] = self._make(host, port)
         return server
 
     def _owner(self, slot: int) -> Address:

@@ -327,7 +327,8 @@ class Queue:
         [reply] = wire.read_outcomes(dict(zip(fields[::2], fields[1::2], strict=True)), apart)
         if not apart:
             return reply
-        output = await self.output_of(*apart[0], reply.tenant)
+        name, length = apart[0]
+        output = await self.output_of(name, length, reply.tenant)
         if output is not None:
             return replace(reply, output=output)
         # It was forgotten meanwhile, or its output was lost, with which it is forgotten when it is asked for.

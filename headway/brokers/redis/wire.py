@@ -287,7 +287,7 @@ def read_outcomes(fields: Mapping[bytes, bytes], apart: Apart | None = None) -> 
     if b"p" not in fields:
         return replies
     [found] = replies  # One entry's outcome, for these.
-    passed = [_passed_on(found, *to) for to in _passed.decode(fields[b"p"])]
+    passed = [_passed_on(found, key, kind, kept, nonce) for key, kind, kept, nonce in _passed.decode(fields[b"p"])]
     if apart:
         apart.update(dict.fromkeys(range(len(passed)), apart[0]))
     return passed

@@ -224,7 +224,7 @@ class _Writer(msgspec.Struct, frozen=True):
     rest: dict[str, Any]
 
     def __call__(self, outcome: Outcome) -> Written:
-        told, now, id = told_of(outcome.outputs[0], *outcome.tokens), int(time()), outcome.id[4:]
+        told, now, id = told_of(outcome.outputs[0], outcome.tokens[0]), int(time()), outcome.id[4:]
         why = _INCOMPLETE.get(told.finish_reason)
         status = "incomplete" if why else "completed"
         is_large = len(told.text) > PIECE

@@ -445,7 +445,8 @@ class Gateway:
         """Stop waiting for a task, which goes on."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
-            self.served.note_detached(pending.entry)
+            if self.served.traces is not None:
+                self.served.traces.detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
         """Drop a request whose client left; the broker decides what becomes of the entry. Before the handover it is no
@@ -672,7 +673,8 @@ class Gateway:
                 if not (held and self._settle(session, held, replies)):
                     self._take(session, replies)
             case Admitted(entry):
-                self.served.note_admitted(entry)
+                if self.served.traces is not None:
+                    self.served.traces.admitted(entry)
                 if (pending := self._pending.of(entry)) is not None:
                     self._admitted(pending)
             case EntryRefused(entry, failure):

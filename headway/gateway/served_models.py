@@ -254,16 +254,6 @@ class ServedModels(dict[str, ServedModel]):
         found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
         return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
 
-    def note_admitted(self, entry: Entry) -> None:
-        """Note that the broker has an entry."""
-        if self.traces is not None:
-            self.traces.admitted(entry)
-
-    def note_detached(self, entry: Entry) -> None:
-        """Note that the client of a task has its id, and waits no longer."""
-        if self.traces is not None:
-            self.traces.detached(entry)
-
     def weigh(self, weights: Mapping[str, Weights]) -> None:
         """Go by other weights of versions, by model, from now on; those at "" are for all other models."""
         self._weights = weights

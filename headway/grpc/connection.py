@@ -360,26 +360,27 @@ class CallStream:
             if not self.closed:
                 self._begin()  # Its header fields say which encodings are known.
             raise Ended(StatusCode.UNIMPLEMENTED, "the message is compressed in a way that is not known here")
-        return await self.connection.in_turn(partial(self._unpacked, body, most))
-
-    def _unpacked(self, body: bytes, most: int, waited: float) -> bytes:
-        unpacker = zlib.decompressobj(_ANY_WRAPPING)
-        try:
-            found = unpacker.decompress(body, most + 1)
-        except zlib.error:
-            raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked") from None
-        if len(found) > most:
-            raise Ended(
-                StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
-            )
-        if not unpacker.eof or unpacker.unused_data:
-            raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked")
-        return found
+        return await self.connection.in_turn(partial(_unpacked, body, most))
 
     def _expire(self) -> None:
         self._timer = None
         self.end(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
         self.cancel()
+
+
+def _unpacked(body: bytes, most: int, waited: float) -> bytes:
+    unpacker = zlib.decompressobj(_ANY_WRAPPING)
+    try:
+        found = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked") from None
+    if len(found) > most:
+        raise Ended(
+            StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({most} bytes) once it is unpacked"
+        )
+    if not unpacker.eof or unpacker.unused_data:
+        raise Ended(StatusCode.INTERNAL, "the message cannot be unpacked")
+    return found
 
 
 def _incomplete() -> Ended:

@@ -224,17 +224,17 @@ async def test_messages_are_unpacked_in_turns(port: Port, monkeypatch: pytest.Mo
     """A kilobyte of gzip is a megabyte, and a client may send hundreds at once."""
     packed = gzip.compress(bytes(1_000_000))
     unpacked: list[int] = []
-    unpack = CallStream._unpacked
+    unpack = connection._unpacked
 
-    def slow(stream: CallStream, *asked: Any) -> bytes:
+    def slow(*asked: Any) -> bytes:
         unpacked.append(turns.number)
         now[0] += SHARE
-        return unpack(stream, *asked)
+        return unpack(*asked)
 
     now, turns = [0.0], LoopTurns()
     client, connections = await greeted(port)
     connections.turns.clock = lambda: now[0]
-    monkeypatch.setattr(CallStream, "_unpacked", slow)
+    monkeypatch.setattr(connection, "_unpacked", slow)
     turns.count()
     for number in range(1, 11):
         body = b"\1" + len(packed).to_bytes(4, "big") + packed

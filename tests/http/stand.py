@@ -42,7 +42,7 @@ from headway.gateway.refusal_traces import RefusalTraces
 from headway.gateway.request_traces import RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.http import public
-from headway.http.inference import fast_path
+from headway.http.inference import fast_path, request_in_hand
 from headway.http.server import connection
 from headway.http.server import listener as door
 from headway.http.server.listener import Listener
@@ -398,7 +398,7 @@ def served(
 ) -> None:
     """Run `main` against an open door. `whole`: the real gateway is behind it, and one worker, in place of the echo."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for module in (connection, door, fast_path):
+        for module in (connection, door, fast_path, request_in_hand):
             assert module.monotonic is monotonic, (
                 "a test before has left another clock: it has to take it back within `main`"
             )

@@ -58,7 +58,7 @@ async def begun(stand: Stand, size: int = len(BODY) // 2) -> Client:
     head = request.index(b"\r\n\r\n") + 4
     await client.send(request[:head], request[head : head + size])
     connection = connection_of(stand)
-    await settled(lambda: connection.missing == len(BODY) - size)
+    await settled(lambda: connection.reader.missing == len(BODY) - size)
     return client
 
 

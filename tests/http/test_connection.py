@@ -9,7 +9,8 @@ import pytest
 import structlog
 
 from headway.config import Settings
-from headway.http.server.connection import IDLE, MOST_BUFFERED
+from headway.http.server.connection import IDLE
+from headway.http.server.reader import MOST_BUFFERED
 from tests.http.stand import Client, Stand, get, on_stand, post, settled
 
 CHUNKED = b"POST /v1/inference HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -215,16 +216,16 @@ async def test_a_client_may_not_send_far_ahead_of_its_answers(stand: Stand) -> N
     await stand.gateway.until(lambda: bool(stand.gateway.waiting))
     (connection,) = stand.door._connections()
     sent = 1
-    while not connection.paused:
+    while not connection.gate.paused:
         client.writer.write(large)
         sent += 1
         await asyncio.sleep(0)
-    buffer = len(connection.buffer)
+    buffer = len(connection.reader.buffer)
     assert buffer < MOST_BUFFERED + 300_000
     for _ in range(100):
         client.writer.write(large)
         await asyncio.sleep(0)
-    assert len(connection.buffer) == buffer
+    assert len(connection.reader.buffer) == buffer
     stand.gateway.hold = False
     stand.gateway.release()
     for _ in range(sent + 100):
@@ -326,9 +327,9 @@ async def test_trickling_a_header_does_not_extend_its_deadline(stand: Stand) -> 
     (connection,) = stand.door._connections()
     begun = connection.since
     for _ in range(3):
-        before = len(connection.buffer)
+        before = len(connection.reader.buffer)
         await client.send(b"X: y\r\n")
-        await settled(lambda: len(connection.buffer) != before)  # noqa: B023 - awaited at once
+        await settled(lambda: len(connection.reader.buffer) != before)  # noqa: B023 - awaited at once
     assert connection.since == begun
 
 

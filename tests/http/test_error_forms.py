@@ -129,7 +129,7 @@ async def test_an_error_before_a_route_is_known_is_a_problem_document(stand: Sta
     await client.send(rest)
     if error == "REQUEST_TIMEOUT":
         (connection,) = stand.door._connections()
-        await settled(lambda: bool(connection.buffer))
+        await settled(lambda: bool(connection.reader.buffer))
         stand.later(100.0)
     assert (await client.answer()).error == error
 

@@ -17,6 +17,7 @@ from headway.gateway.served_models import KnownModels
 from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
 from headway.http.inference.fast_path import FastPathConnection
+from headway.http.inference.request_in_hand import RequestInHand
 from headway.http.inference.target import RequestTarget
 from headway.http.problem import Encoded
 from headway.http.server.head import Head
@@ -124,8 +125,9 @@ async def test_an_input_that_the_gateway_has_is_kept_by_no_connection(stand: Sta
     assert stand.door._context is not None
     [connection] = stand.door._context.connections
     assert isinstance(connection, FastPathConnection)
-    assert connection.exchange is not None
-    assert connection.exchange.input == ""
+    assert isinstance(connection.in_hand, RequestInHand)
+    assert connection.in_hand.exchange is not None
+    assert connection.in_hand.exchange.input == ""
     stand.go.set()
     assert (await client.answer()).json["output"] == "A" * 9_000
 

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 
 from headway.http.inference.fast_path import FastPathConnection
-from headway.http.server.connection import MOST_BUFFERED
 from headway.http.server.hangups import Hangups
+from headway.http.server.reader import MOST_BUFFERED
 from tests.http.stand import Client, Stand, on_stand, post, settled
 
 BODY = '{"input": "a"}'
@@ -39,7 +39,7 @@ async def far_ahead(stand: Stand) -> Client:
     client = await pending(stand)
     await client.send(AHEAD)
     (connection,) = stand.door._connections()
-    await settled(lambda: connection.paused)
+    await settled(lambda: connection.gate.paused)
     return client
 
 
@@ -88,8 +88,8 @@ async def test_who_stays_gets_every_answer_in_order(stand: Stand, number: int) -
     texts = [f"{index}".ljust(60_000, ".") for index in range(number)]
     sending = asyncio.ensure_future(client.send(*(post(f'{{"input": "{text}"}}') for text in texts)))
     (connection,) = stand.door._connections()
-    await settled(lambda: connection.paused or len(connection.buffer) + len(connection.ahead or b"") > number * 60_000)
-    assert connection.paused == (number == 90)
+    await settled(lambda: connection.gate.paused or connection.reader.waiting > number * 60_000)
+    assert connection.gate.paused == (number == 90)
     stand.gateway.hold = False
     stand.gateway.release()
     assert (await client.answer()).json["output"] == "A"

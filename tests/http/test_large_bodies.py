@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headway.doors.entrance import CHARGED
 from headway.gateway.limiter import Limiter
-from headway.http.inference import fast_path
+from headway.http.inference import request_in_hand
 from headway.http.inference.compressed_bodies import STEP
 from headway.http.server.connection_context import LARGE
 from headway.model import WorkerStatus
@@ -182,7 +182,7 @@ def page_by_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Time of which each step of reading takes up a turn."""
     ticks = count(INSTANT, 0.6 * MILLISECOND)
     with monkeypatch.context() as patch:
-        patch.setattr(fast_path, "monotonic", lambda: next(ticks))
+        patch.setattr(request_in_hand, "monotonic", lambda: next(ticks))
         yield
 
 
@@ -224,20 +224,20 @@ class Alarms:
     def __init__(self, stand: Stand) -> None:
         context: Any = stand.door._context
         self._loop, context.loop = context.loop, self
-        self.set: list[tuple[float, Callable[..., None], Any]] = []
+        self.set: list[tuple[float, Callable[[], None]]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
-    def call_later(self, seconds: float, callback: Callable[..., None], argument: Any) -> Any:
-        alarm = seconds, callback, argument
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        alarm = seconds, callback
         self.set.append(alarm)
         return SimpleNamespace(cancel=lambda: self.set.remove(alarm))
 
     def ring(self) -> float:
         """Let the only one pass. Returns its seconds."""
-        [(seconds, callback, argument)] = self.set
-        callback(argument)
+        [(seconds, callback)] = self.set
+        callback()
         return seconds
 
 
@@ -281,7 +281,7 @@ async def test_the_wait_for_its_turn_is_a_part_of_a_requests_time(
     client.writer.write(post(json.dumps({"input": LONG}), "/v1/inference", ADA))
     await settled(lambda: bool(waiting))
     with monkeypatch.context() as patch:
-        patch.setattr(fast_path, "monotonic", lambda: INSTANT + seconds)
+        patch.setattr(request_in_hand, "monotonic", lambda: INSTANT + seconds)
         waiting.pop()()
         answer = await client.answer()
     assert answer.json["metadata"]["latency_ms"] == pytest.approx(seconds * 1000, abs=0.01)

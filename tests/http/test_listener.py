@@ -272,7 +272,7 @@ async def test_drain_lets_a_request_that_has_begun_arrive_and_warns_an_active_cl
         await client.answer()
     whole = post(BODY)
     await begun.send(whole[:-3])
-    await settled(lambda: any(open_.phase == connection.BODY for open_ in stand.door._connections()))
+    await settled(lambda: any(open_.reader.open for open_ in stand.door._connections()))
     drained = asyncio.ensure_future(stand.door.drain())
     await asyncio.sleep(0)
     await begun.send(whole[-3:])

@@ -226,12 +226,12 @@ async def test_without_keys_the_bytes_are_the_addresses(stand: Stand) -> None:
 @on_stand(keys=TENANTS, memory_mb=9)
 async def test_what_is_sent_ahead_counts_with_the_bodies_and_is_dropped_beyond(stand: Stand) -> None:
     stand.gateway.hold = True
-    while not any(connection.last for connection in stand.door._connections()):
+    while not any(connection.writer.last for connection in stand.door._connections()):
         client = await stand.connect()
         await client.send(by(ADA), by(ADA, " " * 200_000 + BODY))
         connections: list[Any] = stand.door._connections()
-        await settled(lambda: all(known.last or known.reserved > 200_000 for known in connections))  # noqa: B023
-        kept = [len(known.buffer) + len(known.ahead or b"") for known in connections if not known.last]
+        await settled(lambda: all(known.writer.last or known.reserved > 200_000 for known in connections))  # noqa: B023
+        kept = [known.reader.waiting for known in connections if not known.writer.last]
         assert held_of(stand, "acme") == sum(kept)
     assert 3 < len(stand.clients) <= 30
     stand.gateway.hold = False
@@ -330,7 +330,7 @@ async def test_few_bytes_ahead_are_not_counted(stand: Stand) -> None:
     await client.send(by(ADA) * 3)
     await stand.gateway.until(lambda: bool(stand.gateway.waiting))
     (connection,) = stand.door._connections()
-    assert 0 < len(connection.buffer) < UNCOUNTED
+    assert 0 < len(connection.reader.buffer) < UNCOUNTED
     assert held_of(stand, "acme") == 0
 
 

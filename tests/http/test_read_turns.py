@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from headway.http.server.connection import MOST_BUFFERED, REQUESTS_PER_TURN, WAITING, Connection
+from headway.http.server.connection import REQUESTS_PER_TURN, WAITING, Connection, RouteInHand
+from headway.http.server.reader import MOST_BUFFERED
 from headway.runtime.fair_turns import Begin, FairTurns
 from tests.http.stand import Client, Stand, get, on_stand, post, served, settled
 
@@ -63,8 +64,8 @@ async def test_a_tenant_that_sends_ahead_is_not_behind_all_connections_of_others
 @on_stand(keys=KEYS)
 async def test_ordinary_routes_take_turns_too(stand: Stand, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = count()
-    go_on = Connection._answered
-    monkeypatch.setattr(Connection, "_answered", lambda self: (next(answered), go_on(self))[1])
+    go_on = RouteInHand._end
+    monkeypatch.setattr(RouteInHand, "_end", lambda self: (next(answered), go_on(self))[1])
     single = await stand.connect()
     (many,) = await crowd(stand, get("/openapi.json", method=method))
     single.writer.write(post(BODY, "/v1/inference", ADA))
@@ -101,7 +102,7 @@ async def test_little_is_read_from_who_waits_and_all_is_answered(stand: Stand) -
     for _ in range(4):
         client.writer.write(DENIED * MANY)
     (connection,) = stand.door._connections()
-    await settled(lambda: connection.paused)
+    await settled(lambda: connection.gate.paused)
     lane: Any = stand.door._context
     most = stand.settings.bodies_bytes
     assert MOST_BUFFERED < most - lane.quotas.bytes.free < 1 << 20
@@ -157,7 +158,7 @@ def test_what_refused_clients_still_send_is_read_by_one_at_a_time(monkeypatch: p
     turns, reads, drop = [0], Counter[int](), Connection.drop
 
     def note(connection: Connection) -> None:
-        if connection.buffer:
+        if connection.reader.buffer:
             reads[turns[0]] += 1
         drop(connection)
 

@@ -97,6 +97,6 @@ def test_a_body_that_is_not_whole_in_time_is_given_up_however_it_comes(
         assert "read_timeout_ms" in told(answer)
         assert await client.ended()
         assert stand.gateway.asked == []
-        assert connected.reserved == 0  # type: ignore[attr-defined]
+        assert connected.reserved == 0
 
     served(main, KEYS)

@@ -93,12 +93,14 @@ class BodyReceiver(asyncio.BufferedProtocol):
             connection.drop()
             return
         self._pieces.fill(nbytes)
-        connection.missing -= nbytes
-        if not connection.missing:
-            connection.open = False
+        reader = connection.reader
+        reader.missing -= nbytes
+        if not reader.missing:
+            reader.open = False
             self._receive_by(connection)
             try:
-                connection.complete()
+                if connection.in_hand is not None:
+                    connection.in_hand.complete()
             except Exception as exc:
                 connection.fault(exc)
 

@@ -1,23 +1,26 @@
 """Head of an inference request: principal, deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
 
-It depends on the head alone and holds no instant, so that one serves all requests of a connection whose heads are
-equal.
+It depends on the head alone and holds no instant, so that one serves all requests of a connection whose heads are equal. A client on a
+kept connection sends the same head with every request, but for its Content-Length. So a head that was once parsed and found good is
+known by the bytes around that number; a request that begins with the same bytes means the same, and is not parsed again. Nothing is
+remembered beyond the connection, and the credential is looked up every time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
-from headway.doors.exchange import CodecContext, Reader, ReadInSteps, ReadRequest
+from headway.doors.exchange import CodecContext, Reader, ReadInSteps, ReadRequest, Usual, unusual
 from headway.doors.fields import ID_PREFIX, read_id, read_options, shorten
 from headway.errors import BadRequest
-from headway.http.inference.codecs import Codec
+from headway.gateway.lane import CLOSED, Lane
+from headway.http.inference.codecs import NO_ROUTE, Codec
 from headway.http.inference.target import RequestTarget
 from headway.http.server.head import Head, too_large
-from headway.model import RequestOptions
+from headway.model import Principal, RequestOptions
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
 """Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
@@ -161,3 +164,67 @@ def read_prefer(value: bytes) -> Wish | None:
     if _SECONDS.fullmatch(wait) is None:
         return Wish(0.0, b"respond-async")
     return Wish(float(wait), b"respond-async, wait=%d" % int(wait))
+
+
+MOST_DIGITS = 9
+"""Most digits of the length of a body whose head is remembered."""
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
+_UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
+_UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
+
+
+def _nobody() -> Principal | None:
+    return None
+
+
+class KnownHead(msgspec.Struct, eq=False):
+    """Head of one request, or of all that repeat it on the same connection.
+
+    Attributes:
+        codec: codec of its route.
+        marks: header lines that each answer gets whatever it is, each with its end.
+        head: what it says.
+        lane: lane of the requests with it.
+        usual: way of those that are one text; its answers have the lines `kind`.
+        open_by: facts for which the lane takes them with nothing more to be asked; None where it does not.
+        still: function that tells the principal of its credential, as it is now.
+        before: its beginning, up to the length of the body. Nothing begins with `()`.
+        after: what follows the length.
+        begin, latest: where the length begins, and where `after` ends at the latest.
+        skipped: bytes of `after`.
+    """
+
+    codec: Codec
+    marks: bytes
+    head: InferenceHead = _UNREAD
+    lane: Lane = CLOSED
+    usual: Usual = _UNUSUAL
+    kind: bytes = b""
+    open_by: object = None
+    still: Callable[[], Principal | None] = _nobody
+    before: bytes | tuple[()] = ()
+    after: bytes = b""
+    begin: int = 0
+    latest: int = 0
+    skipped: int = 0
+
+    def remember(self, raw: bytes, most: int, still: Callable[[], Principal | None]) -> bool:
+        """Remember the bytes of the head. False: requests that repeat it are to be parsed.
+
+        Arguments:
+            raw: the head as it came.
+            most: most bytes of a head.
+            still: see above.
+        """
+        found = _LENGTH.search(raw)
+        if found is None or len(raw) + MOST_DIGITS > most:
+            return False
+        self.still = still
+        self.before, self.after = raw[: found.start(1)], raw[found.end(1) :]
+        self.begin, self.skipped = len(self.before), len(self.after)
+        self.latest = self.begin + MOST_DIGITS + self.skipped
+        return True
+
+
+UNKNOWN = KnownHead(NO_ROUTE, b"")
+"""Head that no request repeats."""

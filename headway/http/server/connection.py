@@ -1,7 +1,6 @@
-"""Connection of one client: reads requests, writes answers, bounds their cost, and closes.
+"""Connection of one client: asyncio's protocol between a reader of requests, the request in hand, and a writer of answers.
 
-    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED (the fast path) ─▶ WRITING (a large answer) ─▶ IDLE
-      └───────┴────▶ ROUTE (an ordinary route) ───────▶ IDLE
+    IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED ──▶ IDLE
     DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
     WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
     LINGERING: refused for good, what still comes is thrown away.
@@ -10,8 +9,6 @@ The rules:
 
 - One request at a time. What a client sends beyond it is buffered, and read on when its answer has been written,
   so that answers leave in the order of the requests.
-- A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser
-  lives longer than one request, so nothing of a request can reach into the next.
 - No timers: the listener looks at every connection now and then (`inspect`) and ends what takes too long.
 - The end of the client's sending is its departure. A client that has closed its connection and one that
   has only shut down its sending side look the same until something is written to them, and by then a GPU
@@ -22,35 +19,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
-import re
-from collections.abc import Mapping
-from http import HTTPStatus
 from time import monotonic
+from typing import Protocol
 
 import httptools
+import msgspec
 
 from headway.core.excerpt import excerpt
 from headway.doors.fields import ID_PREFIX, read_id
 from headway.errors import INTERNAL, REQUEST_TIMEOUT, SERVICE_OVERLOADED, UNFORESEEN, AnyError, BadRequest, RequestError
-from headway.http.problem import frame_error
+from headway.http.problem import EncodeError
 from headway.http.requests import ClientLeft, Request, RouteAnswer, StreamedAnswer, refuse
-from headway.http.server.chunks import Chunks
-from headway.http.server.connection_context import GRACE, LARGE, LINGER, SLOWEST, ConnectionContext
-from headway.http.server.hangups import Unread, bound
-from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long, too_many_members
+from headway.http.server.connection_context import GRACE, LINGER, SLOWEST, ConnectionContext
+from headway.http.server.hangups import ReadGate, Unread, bound
+from headway.http.server.head import Head, too_large, too_many_members
+from headway.http.server.reader import MOST_BUFFERED, HttpReader
+from headway.http.server.writer import CONTINUE, Writer
 from headway.model import Failure
-from headway.runtime.listening import descriptor_of
 from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-IDLE, HEAD, BODY, DROP, ASKED, ROUTE, WRITING, BLOCKED, WAITING, LINGERING, CLOSED = range(11)
+IDLE, HEAD, BODY, ASKED, DROP, BLOCKED, WAITING, LINGERING, CLOSED = range(9)
 
 REQUESTS_PER_TURN = 4
 """Requests of one connection that are begun in one turn of the event loop, however many its client has sent in one go; then it waits in line."""
-MOST_BUFFERED = 65_536
-"""Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
 
 FAR = 4 << 20
 """Bytes read ahead of answers where they are counted, to see an end behind them. A system buffers about as much."""
@@ -61,10 +56,35 @@ UNCOUNTED = 4_096
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are closed with their answer."""
 
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that no value of a header field may have."""
+class InHand(Protocol):
+    """Request whose answer a connection owes: an object of its own for each."""
+
+    @property
+    def shown(self) -> str:
+        """Id as clients see it, `req_…`."""
+
+    @property
+    def tier(self) -> str:
+        """Tier under which a refusal is counted; `none` while nobody knows the principal."""
+
+    def take(self, content: bytes) -> None:
+        """Take a piece of the body."""
+
+    def complete(self) -> None:
+        """Go on, as the body is complete."""
+
+    def resume(self) -> None:
+        """Go on with the answer, as the client has taken what was written."""
+
+    def leave(self) -> None:
+        """Let go of the request, as its client has left."""
+
+    def reject(self, error: RequestError) -> bool:
+        """Let go of the request, as it is refused. False: some of its answer has been written."""
+
+    def write_error(self, error: AnyError) -> None:
+        """Write the answer of an error."""
 
 
 class Connection(asyncio.Protocol):
@@ -75,46 +95,43 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         far: bytes a client may send ahead of its answers.
-        encode_error: encoder of errors of the request in hand; the listener's own until its route is known.
-        marks: header lines that the answer to the request in hand gets whatever it is, each with its end.
+        brief: whether it is closed with its answer, as too many connections linger.
+        gate: whether anything is read from the client.
+        in_hand: request whose answer is owed.
+        phase: see the module.
+        reader, writer: what has come, and what leaves.
+        served: whether it has had a request.
+        owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
+        since: monotonic instant from which a time-out counts, in seconds.
+        unread: answers that the client has not taken.
+        unsent: bytes of a large answer that are made, and not written yet.
     """
 
     far = MOST_BUFFERED
 
     __slots__ = (
-        "ahead", "asked", "brief", "buffer", "chunks", "context", "descriptor", "encode_error", "expects", "held", "id", "last", "marks",
-        "missing", "open", "paused", "phase", "seen", "since", "streaming", "transport", "unread", "upload", "writable",
+        "brief", "context", "gate", "in_hand", "owner", "phase", "reader", "reserved", "served", "since", "transport", "unfetched",
+        "unread", "unsent", "writer",
     )  # fmt: skip
 
     def __init__(self, context: ConnectionContext) -> None:
         self.context = context
         self.transport: asyncio.Transport
-        self.descriptor = -1
+        self.writer: Writer
+        self.gate: ReadGate
+        self.reader = HttpReader(context.most_header)
+        self.in_hand: InHand | None = None
+        self.unread = Unread()
+        self.owner: str | None = None
+        self.reserved = self.unfetched = self.unsent = 0
         self.phase = IDLE
         self.since = 0.0
-        self.buffer = b""
-        self.ahead: bytearray | None = None
-        self.seen = 0
-        self.id = ""
-        self.encode_error = context.encode_error
-        self.marks = b""
-        self.last = False
-        self.brief = False
-        """Whether it is closed with its answer, as too many connections linger."""
-        self.paused = False
-        self.open = False
-        self.expects = False
-        self.missing = 0
-        self.chunks: Chunks | None = None
-        self.unread = Unread()
-        self.asked: Request | None = None
-        """Request of an ordinary route that is in hand."""
-        self.held = False
-        """Whether nothing more is read from the client for now."""
-        self.streaming = False
-        self.upload = 0
-        """Most bytes of the body of the request in hand, where that may be larger than others; else 0."""
-        self.writable: asyncio.Event | None = None
+        self.served = self.brief = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether no request of its client is under way."""
+        return self.in_hand is None
 
     # What the transport calls.
 
@@ -125,8 +142,10 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
+        self.writer = Writer(context, transport)
+        self.gate = ReadGate(transport, context.hangups)
         full = len(context.connections) - context.settings.max_connections
-        descriptor = self.descriptor = descriptor_of(transport)
+        descriptor = self.gate.descriptor
         context.connections.add(self)
         if full >= 0 or descriptor >= context.fd_ceiling:
             self.brief = full > TURNED_AWAY or descriptor >= context.fd_brief_at
@@ -134,39 +153,39 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client has sent."""
-        buffer = self.buffer
-        if self.ahead or (len(buffer) > MOST_BUFFERED and self.phase > HEAD and not self.open):
-            self.ahead = self.ahead or bytearray()
-            self.ahead += data
-            self._keep_ahead()
-        else:
-            self.buffer = buffer + data if buffer else data
+        if self.reader.receive(data, self.phase > HEAD):
             self.advance()
+        else:
+            self._keep_ahead()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything."""
-        self.phase = CLOSED
-        self.buffer, self.ahead = b"", None
-        self.chunks = None
-        if self.paused:
-            self.context.hangups.forget(self.descriptor)
-        self.context.connections.discard(self)
-        if self.asked is not None:
-            self.asked.leave()
-        self._let_write()
-        if exc is None:
-            self.transport.close()
-        self.context.left()
+        request, self.in_hand = self.in_hand, None
+        try:
+            if request is not None:
+                request.leave()
+        finally:
+            self.phase = CLOSED
+            self.reader.close()
+            self.gate.forget()
+            self.context.quotas.leave(self)
+            self.context.connections.discard(self)
+            if exc is None:
+                self.transport.close()
+            self.context.left()
 
     def pause_writing(self) -> None:
         """Note that the client does not take its answer."""
         self.unread.begin(self.transport, monotonic())
+        self.count_unfetched()
 
     def resume_writing(self) -> None:
         """Note that the client has taken all of its answer."""
         self.unread.since = 0.0
-        self._let_write()
-        if self.phase == BLOCKED:
+        self.count_unfetched()
+        if self.in_hand is not None:
+            self.in_hand.resume()
+        elif self.phase == BLOCKED:
             self.finish()
             self.advance()
 
@@ -175,197 +194,93 @@ class Connection(asyncio.Protocol):
     def advance(self) -> None:
         """Work through what was received, as far as the request in hand allows."""
         left = REQUESTS_PER_TURN
+        reader = self.reader
         try:
-            while self.buffer or self._fetch():
+            while reader.buffer or reader.refill():
                 phase = self.phase
                 if phase <= HEAD:
                     if not left:
-                        self._wait_turn()
+                        self.wait_turn()
                     elif self._take_head():
                         left -= 1
-                    elif not self._fetch():
+                    elif not reader.refill():
                         break
                 elif phase >= LINGERING:
                     self.drop()
-                elif self.open:
+                elif reader.open:
                     self._take_body()
                 else:
                     self._keep_ahead()
                     return
         except Exception as exc:
             self.fault(exc)
-        self._read_on()
+        if self.gate.paused:
+            self.gate.read_on()
 
-    def take_turn(self) -> None:
-        """Go on with what was received."""
+    def wait_turn(self) -> None:
+        """Go on with what was received in a later turn of the event loop."""
+        self.phase = WAITING
+        self.context.turns.wait(self.owner or "", self._take_turn)
+
+    def _take_turn(self) -> None:
         if self.phase == WAITING:
             self.phase = IDLE
             self.advance()
 
-    def serve(self, head: Head, raw: bytes) -> None:
-        """Start on a request whose head is complete; `raw` is the head as it came."""
-        most = self.context.most_body_of(head)
-        if head.length > most:
-            self.refuse(too_large(most), head)
-            return
-        self.upload = most if most > self.context.most_body else 0
+    def _take_head(self) -> bool:
+        """Start on the next request, if all of its head is here."""
+        reader = self.reader
         try:
-            url = httptools.parse_url(head.target)
-        except httptools.HttpParserInvalidURLError:
-            self.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
-            return
-        if (error := too_many_members(head.target)) is not None:
-            self.reject(error)
-            return
-        address = self.transport.get_extra_info("peername")
-        request = self.asked = Request(
-            head, url.path or b"/", url.query or b"", ID_PREFIX + self.id, address[:2] if isinstance(address, tuple) else None,
-            self.encode_error, self.context.shut, self.shutdown, self._want_body,
-        )  # fmt: skip
-        self.phase = ROUTE
-        if not self.expect_body(head):
-            request.end()
-        self.context.begin(self._answer(request))
-
-    def expect_body(self, head: Head) -> bool:
-        """Prepare for the body that `head` announces; False when it has none."""
-        self.open = head.length != 0
-        self.expects = head.expects
-        if head.length < 0:
-            self.chunks = Chunks(self.upload or self.context.most_body, self.context.most_header)
-        else:
-            self.missing = head.length
-        return self.open
-
-    def reserve(self, amount: int) -> bool:
-        """Let the connection hold `amount` bytes of bodies, in all; False, and nothing is changed, when it may not."""
+            found = reader.read_head()
+        except RequestError as exc:
+            self.reject(exc)
+            return True
+        if found is None:
+            if reader.buffer and self.phase == IDLE:
+                self.phase = HEAD
+                self.since = monotonic()
+            return False
+        head, raw = found
+        if self.reserved:
+            self.context.quotas.reserve(self, 0)
+        self.since = monotonic()
+        self.served = True
+        self.writer.last = not head.keep
+        self.serve(head, raw, read_id(head.single) or self.context.new_id())
         return True
 
-    def known_tenant(self) -> str:
-        """Tenant whose turns the connection takes; empty while it is not known."""
-        return ""
+    def serve(self, head: Head, raw: bytes, id: str) -> None:
+        """Start on a request whose head is complete.
 
-    def take(self, content: bytes) -> None:
-        """Take a piece of the body. Without a route that waits for it, the piece is dropped."""
-        if self.asked is None:
-            return
-        if self.upload:  # A large one may take its time, as long as it comes at a pace.
-            self.since = min(monotonic(), self.since + len(content) / SLOWEST)
-        if self.asked.feed(content) > MOST_BUFFERED:
-            self._hold()
+        Arguments:
+            head: the head.
+            raw: the head as it came.
+            id: id of the request.
+        """
+        request = self.in_hand = RouteInHand(self, id, self.context.encode_error)
+        request.begin(head)
 
-    def complete(self) -> None:
-        """Note that the body is complete."""
-        if self.asked is not None:
-            self.asked.end()
-        else:
-            self.finish()
-
-    async def _answer(self, request: Request) -> None:
-        """Answer a request of an ordinary route."""
-        begun = monotonic()
+    def _take_body(self) -> None:
+        request, reader = self.in_hand, self.reader
         try:
-            response = await self.context.answer(request)
-        except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
+            content = reader.read_body()
+        except RequestError as exc:
+            self.reject(exc)
             return
-        except Exception:
-            log.exception(
-                "a route failed", request_id=request.id, method=excerpt(request.method), path=excerpt(request.path)
-            )
-            response = refuse(request, Failure(INTERNAL, UNFORESEEN))
-        try:
-            if not request.gone:
-                await self._send_answer(request, response, begun)
-        finally:
-            if isinstance(response, StreamedAnswer):
-                response.ended()
-
-    async def _send_answer(self, request: Request, response: RouteAnswer, begun: float) -> None:
-        """Send the answer of an ordinary route, to a request that came at the monotonic instant `begun`."""
-        try:
-            self.context.trace_answer(request, response.status, begun)
-            if isinstance(response, StreamedAnswer):
-                await self._stream(request, response)
-            else:
-                self.last |= self._leaves_body()
-                self._write(request, response)
-        except asyncio.CancelledError:
+        if request is None:
+            if not reader.open:
+                self.finish()
             return
-        except Exception as exc:
-            self.fault(exc)
-            return
-        if not request.gone:
-            self.asked, self.streaming = None, False
-            self._answered()
-
-    def _write(self, request: Request, response: RouteAnswer) -> None:
-        empty = response.status in (204, 304)
-        fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
-        head = self._frame(request, response.status, fields)
-        body = b"" if empty or request.method == "HEAD" else response.body
-        for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
-            self.transport.write(part)
-
-    async def _stream(self, request: Request, response: StreamedAnswer) -> None:
-        """Write an answer piece by piece, each when its client has taken those before."""
-        empty = request.method == "HEAD"
-        chunked = not self.last and "content-length" not in response.headers
-        fields = {**response.headers, "transfer-encoding": "chunked"} if chunked and not empty else response.headers
-        self.transport.write(self._frame(request, response.status, fields))
-        self.streaming = True
-        bound(self.transport)
-        if empty:
-            return
-        async with contextlib.aclosing(response.pieces()) as pieces:
-            async for piece in pieces:
-                while self.unread.since and not request.gone:
-                    self.writable = self.writable or asyncio.Event()
-                    self.writable.clear()
-                    await self.writable.wait()
-                if request.gone:
-                    return
-                self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-        if chunked and not request.gone:
-            self.transport.write(b"0\r\n\r\n")
-
-    def _frame(self, request: Request, status: int, fields: Mapping[str, str]) -> bytes:
-        """Beginning of an answer, up to its body."""
-        lines = [
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {self.context.date.decode()}\r\nx-request-id: {request.id}"
-        ]
-        for name, value in fields.items():
-            if _UNSAFE.search(value):
-                raise ValueError(f"the header field {name} has a control character in it")
-            lines.append(f"{name}: {value}")
-        if self.last or self.context.closing:
-            lines.append("connection: close")
-        return "\r\n".join((*lines, "")).encode("latin-1") + self.marks + b"\r\n"
-
-    def _leaves_body(self) -> bool:
-        """Whether the rest of the body may be long, or never come, so that the connection has to end behind the answer."""
-        return self.open and bool(self.expects or self.missing > MOST_BUFFERED or self.chunks is not None)
-
-    def _answered(self) -> None:
-        """Go on after the answer of an ordinary route."""
-        self._release()
-        if self.transport.is_closing():
-            self.phase = CLOSED
-            self.buffer, self.ahead = b"", None
-        elif not self.open:
-            self.finish()
-        elif self._leaves_body():
-            self.linger()
-        else:
-            self._drop_body()
-        if self.phase == IDLE and self.buffer:  # An ordinary route may cost as much as a handful.
-            self._wait_turn()
-        else:
-            self.advance()
+        if content:
+            request.take(content)
+        if not reader.open and self.in_hand is request:
+            request.complete()
 
     def finish(self) -> None:
-        """End a request whose answer is written: wait for the next request, or close."""
-        if self.last or self.context.closing:
-            if self.buffer:
+        """End the request in hand, whose answer is written: wait for the next one, or close."""
+        self.in_hand = None
+        if self.writer.last or self.context.closing:
+            if self.reader.buffer:
                 self.linger()
             else:
                 self.phase = CLOSED
@@ -373,49 +288,57 @@ class Connection(asyncio.Protocol):
         elif self.unread.since:
             self.phase = BLOCKED
         else:
-            self._rest()
+            self.phase = IDLE
+            self.since = monotonic()
+
+    def finish_before_body(self) -> None:
+        """End the request in hand, whose answer is written: what is still to come of its body is dropped."""
+        self.in_hand = None
+        self.context.quotas.reserve(self, 0)
+        self.phase = DROP
+        self.since = monotonic()
 
     # Refusals.
 
-    def refuse(self, error: RequestError, head: Head, tier: str | None = "none") -> None:
-        """Answer an error to a request whose body has not been read; keep the connection if the rest is short. The
-        refusal is counted under a tier; None: it has been counted."""
-        self.context.trace_head(head, ID_PREFIX + self.id, error, self.since)  # Since its head has come.
+    def refuse(self, error: RequestError, head: Head, counted: bool = False) -> None:
+        """Answer an error to the request in hand, whose body has not been read; keep the connection if the rest is short.
+
+        Arguments:
+            error: the error.
+            head: head of the request.
+            counted: whether the refusal has been counted.
+        """
+        request = _owed(self)
+        self.context.trace_head(head, request.shown, error, self.since)  # Since its head has come.
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
-            self.reject(error, tier)
+            self.reject(error, counted)
             return
-        self.write_error(error)
-        self.context.refused(error, tier)
-        if self.expect_body(head):
-            self._drop_body()
+        request.write_error(error)
+        self.context.refused(error, None if counted else request.tier)
+        if self.reader.expect(head.length):
+            self.finish_before_body()
         else:
             self.finish()
 
-    def reject(self, error: RequestError, tier: str | None = "none") -> None:
-        """Answer an error after which nothing the client sends can be understood, or is wanted."""
-        self.id = self.id or self.context.new_id()
-        self.last = True
-        self.context.refused(error, tier)
-        if self.asked is not None:
-            self.asked.leave()
-            self.asked = None
-            if self.streaming:
-                self.phase = CLOSED
-                self.transport.abort()
-                return
-        self.write_error(error)
-        self.linger()
-
-    def close_over_quota(self) -> None:
-        """End a connection between two requests, since its owner holds too much."""
-        self.linger()
+    def reject(self, error: RequestError, counted: bool = False) -> None:
+        """Answer an error after which nothing the client sends can be understood, or is wanted; see `refuse`."""
+        request = _owed(self)
+        self.writer.last = True
+        self.context.refused(error, None if counted else request.tier)
+        unanswered = request.reject(error)
+        self.in_hand = None
+        if unanswered:
+            request.write_error(error)
+            self.linger()
+        else:
+            self.phase = CLOSED
+            self.transport.abort()
 
     def fault(self, exc: Exception) -> None:
         """Answer an unforeseen exception with 500, and log it once, under the request's id."""
-        self.id = self.id or self.context.new_id()
-        log.error("a request failed", request_id=ID_PREFIX + self.id, exc_info=exc)
+        log.error("a request failed", request_id=_owed(self).shown, exc_info=exc)
         try:
-            if self.phase in (DROP, WRITING, BLOCKED, LINGERING, CLOSED):  # The answer has been given, or begun.
+            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
                 self.phase = CLOSED
                 self.transport.close()
             else:
@@ -423,72 +346,54 @@ class Connection(asyncio.Protocol):
         except Exception:
             self.transport.abort()
 
-    def write_error(self, error: AnyError, fields: bytes = b"") -> None:
-        """Write the answer of an error, with further lines of its header."""
-        context, shown = self.context, ID_PREFIX + self.id
-        encoded = self.encode_error(error, shown)
-        close = self.last or context.closing
-        fields += self.marks
-        self.transport.write(frame_error(error.code, shown, encoded, date=context.date, close=close, fields=fields))
-
     def linger(self) -> None:
         """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and
         could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
-        self.buffer, self.ahead = b"", None
-        self.reserve(0)
-        self.open = False
-        self.chunks = None
-        if self.brief:
-            self._close_at_once()
+        self.reader.close()
+        self.context.quotas.reserve(self, 0)
+        if self.brief:  # What has come by now is thrown away, as bytes unread would reset the connection.
+            with contextlib.suppress(OSError):
+                os.read(self.gate.descriptor, MOST_BUFFERED)
+            self.phase = CLOSED
+            self.transport.close()
         elif not self.transport.is_closing():
             self.transport.write_eof()
             self.drop()
 
-    def _close_at_once(self) -> None:
-        """Close with the answer. What has come by now is thrown away, as bytes unread would reset the connection."""
-        with contextlib.suppress(OSError):
-            os.read(self.descriptor, MOST_BUFFERED)
-        self.phase = CLOSED
-        self.transport.close()
-
     def drop(self) -> None:
         """Throw away what has come after the last answer. More is read when it is this connection's turn: there is no hurry, and
         who sends megabytes again and again would take the event loop from all others."""
-        self.buffer, self.ahead = b"", None
+        self.reader.drop()
         if self.phase == LINGERING:
-            self._hold()
-            self.context.drops.wait(self.known_tenant(), self._drop_more)
-
-    def _drop_more(self) -> None:
-        if self.phase == LINGERING:
-            self._release()
+            self.gate.hold()
+            self.context.drops.wait(self.owner or "", self.gate.release)
 
     # What the listener calls.
 
     def inspect(self, now: float) -> None:
         """End what takes too long; `now` is a monotonic instant in seconds."""
-        context, phase, waited = self.context, self.phase, now - self.since
-        if self.unread.since:
-            if self.unread.overdue(self.transport, now, context.read_timeout, SLOWEST):
+        context, phase, waited, unread = self.context, self.phase, now - self.since, self.unread
+        late = waited > context.read_timeout
+        if unread.since:
+            if unread.overdue(self.transport, now, context.read_timeout, SLOWEST):
                 self.transport.abort()
+            self.count_unfetched()
         elif phase == IDLE:
-            if waited > (context.keep_alive if self.id else context.read_timeout) or (
+            if waited > (context.keep_alive if self.served else context.read_timeout) or (
                 context.shut.is_set() and waited >= GRACE
             ):
                 self.phase = CLOSED
                 self.transport.close()
-        elif phase == HEAD:
-            if waited > context.read_timeout:
-                self._forget()
-                self._late("header")
         elif phase == DROP:
-            if waited > context.read_timeout:
+            if late:
                 self.linger()  # without a word: the answer has been given
-        elif self.open:
-            if waited > context.read_timeout and not (self.upload and self.held):
-                self._late("body")
+        elif phase == HEAD or self.reader.open:
+            if late:
+                what, most = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
+                message = f"the {what} did not arrive within {most:g} ms (read_timeout_ms)"
+                self.reject(RequestError(message, code=REQUEST_TIMEOUT))
         elif phase == LINGERING and waited > LINGER:
             self.transport.abort()
 
@@ -500,152 +405,222 @@ class Connection(asyncio.Protocol):
         self.context.connections.discard(self)
         self.transport.abort()
 
-    # Steps.
+    # Bounds.
 
-    def _hold(self) -> None:
-        """Read nothing more from the client for now."""
-        if not self.held:
-            self.held = True
-            self.transport.pause_reading()
-
-    def _release(self) -> None:
-        if self.held:
-            self.held = False
-            if self.upload:
-                self.since = monotonic()
-            self.transport.resume_reading()
-
-    def _want_body(self) -> None:
-        """Have more of the body come, as the route waits for it."""
-        if self.expects and not self.transport.is_closing():
-            self.transport.write(CONTINUE)
-            self.expects = False
-        self._release()
-
-    def _let_write(self) -> None:
-        if self.writable is not None:
-            self.writable.set()
-
-    def _take_head(self) -> bool:
-        """Start on the next request, if all of its head is here."""
-        buffer = self.buffer
-        if buffer.startswith(b"\r"):
-            buffer = self.buffer = past_blank(buffer)
-            if buffer == b"\r":
-                self._begin_head()
-                return False
-            if not buffer:
-                return False
-        end, context = buffer.find(END, max(self.seen - 3, 0)), self.context
-        if end > context.most_header - len(END) or (end < 0 and len(buffer) > context.most_header):
-            self._forget()
-            self.reject(too_long(context.most_header))
-            return True
-        if end < 0:
-            self._await_head(buffer)
-            return False
-        end += len(END)
-        raw = buffer[:end]
-        self.buffer = buffer[end:]
-        self.reserve(0)
-        self.seen = self.upload = 0
-        self.since = monotonic()
-        self.encode_error = context.encode_error
-        try:
-            head = read_head(raw)
-        except RequestError as exc:
-            self._forget()
-            self.reject(exc)
-        else:
-            self.id = read_id(head.single) or context.new_id()
-            self.last = not head.keep
-            self.serve(head, raw)
-        return True
-
-    def _await_head(self, buffer: bytes) -> None:
-        why = suspect(buffer, self.seen)
-        if why is not None:
-            self._forget()
-            self.reject(why)
-            return
-        self.seen = len(buffer)
-        self._begin_head()
-
-    def _forget(self) -> None:
-        """Forget the last request, as what comes after it is none."""
-        self.id, self.encode_error, self.marks = "", self.context.encode_error, b""
-
-    def _begin_head(self) -> None:
-        if self.phase == IDLE:
-            self.phase = HEAD
-            self.since = monotonic()
-
-    def _take_body(self) -> None:
-        buffer, chunks = self.buffer, self.chunks
-        if chunks is None:
-            content, self.buffer = buffer[: self.missing], buffer[self.missing :]
-            self.missing -= len(content)
-            self.open = self.missing > 0
-        else:
-            try:
-                content, self.buffer = chunks.feed(buffer)
-            except RequestError as exc:
-                self.reject(exc)
-                return
-            self.open = not chunks.done
-        if content:
-            self.take(content)
-        if not self.open:
-            self.chunks = None
-            self.complete()
+    def count_unfetched(self) -> None:
+        """Count what waits for the client with the bytes of its owner."""
+        left = self.transport.get_write_buffer_size() + self.unsent
+        self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
         """Keep bytes sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection
         may hold nothing is read. Beyond what its owner may hold the bytes are dropped, and the answer is the last."""
-        ahead = len(self.buffer) + (len(self.ahead) if self.ahead else 0)
-        if ahead > UNCOUNTED and not self.reserve(ahead):
+        ahead = self.reader.waiting
+        quotas = self.context.quotas
+        if ahead > UNCOUNTED and not quotas.reserve(self, ahead):
             if self.phase == WAITING:
-                self.close_over_quota()
+                self.reject(quotas.no_room(self))
                 return
-            self.buffer, self.ahead = self.buffer[:1], None  # More is to come, so the end has to linger.
-            self.last = True
+            self.reader.drop(keep=1)  # More is to come, so the end has to linger.
+            self.writer.last = True
             self.retire()
-            self._read_on()
-        elif ahead > (MOST_BUFFERED if self.phase == WAITING else self.far) and not self.paused:
-            self.paused = True
-            self._hold()
-            self.context.hangups.watch(self.descriptor, self.shutdown)
+            self.gate.read_on()
+        elif ahead > (MOST_BUFFERED if self.phase == WAITING else self.far):
+            self.gate.watch(self.shutdown)
         elif ahead <= MOST_BUFFERED:
-            self._read_on()
+            self.gate.read_on()
 
-    def _fetch(self) -> bool:
-        """Take up some of the bytes sent far ahead; False when there are none."""
-        ahead = self.ahead
-        if not ahead:
-            return False
-        self.buffer += bytes(ahead[:MOST_BUFFERED])
-        del ahead[:MOST_BUFFERED]
-        return True
 
-    def _read_on(self) -> None:
-        if self.paused:
-            self.paused = False
-            self.context.hangups.forget(self.descriptor)
-            self._release()
+class RouteInHand(msgspec.Struct, eq=False):
+    """Request to an ordinary route, or one of which nothing is known but that it is wrong; see InHand.
 
-    def _wait_turn(self) -> None:
-        self.phase = WAITING
-        self.context.turns.wait(self.known_tenant(), self.take_turn)
+    Attributes:
+        connection: connection that it came on.
+        id: its id.
+        encode_error: encoder of its errors.
+        marks: header lines that its answer gets whatever it is, each with its end.
+        request: the request as its route gets it; None until then.
+        expects: whether the client waits for `100 Continue` before it sends the body.
+        upload: most bytes of its body, where that may be larger than others; else 0.
+        sending: whether its answer has begun.
+        written: set when the client has taken what was written; None while nobody has waited for that.
+    """
 
-    def _drop_body(self) -> None:
-        self.reserve(0)
-        self.phase = DROP
-        self.since = monotonic()
+    connection: Connection
+    id: str
+    encode_error: EncodeError
+    marks: bytes = b""
+    request: Request | None = None
+    expects: bool = False
+    upload: int = 0
+    sending: bool = False
+    written: asyncio.Event | None = None
+    tier = "none"
 
-    def _rest(self) -> None:
-        self.phase = IDLE
-        self.since = monotonic()
+    @property
+    def shown(self) -> str:
+        """See InHand."""
+        return ID_PREFIX + self.id
 
-    def _late(self, what: str) -> None:
-        message = f"the {what} did not arrive within {self.context.settings.read_timeout_ms:g} ms (read_timeout_ms)"
-        self.reject(RequestError(message, code=REQUEST_TIMEOUT))
+    def begin(self, head: Head) -> None:
+        """Leave the answer to its route. `head`: its head, which is complete."""
+        connection, context = self.connection, self.connection.context
+        most = context.most_body_of(head)
+        if head.length > most:
+            connection.refuse(too_large(most), head)
+            return
+        self.upload = most if most > context.most_body else 0
+        self.expects = head.expects
+        try:
+            url = httptools.parse_url(head.target)
+        except httptools.HttpParserInvalidURLError:
+            connection.reject(BadRequest(f"the target {head.target[:80].decode()!r} is not a valid URL"))
+            return
+        if (error := too_many_members(head.target)) is not None:
+            connection.reject(error)
+            return
+        address = connection.transport.get_extra_info("peername")
+        request = self.request = Request(
+            head, url.path or b"/", url.query or b"", self.shown, address[:2] if isinstance(address, tuple) else None,
+            self.encode_error, context.shut, connection.shutdown, self._want,
+        )  # fmt: skip
+        connection.phase = ASKED
+        if not connection.reader.expect(head.length, most):
+            request.end()
+        context.begin(self._answer(request))
+
+    def take(self, content: bytes) -> None:
+        """See InHand."""
+        if self.request is None:
+            return
+        connection = self.connection
+        if self.upload:  # A large one may take its time, as long as it comes at a pace.
+            connection.since = min(monotonic(), connection.since + len(content) / SLOWEST)
+        if self.request.feed(content) > MOST_BUFFERED:
+            connection.gate.hold()
+            if self.upload:
+                connection.since = math.inf  # Its route is slow, and not its client.
+
+    def complete(self) -> None:
+        """See InHand."""
+        if self.request is not None:
+            self.request.end()
+
+    def leave(self) -> None:
+        """See InHand."""
+        if self.request is not None:
+            self.request.leave()
+        self.resume()
+
+    def reject(self, error: RequestError) -> bool:
+        """See InHand."""
+        self.leave()
+        return not self.sending
+
+    def resume(self) -> None:
+        """See InHand."""
+        if self.written is not None:
+            self.written.set()
+
+    def write_error(self, error: AnyError) -> None:
+        """See InHand."""
+        encoded = self.encode_error(error, self.shown)
+        self.connection.writer.write_error(error.code, self.shown, encoded, self.marks)
+
+    def _want(self) -> None:
+        """Have more of the body come, as the route waits for it."""
+        connection = self.connection
+        if self.expects and not connection.transport.is_closing():
+            connection.transport.write(CONTINUE)
+            self.expects = False
+        if connection.gate.held and self.upload:
+            connection.since = monotonic()
+        connection.gate.release()
+
+    async def _answer(self, request: Request) -> None:
+        begun, connection = monotonic(), self.connection
+        response: RouteAnswer | None = None
+        try:
+            response = await self._ask(request)
+            if request.gone:
+                return
+            connection.context.trace_answer(request, response.status, begun)
+            if isinstance(response, StreamedAnswer):
+                await self._stream(request, response)
+            else:
+                connection.writer.last |= self._leaves_body()
+                connection.writer.write_answer(response, self.shown, self.marks, request.method)
+            if not request.gone:
+                self._end()
+        except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
+            return
+        except Exception as exc:
+            connection.fault(exc)
+        finally:
+            if isinstance(response, StreamedAnswer):
+                response.ended()
+
+    async def _ask(self, request: Request) -> RouteAnswer:
+        try:
+            return await self.connection.context.answer(request)
+        except ClientLeft:
+            raise
+        except Exception:
+            log.exception(
+                "a route failed", request_id=request.id, method=excerpt(request.method), path=excerpt(request.path)
+            )
+            return refuse(request, Failure(INTERNAL, UNFORESEEN))
+
+    async def _stream(self, request: Request, response: StreamedAnswer) -> None:
+        """Write an answer piece by piece, each when its client has taken those before."""
+        connection, empty = self.connection, request.method == "HEAD"
+        transport, writer = connection.transport, connection.writer
+        chunked = not writer.last and "content-length" not in response.headers
+        fields = {**response.headers, "transfer-encoding": "chunked"} if chunked and not empty else response.headers
+        transport.write(writer.frame(response.status, fields, self.shown, self.marks))
+        self.sending = True
+        bound(transport)
+        if empty:
+            return
+        async with contextlib.aclosing(response.pieces()) as pieces:
+            async for piece in pieces:
+                while connection.unread.since and not request.gone:
+                    self.written = self.written or asyncio.Event()
+                    self.written.clear()
+                    await self.written.wait()
+                if request.gone:
+                    return
+                transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        if chunked and not request.gone:
+            transport.write(b"0\r\n\r\n")
+
+    def _leaves_body(self) -> bool:
+        """Whether the rest of the body may be long, or never come, so that the connection has to end behind the answer."""
+        reader = self.connection.reader
+        return reader.open and (self.expects or not 0 <= reader.missing <= MOST_BUFFERED)
+
+    def _end(self) -> None:
+        """Go on after the answer."""
+        connection = self.connection
+        connection.gate.release()
+        if connection.transport.is_closing():
+            connection.in_hand, connection.phase = None, CLOSED
+            connection.reader.drop()
+        elif not connection.reader.open:
+            connection.finish()
+        elif self._leaves_body():
+            connection.in_hand = None
+            connection.linger()
+        else:
+            connection.finish_before_body()
+        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may cost as much as a handful.
+            connection.wait_turn()
+        else:
+            connection.advance()
+
+
+def _owed(connection: Connection) -> InHand:
+    """Request in hand; a new one where what has come is none."""
+    if connection.in_hand is None:
+        connection.in_hand = RouteInHand(connection, connection.context.new_id(), connection.context.encode_error)
+    return connection.in_hand

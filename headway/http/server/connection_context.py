@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from headway.config import Settings
 from headway.errors import RequestError
+from headway.gateway.client_quotas import Quotas
 from headway.http.problem import EncodeError, encode_problem
 from headway.http.requests import Handler, Request
 from headway.http.server.hangups import Hangups
@@ -52,6 +53,7 @@ class ConnectionContext:
         spare: file descriptors that its connections leave to others.
         fd_ceiling: first descriptor number at which a connection is refused.
         fd_brief_at: first descriptor number at which it is closed with that answer, and does not linger.
+        quotas: quotas of its clients. A connection without an owner is not counted.
         connections: open connections.
         tasks: requests of ordinary routes that are being answered.
     """
@@ -65,6 +67,7 @@ class ConnectionContext:
         self.new_id = new_id
         self.encode_error: EncodeError = encode_problem
         self.counters = counters
+        self.quotas = Quotas(settings)
         self.most_header = settings.max_header_bytes
         self.most_body = settings.max_body_bytes
         self.read_timeout = settings.read_timeout_ms / 1000

@@ -17,6 +17,8 @@ import socket
 import sys
 from collections.abc import Callable
 
+from headway.runtime.listening import descriptor_of
+
 STREAM_BYTES = 64 * 1024
 """Bytes of a stream that the kernel keeps for a client that does not take them. Left to itself it keeps megabytes, which are
 hours of a quiet stream."""
@@ -68,6 +70,59 @@ class Hangups:
             if gone is not None:
                 self.forget(descriptor)
                 gone()
+
+
+class ReadGate:
+    """Gate between a transport and its connection: while it is shut, nothing is read from the client.
+
+    Arguments:
+        transport: the transport.
+        hangups: watch of the listener.
+
+    Attributes:
+        descriptor: number of its socket; -1 where it has none.
+        held: whether it is shut.
+        paused: whether it is shut and the client's departure is watched for.
+    """
+
+    __slots__ = ("_hangups", "_transport", "descriptor", "held", "paused")
+
+    def __init__(self, transport: asyncio.Transport, hangups: Hangups) -> None:
+        self._transport, self._hangups = transport, hangups
+        self.descriptor = descriptor_of(transport)
+        self.held = self.paused = False
+
+    def hold(self) -> None:
+        """Read nothing more from the client for now."""
+        if not self.held:
+            self.held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on."""
+        if self.held:
+            self.held = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Read nothing more, and call `gone` when the client hangs up."""
+        if not self.paused:
+            self.paused = True
+            self.hold()
+            self._hangups.watch(self.descriptor, gone)
+
+    def read_on(self) -> None:
+        """Read on after `watch`."""
+        if self.paused:
+            self.forget()
+            self.release()
+
+    def forget(self) -> None:
+        """Watch for nothing any more."""
+        if self.paused:
+            self.paused = False
+            self._hangups.forget(self.descriptor)
 
 
 def bound(transport: asyncio.BaseTransport) -> None:

@@ -1,0 +1,562 @@
+"""One inference request, from its head to its answer: an object of its own for each.
+
+    BODY ──▶ (a long body is read in turns) ──▶ ASKED, the gateway has it ──▶ answered ──▶ the connection goes on
+                                                   └── handed over: its client has the id of a task
+
+It is the sink of its reply. A reply to a request that its connection no longer has in hand is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from time import monotonic
+
+import msgspec
+
+from headway.core.failures import error_of, failure_of, no_text, unread
+from headway.core.json_pages import SHORT, Steps
+from headway.doors.answer_pieces import is_large
+from headway.doors.exchange import Exchange, Outcome, ReadRequest, outcome_headers, unusual
+from headway.doors.fields import ID_PREFIX, with_time_left
+from headway.doors.large_answers import LargeAnswer
+from headway.errors import AnyError, RequestError
+from headway.gateway.fan_out import FanOut, joined
+from headway.gateway.served_models import KnownModels
+from headway.http.inference.async_handoff import AsyncHandoff, task_answer
+from headway.http.inference.body_receiver import BodyPieces
+from headway.http.inference.compressed_bodies import Unpacker
+from headway.http.inference.context import InferenceContext
+from headway.http.inference.inference_head import HEAD, KnownHead, several_as_task
+from headway.http.server.connection import ASKED, BODY, IDLE, Connection
+from headway.http.server.connection_context import LARGE
+from headway.model import Principal, Reply, RequestOptions, TokenCount, Value
+from headway.runtime.fair_turns import MILLISECOND
+
+NOBODY = Principal(user="", tenant="", tier=0)
+_OUTPUT, _TOKENS = attrgetter("output"), attrgetter("tokens")
+
+
+class RequestInHand(msgspec.Struct, eq=False):
+    """Request to an inference route; see `headway.http.server.connection.InHand`.
+
+    Attributes:
+        connection: connection that it came on.
+        inference: context of the connection.
+        id: its id.
+        known: its head.
+        principal: who asks; NOBODY as long as that is not known.
+        begun: monotonic instant at which its body was complete, in seconds.
+        plain: whether an answer that is a short text is written by `known.usual`, and the connection goes on.
+        exchange: the request as its codec reads it; None where nothing of it has to be remembered.
+        pieces: its body, as far as it has come.
+        long: its body that is read in turns.
+        handoff: handover of one that may become a task.
+        fan_out: its parts if it has several inputs.
+        large: its large answer.
+    """
+
+    connection: Connection
+    inference: InferenceContext
+    id: str
+    known: KnownHead
+    principal: Principal = NOBODY
+    begun: float = 0.0
+    plain: bool = False
+    exchange: Exchange | None = None
+    pieces: BodyPieces | None = None
+    long: LongBody | None = None
+    handoff: AsyncHandoff | None = None
+    fan_out: FanOut | None = None
+    large: LargeSending | None = None
+
+    @property
+    def shown(self) -> str:
+        """See InHand."""
+        return ID_PREFIX + self.id
+
+    @property
+    def tier(self) -> str:
+        """See InHand."""
+        return "none" if self.principal is NOBODY else self.inference.tiers[self.principal.tier]
+
+    def take(self, content: bytes) -> None:
+        """See InHand. A body of announced length has been counted whole."""
+        connection, quotas = self.connection, self.inference.quotas
+        if connection.reader.missing < 0 and not quotas.reserve(connection, connection.reserved + len(content)):
+            connection.reject(quotas.no_room(connection))
+        elif self.pieces is not None:
+            self.pieces.append(content)
+
+    def complete(self) -> None:
+        """See InHand."""
+        body = b"" if self.pieces is None else self.pieces.take()
+        self.pieces = None
+        self.begun = monotonic()
+        if len(body) <= SHORT and not self.known.head.coding:
+            self.give_back()
+            self.ask(body)
+        else:
+            self.connection.phase = ASKED
+            self.long = LongBody(self)
+            self.long.begin(body)
+
+    def give_back(self) -> None:
+        """Give back the reservation of a body that came in pieces, and the charge of the request."""
+        if self.long is not None:
+            self.long.end()
+        self.inference.quotas.reserve(self.connection, 0)
+        self.inference.entrance.refund(self.principal)
+
+    def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
+        """Read a body, unless it is read already, and hand the request in, on the lane for it if that is open."""
+        known = self.known
+        inference = self.inference
+        principal = self.principal
+        head = known.head
+        if exchange is None:
+            only, served = principal.models, inference.served
+            try:
+                exchange = head.read(body, head.options, served.seen_by(only) if only else served)
+                if head.wish is not None and isinstance(exchange.input, list):
+                    raise several_as_task()
+            except RequestError as exc:
+                self.charge_and_deny(exc)
+                return
+        connection = self.connection
+        connection.phase = ASKED
+        self.exchange = exchange
+        if head.wish is not None:
+            self.handoff = AsyncHandoff(inference.loop, head.wait, self._hand_over)
+        model = exchange.model
+        text = exchange.input
+        parameters = exchange.parameters
+        if isinstance(text, list) or exchange.options is not head.options:
+            self._ask_rarely(exchange)
+            return
+        gateway = inference.gateway
+        lane = known.lane
+        if lane.asked != model or lane.asker is not principal or lane.facts is not gateway.facts:
+            lane = known.lane = gateway.lane(principal, head.options, model)
+        self.principal = lane.principal
+        if lane.open:
+            usual, known.open_by = exchange.usual, None
+            if usual is not None and not (connection.writer.last or inference.closing):
+                self.plain, self.exchange = True, None
+                known.usual, known.kind = usual, known.marks + usual.kind
+                if known.before and usual.read is not unusual and not (head.id or principal.models):
+                    known.open_by = lane.facts
+            gateway.enter(self, lane, self.id, text, parameters)
+        elif lane.rows and gateway.served[lane.model].takes_unweighed(text):
+            gateway.enter(self, lane, self.id, text, parameters)
+        else:
+            gateway.take_in(self, lane, head.options, self.id, text, parameters)
+        exchange.input = ""  # The gateway has it.
+
+    def _ask_rarely(self, exchange: Exchange) -> None:
+        """Submit several inputs, or what asks for something that its head does not."""
+        entrance = self.inference.entrance
+        principal = self.principal = entrance.principal_for(exchange, self.principal)
+        owner = self.connection.owner or principal.tenant
+        self.fan_out = entrance.submit(self, principal, self.id, exchange, owner)
+
+    def charge_and_deny(self, error: RequestError) -> None:
+        """Count a request that was read to its end, and is wrong, and refuse it."""
+        over = self.inference.entrance.charge_wrong(self.principal, self.id)
+        self.deny(over or error, over is not None)
+
+    def deny(self, error: RequestError, counted: bool = False) -> None:
+        """Refuse a request that was read to its end. `counted`: whether the refusal has been counted."""
+        self.inference.trace_refused(self.known.head.options, self.shown, error, monotonic())
+        self.write_error(error)
+        self.inference.refused(error, None if counted else self.tier)
+        self.connection.finish()
+
+    # The reply.
+
+    def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
+        """Take the reply.
+
+        Arguments:
+            reply: the reply.
+            outputs: outputs of the inputs where there are several.
+            tokens: tokens of these.
+        """
+        connection = self.connection
+        if connection.in_hand is not self:
+            return
+        try:
+            output = reply.output
+            if not self.plain or type(output) is not str or len(output) > LARGE:
+                self._answer_rarely(reply, outputs, tokens)
+                return
+            now = monotonic()
+            inference = self.inference
+            known = self.known
+            ran = reply.ran
+            version = inference.version if ran is None else ran.version or inference.version
+            try:
+                body = known.usual.write(
+                    ID_PREFIX + self.id, output, int((now - self.begun) * 1e6) / 1000, version, reply.tokens
+                )
+            except UnicodeEncodeError:
+                self.write_error(no_text())
+                self.end(now)
+                return
+            connection.transport.write(
+                HEAD
+                % (
+                    inference.opening,
+                    self.id.encode(),
+                    known.codec.limit_lines(inference.rate_limits, self.principal.limits)
+                    if self.principal.limits
+                    else b"",
+                    known.kind,
+                    len(body),
+                )
+                + body
+            )
+            connection.in_hand = None
+            connection.phase = IDLE
+            connection.since = now
+            if connection.unread.since:
+                connection.finish()
+            if connection.reader.buffer:
+                connection.advance()
+        except Exception as exc:
+            connection.fault(exc)
+
+    def answer_all(self, replies: Sequence[Reply]) -> None:
+        """Take the replies to all inputs, or the failure of one."""
+        self.answer(joined(self.id, replies), list(map(_OUTPUT, replies)), list(map(_TOKENS, replies)))
+
+    def admitted(self) -> None:
+        """Note that the request will have its outcome, whoever waits for it."""
+        if self.handoff is not None:
+            self.handoff.admitted()
+
+    def _answer_rarely(self, reply: Reply, outputs: Sequence[Value], tokens: Sequence[TokenCount | None]) -> None:
+        """Write an answer that is no text alone, that is large or marked, or that ends the connection."""
+        if self.handoff is not None:
+            if reply.output is not None and self.handoff.due:
+                self._hand_over()
+                return
+            self._end_handoff()
+        now = monotonic()
+        inference = self.inference
+        marks = b""
+        if reply.shared is not None or reply.unkept:
+            marks = "".join(f"{name}: {value}\r\n" for name, value in outcome_headers(reply)).encode()
+        output = reply.output
+        if output is None:
+            self.write_error(failure_of(reply), marks)
+        else:
+            try:
+                milliseconds = int((now - self.begun) * 1e6) / 1000
+                shown = ID_PREFIX + self.id
+                ran = reply.ran
+                version = (ran.version if ran is not None else "") or inference.version
+                exchange = self.exchange
+                usual = self.known.usual if exchange is None else exchange.usual
+                kind: bytes
+                body: bytes | Iterator[bytes]
+                if usual is not None and type(output) is str and len(output) <= LARGE:
+                    kind, body = usual.kind, usual.write(shown, output, milliseconds, version, reply.tokens)
+                else:
+                    write = self.known.usual.write_any if exchange is None else exchange.write
+                    kind, body = write(
+                        Outcome(shown, outputs or (output,), milliseconds, version, tokens or (reply.tokens,))
+                    )
+                if isinstance(body, Iterator):
+                    room = None if self.fan_out is None else self.fan_out.room
+                    if is_large(output) if room is None else room.held > 0:
+                        self.large = LargeSending(self, LargeAnswer(body, room), kind, marks)
+                        self.large.wait()
+                        return
+                    body = b"".join(body)
+            except UnicodeEncodeError:
+                self.write_error(no_text(), marks)
+            except RequestError as exc:
+                self.write_error(exc)
+            else:
+                head = HEAD % (inference.opening, self.id.encode(), self.ending(), marks + kind, len(body))
+                if len(body) < LARGE:
+                    self.connection.transport.write(head + body)
+                else:  # What is large is not copied.
+                    self.connection.transport.write(head)
+                    self.connection.transport.write(body)
+        self.end(now)
+
+    def ending(self) -> bytes:
+        """Lines of an answer's header on the end of the connection and on the principal's limits, and its marks."""
+        known, inference = self.known, self.inference
+        ending = known.marks
+        if self.connection.writer.last or inference.closing:
+            ending += b"connection: close\r\n"
+        if self.principal.limits:
+            ending += known.codec.limit_lines(inference.rate_limits, self.principal.limits)
+        return ending
+
+    def write_error(self, error: AnyError, lines: bytes = b"") -> None:
+        """See InHand. `lines`: further lines of its header, each with its end."""
+        codec, limits = self.known.codec, self.principal.limits
+        if limits:
+            lines += codec.limit_lines(self.inference.rate_limits, limits)
+        encoded = codec.encode_error(error, self.shown)
+        self.connection.writer.write_error(error.code, self.shown, encoded, lines + self.known.marks)
+
+    def _hand_over(self) -> None:
+        """Answer with the id of the task that the request has become."""
+        try:
+            self._end_handoff()
+            inference, wish = self.inference, self.known.head.wish
+            if wish is not None:
+                inference.gateway.detach(self.principal.tenant, self.id)
+                self.connection.transport.write(task_answer(ID_PREFIX + self.id, wish, inference.date, self.ending()))
+                self.end()
+        except Exception as exc:
+            self.connection.fault(exc)
+
+    # The end.
+
+    def end(self, now: float = 0.0) -> None:
+        """End the request, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
+        connection = self.connection
+        connection.in_hand = None
+        if self.fan_out is not None or self.large is not None:
+            counted = self.large is not None or (self.fan_out is not None and self.fan_out.room.held > 0)
+            self._end_outputs()
+            if counted:
+                connection.count_unfetched()
+        if connection.writer.last or self.inference.closing or connection.unread.since:
+            connection.finish()
+        else:  # Most go on; they are spared a call.
+            connection.phase = IDLE
+            connection.since = now or monotonic()
+        if connection.reader.buffer:
+            connection.advance()
+
+    def leave(self) -> None:
+        """See InHand."""
+        if self.connection.phase == ASKED and not self._sending:
+            self.inference.gateway.abandon(self, self.principal.tenant, self.id)
+            if self.fan_out is not None:
+                self.fan_out.abandon()
+        if self.long is not None:
+            self.long.end()
+        if self.pieces is not None:
+            self.pieces.clear()
+        self._end_handoff()
+        self._end_outputs()
+
+    def reject(self, error: RequestError) -> bool:
+        """See InHand."""
+        connection, sending = self.connection, self._sending
+        if connection.phase == BODY:
+            self.inference.trace_refused(self.known.head.options, self.shown, error, connection.since)
+        self.leave()
+        return not sending
+
+    def resume(self) -> None:
+        """See InHand."""
+        if self._sending and self.large is not None:
+            self.large.wait()
+
+    @property
+    def _sending(self) -> bool:
+        return self.large is not None and self.large.answer.total > 0
+
+    def _end_handoff(self) -> None:
+        if self.handoff is not None:
+            self.handoff.end()
+            self.handoff = None
+
+    def _end_outputs(self) -> None:
+        if self.fan_out is not None:
+            self.fan_out.room.shrink(0)
+        self.fan_out = self.large = None
+        self.connection.unsent = 0
+
+
+class LongBody:
+    """Long or compressed body of a request, read a little in each turn of its client, within the time that the request has.
+
+    Arguments:
+        request: the request. It may end meanwhile; then the rest is dropped in its turn.
+    """
+
+    __slots__ = ("_alarm", "_request")
+
+    def __init__(self, request: RequestInHand) -> None:
+        self._request = request
+        timeout = request.known.head.options.timeout
+        self._alarm = request.inference.loop.call_later(timeout, self._expire)
+
+    def begin(self, body: bytes) -> None:
+        """Read the body, which is complete."""
+        request = self._request
+        if coding := request.known.head.coding:
+            self._wait(partial(self._unpack, Unpacker(body, coding, request.inference.settings)))
+        else:
+            self._wait(partial(self._take, body))
+
+    def end(self) -> None:
+        """Read no more of it."""
+        self._alarm.cancel()
+        self._request.long = None
+
+    @property
+    def _ended(self) -> bool:
+        return self._request.long is not self
+
+    def _wait(self, work: Callable[[], None]) -> None:
+        request = self._request
+        request.inference.large_bodies.wait(request.connection.owner or "", work)
+
+    def _unpack(self, unpacker: Unpacker) -> None:
+        """Unpack some of a compressed body."""
+        if self._ended:
+            return
+        request = self._request
+        connection, quotas = request.connection, request.inference.quotas
+        try:
+            if unpacker.step():
+                self._wait(partial(self._take, unpacker.whole()))
+            elif quotas.reserve(connection, unpacker.size):
+                self._wait(partial(self._unpack, unpacker))
+            else:
+                raise quotas.no_room(connection)
+        except RequestError as exc:
+            request.give_back()
+            request.charge_and_deny(exc)
+            connection.advance()
+        except Exception as exc:
+            connection.fault(exc)
+
+    def _take(self, body: bytes) -> None:
+        """Begin to read a body that is not compressed any more."""
+        if self._ended:
+            return
+        request = self._request
+        head, only, served = request.known.head, request.principal.models, request.inference.served
+        read = partial(_at_once, head.read) if head.read_long is None else head.read_long
+        steps = read(body, head.options, served.seen_by(only) if only else served)
+        self._go_on(steps, request.principal, 0)
+
+    def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
+        """Read some more of it, of which `size` bytes outside strings were read. Its principal pays for what was read in any case."""
+        request = self._request
+        entrance, connection = request.inference.entrance, request.connection
+        if self._ended:
+            entrance.charge_pages(principal, size)
+            return
+        end = monotonic() + MILLISECOND
+        try:
+            while monotonic() < end:
+                size += next(steps)
+        except StopIteration as stop:
+            exchange: Exchange = stop.value
+            request.give_back()
+            if request.known.head.wish is not None and isinstance(exchange.input, list):
+                request.charge_and_deny(several_as_task())
+            else:
+                exchange.options = with_time_left(exchange.options, monotonic() - request.begun)
+                request.ask(b"", exchange)
+        except RequestError as exc:
+            request.give_back()
+            request.charge_and_deny(exc)
+        except Exception as exc:
+            connection.fault(exc)
+            return
+        else:
+            self._wait(partial(self._go_on, steps, principal, size))
+            return
+        entrance.charge_pages(principal, size)
+        connection.advance()
+
+    def _expire(self) -> None:
+        """Refuse the request, whose time has passed before its body was read."""
+        request = self._request
+        try:
+            self.end()
+            request.inference.quotas.reserve(request.connection, 0)
+            request.deny(error_of(unread(request.known.head.options.timeout)))
+            request.connection.advance()
+        except Exception as exc:
+            request.connection.fault(exc)
+
+
+class LargeSending:
+    """Large answer of a request: made, and then sent, a little in each turn of its client.
+
+    Arguments:
+        request: the request. It may end meanwhile.
+        answer: body of the answer.
+        kind: lines of its header that say what it is.
+        marks: further lines, which the header of its failure has, too.
+    """
+
+    __slots__ = ("_kind", "_marks", "_request", "answer")
+
+    def __init__(self, request: RequestInHand, answer: LargeAnswer, kind: bytes, marks: bytes) -> None:
+        self._request, self.answer, self._kind, self._marks = request, answer, kind, marks
+
+    def wait(self) -> None:
+        """Go on when it is its turn, unless the client leaves what was sent."""
+        connection = self._request.connection
+        if not connection.unread.since:
+            work = self._send if self.answer.total else self._make
+            self._request.inference.large_bodies.wait(connection.owner or "", work)
+
+    def _make(self) -> None:
+        request, answer = self._request, self.answer
+        if request.large is not self:
+            return
+        try:
+            if not answer.make():
+                self.wait()
+                return
+        except UnicodeEncodeError:
+            request.write_error(no_text(), self._marks)
+        except RequestError as exc:
+            request.write_error(exc)
+        except Exception as exc:
+            request.connection.fault(exc)
+            return
+        else:
+            answer.total = answer.length
+            opening, lines = request.inference.opening, self._marks + self._kind
+            head = HEAD % (opening, request.id.encode(), request.ending(), lines, answer.length)
+            self._write(head)
+            self.wait()
+            return
+        request.end()
+
+    def _send(self) -> None:
+        request, answer = self._request, self.answer
+        connection = request.connection
+        if request.large is not self or connection.unread.since:
+            return
+        self._write(answer.take())
+        if answer.length:
+            self.wait()
+        else:
+            request.end()
+
+    def _write(self, piece: bytes) -> None:
+        """Write a piece. Where the client leaves it, it is held to the whole answer; several outputs are counted by their fan-out."""
+        connection, answer = self._request.connection, self.answer
+        alone = self._request.fan_out is None
+        connection.unsent = answer.length if alone else 0
+        connection.transport.write(piece)
+        unread = connection.unread
+        if unread.since and alone:
+            answer.left_since = answer.left_since or unread.since
+            unread.count_whole(answer.left_since, answer.total)
+
+
+def _at_once(read: ReadRequest, body: bytes, options: RequestOptions, models: KnownModels) -> Steps[Exchange]:
+    """Read a body that takes no long time in one step."""
+    yield 0
+    return read(body, options, models)

@@ -1,0 +1,66 @@
+"""Writer of the answers on one connection: their headers and framing, and whether one is the last."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from headway.http.problem import Encoded, frame_error
+from headway.http.requests import RouteAnswer
+from headway.http.server.connection_context import LARGE, ConnectionContext
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no value of a header field may have."""
+
+
+class Writer:
+    """Writer of one connection's answers.
+
+    Arguments:
+        context: context of the connection.
+        transport: its transport.
+
+    Attributes:
+        last: whether the answer to the request in hand is the last.
+    """
+
+    __slots__ = ("_context", "_transport", "last")
+
+    def __init__(self, context: ConnectionContext, transport: asyncio.Transport) -> None:
+        self._context, self._transport = context, transport
+        self.last = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether the connection ends with the answer to the request in hand."""
+        return self.last or self._context.closing
+
+    def write_error(self, code: str, shown: str, encoded: Encoded, fields: bytes) -> None:
+        """Write the answer of an error; see `headway.http.problem.frame_error`."""
+        date = self._context.date
+        self._transport.write(frame_error(code, shown, encoded, date=date, close=self.ends, fields=fields))
+
+    def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
+        """Write the answer of an ordinary route; see `frame`. `method`: method of the request."""
+        empty = response.status in (204, 304)
+        fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
+        head = self.frame(response.status, fields, shown, marks)
+        body = b"" if empty or method == "HEAD" else response.body
+        for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
+            self._transport.write(part)
+
+    def frame(self, status: int, fields: Mapping[str, str], shown: str, marks: bytes) -> bytes:
+        """Make the header of an answer, with `marks`, further lines of it, each with its end."""
+        date = self._context.date.decode()
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date}\r\nx-request-id: {shown}"]
+        for name, value in fields.items():
+            if _UNSAFE.search(value):
+                raise ValueError(f"the header field {name} has a control character in it")
+            lines.append(f"{name}: {value}")
+        if self.ends:
+            lines.append("connection: close")
+        return "\r\n".join((*lines, "")).encode("latin-1") + marks + b"\r\n"

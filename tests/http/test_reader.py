@@ -1,0 +1,100 @@
+"""Reader of requests by itself: bytes in, heads and pieces of bodies out, however the bytes are cut, and without a loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from headway.errors import RequestError
+from headway.http.server.reader import CHUNKED, MOST_BUFFERED, HttpReader
+
+MOST = 1_000
+COUNTED = b"POST /counted HTTP/1.1\r\nHost: a\r\nContent-Length: 11\r\n\r\nhello world"
+CHUNKS = b"POST /chunks HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"
+BARE = b"GET /bare HTTP/1.1\r\nHost: a\r\n\r\n"
+REQUESTS = (COUNTED, b"\r\n" + BARE, CHUNKS, COUNTED, CHUNKS, BARE)
+READ = [
+    (b"/counted", b"hello world"), (b"/bare", b""), (b"/chunks", b"hello world"), (b"/counted", b"hello world"),
+    (b"/chunks", b"hello world"), (b"/bare", b""),
+]  # fmt: skip
+
+
+def read(pieces: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Targets and bodies of the requests in some pieces."""
+    reader, found = HttpReader(MOST), list[tuple[bytes, bytes]]()
+    for piece in pieces:
+        assert reader.receive(piece, answering=False)
+        while True:
+            if reader.open:
+                target, body = found.pop()
+                found.append((target, body + reader.read_body()))
+            elif (head := reader.read_head()) is not None:
+                found.append((head[0].target, b""))
+                reader.expect(head[0].length, 100)
+            else:
+                break
+            if reader.open and not reader.buffer:
+                break
+    assert (reader.open, reader.waiting) == (False, 0)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_requests_are_read_alike_however_they_are_cut(seed: int) -> None:
+    whole, drawn = b"".join(REQUESTS), random.Random(seed)
+    cuts = sorted(drawn.sample(range(1, len(whole)), drawn.randrange(len(whole) - 1)))
+    assert read([whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]) == READ
+
+
+def test_requests_are_read_byte_by_byte() -> None:
+    assert read([bytes([octet]) for octet in b"".join(REQUESTS)]) == READ
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (b"GET /" + b"a" * MOST, "exceed"),
+        (b"GET /" + b"a" * MOST + b" HTTP/1.1\r\nHost: a\r\n\r\n", "exceed"),
+        (b"NONSENSE\x00", "malformed"),
+        (b"GET / HTTP/1.1\r\nHost: a\nX: y", "malformed"),
+        (b"GET / HTTP/1.1\r\n\r\n", "host"),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 7, MOST * 2])
+def test_a_head_that_is_or_will_be_wrong_is_refused(sent: bytes, says: str, cut: int) -> None:
+    reader = HttpReader(MOST)
+    with pytest.raises(RequestError, match=says):
+        for begin in range(0, len(sent), cut):
+            reader.receive(sent[begin : begin + cut], answering=False)
+            assert reader.read_head() is None
+
+
+def test_a_chunked_body_that_is_too_large_is_refused() -> None:
+    reader = HttpReader(MOST)
+    assert reader.expect(CHUNKED, 10)
+    reader.receive(b"b\r\nhello world\r\n", answering=False)
+    with pytest.raises(RequestError, match="larger than 10 bytes"):
+        reader.read_body()
+
+
+def test_what_comes_while_a_request_is_answered_is_kept_in_order() -> None:
+    reader, sent = HttpReader(MOST), bytes(MOST_BUFFERED) + b"a"
+    assert reader.receive(sent, answering=True), "it fits in the buffer, which is only then full"
+    assert not reader.receive(b"b", answering=True)
+    assert not reader.receive(b"c", answering=False), "it may not pass what came before"
+    assert (reader.waiting, reader.buffer) == (len(sent) + 2, sent)
+    reader.buffer = b""
+    assert reader.refill()
+    assert (reader.buffer, reader.refill(), reader.waiting) == (b"bc", False, 2)
+
+
+def test_nothing_of_a_body_is_left_after_it_is_dropped() -> None:
+    reader = HttpReader(MOST)
+    reader.expect(CHUNKED, 10)
+    reader.receive(b"5\r\nhel", answering=False)
+    reader.close()
+    assert (reader.open, reader.waiting) == (False, 0)
+    reader.receive(BARE, answering=False)
+    assert reader.read_head() is not None

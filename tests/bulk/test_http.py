@@ -355,7 +355,9 @@ def test_a_download_that_is_not_read_holds_no_file_open_and_too_many_are_refused
     assert Counter(one.status for one in answers) == {200: 115, 429: 15}
     told = json.loads(answers[-1].read())["error"]
     assert told["message"].startswith("115 files of yours are on their way in or out")
-    assert (tmp_path / "bulk" / "files" / id).resolve() not in open_files()
+    path, until = (tmp_path / "bulk" / "files" / id).resolve(), time.monotonic() + 20
+    while path in open_files():  # The last ones may still read what their client's buffers take.
+        assert time.monotonic() < until
     status, answer = client.ask(
         "POST", "/v1/files", form(b"a"), **{"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     )

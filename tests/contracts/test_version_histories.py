@@ -91,9 +91,7 @@ def _answers_tell_what_waited_and_not_what_ran(patch: pytest.MonkeyPatch) -> Non
 
 
 def _a_key_is_of_its_version(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        dedup.Dedup, "_key", lambda _, queued, one: (queued.entry.tenant, one.kind, f"{queued.entry.queue} {one.key}")
-    )
+    patch.setattr(dedup.Dedup, "_key", lambda _, entry, one: (entry.tenant, one.kind, f"{entry.queue} {one.key}"))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import msgspec
@@ -84,9 +85,12 @@ def array_of(kind: Any) -> Any:
     return msgspec.defstruct("Members", fields, array_like=True, gc=False)
 
 
+_is_set = partial(operator.is_not, msgspec.UNSET)
+
+
 def members_of(array: Any) -> list[Any]:
     """Return the members in a struct that `array_of` made."""
-    return list(itertools.takewhile(lambda member: member is not msgspec.UNSET, msgspec.structs.astuple(array)))
+    return list(itertools.takewhile(_is_set, msgspec.structs.astuple(array)))
 
 
 _decode_shape = lru_cache(maxsize=256)(msgspec.json.Decoder(tuple[_Dimension, ...]).decode)

@@ -116,7 +116,10 @@ def tensors_reader(settings: Settings) -> Callable[[bytes, int | None, ServedMod
             wanted = () if request.outputs is ABSENT else wanted_outputs(request.outputs, binary=wishes.binary)
             check_names([output.name for output in wanted], names_of(outputs))
             inputs: list[AskedInput] = members_of(request.inputs)
-            heads = checked_heads(_heads_of(inputs), specs, max_rows)
+            given = [
+                TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)
+            ]
+            heads = checked_heads(given, specs, max_rows)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadRequest(decode_problem(exc, text)) from None
         size, opening = _form_of(inputs, heads)
@@ -155,7 +158,10 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
         inputs = yield from long_inputs_of(request.inputs, MOST_TENSORS)
         if inputs is None:
             raise BadRequest(f"the request has more than {MOST_TENSORS} inputs; expected 1 to {MOST_TENSORS}")
-        heads = checked_heads(_heads_of(inputs), served.inputs, served.settings.max_batch_size)
+        given = [
+            TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)
+        ]
+        heads = checked_heads(given, served.inputs, served.settings.max_batch_size)
         size, opening = _form_of(inputs, heads)
         return _Parsed(request.id, wishes, parameters, wanted, inputs, heads, size, opening)
 
@@ -172,10 +178,6 @@ def long_tensors_reader(settings: Settings) -> Callable[[bytes, int | None, Serv
         return TensorsRequest(parsed.id, value, parsed.wishes, parsed.parameters, parsed.wanted)
 
     return read
-
-
-def _heads_of(inputs: Sequence[AskedInput]) -> list[TensorHead]:
-    return [TensorHead(tensor.name, tensor.datatype, shape_of(tensor, place)) for place, tensor in enumerate(inputs)]
 
 
 def _form_of(inputs: Sequence[AskedInput], heads: Sequence[TensorHead]) -> tuple[int, bytes]:

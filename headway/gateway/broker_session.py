@@ -310,7 +310,8 @@ class BrokerSession:
 
     def offer(self, entry: Entry) -> None:
         """Offer an entry to the broker: at once where that is near, unless something has to go before it, else with the next call."""
-        if self.near is not None and not self.waits and not entry.payer:
+        # The inputs of a list go together, so that none is in before the one that pays for all.
+        if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
             failure = self.near.take(entry)
             if failure is not None:

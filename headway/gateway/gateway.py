@@ -419,6 +419,11 @@ class Gateway:
     def _enter_refused(self, pending: PendingRequest, failure: Failure) -> None:
         """Answer a request that a near broker has refused."""
         entry = pending.entry
+        throttle = self.limiter.throttles[entry.model]
+        if entry.count > 1 and entry.timeout >= throttle.least_seconds:
+            throttle.higher += (
+                entry.count - 1
+            )  # The first input of a list is refused for all, and is all that was counted.
         self.limiter.refused(entry, failure)
         ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)

@@ -121,3 +121,12 @@ def test_an_origin_is_told_whatever_its_case() -> None:
 
 def head_of(origin: bytes) -> Head:
     return Head(b"GET", b"/", "1.1", [(b"origin", origin)])
+
+
+@on_stand(whole=True, cors_origins=APP)
+async def test_a_preflight_whose_body_is_malformed_has_one_answer(stand: Stand) -> None:
+    client = await stand.connect()
+    await client.send(preflight("/v1/inference").replace(b"Origin", b"Transfer-Encoding: chunked\r\nOrigin", 1))
+    assert (await client.answer()).status == 204
+    await client.send(b"no chunk\r\n")
+    assert await client.ended()

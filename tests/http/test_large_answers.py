@@ -283,3 +283,17 @@ async def test_what_a_client_leaves_of_one_large_output_counts_for_it_and_is_let
     for _ in range(2):
         assert len((await client.answer()).json["output"]) == 16 * MEBIBYTE
     await none_is_held(stand)
+
+
+@on_stand(keys=TENANTS)
+async def test_a_large_answer_comes_though_the_client_had_not_taken_what_came_before(stand: Stand) -> None:
+    stand.gateway.output, stand.gateway.hold = "x" * (2 * MEBIBYTE), True
+    client = await stand.connect()
+    await client.send(post('{"input": "a"}', "/v1/inference", ADA))
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    (connection,) = stand.door._connections()
+    connection.pause_writing()
+    stand.gateway.release()
+    connection.resume_writing()
+    assert len((await client.answer()).json["output"]) == 2 * MEBIBYTE
+    await none_is_held(stand)

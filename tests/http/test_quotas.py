@@ -334,6 +334,19 @@ async def test_few_bytes_ahead_are_not_counted(stand: Stand) -> None:
     assert held_of(stand, "acme") == 0
 
 
+@on_stand(keys=TENANTS)
+async def test_bytes_ahead_leave_what_a_body_has_reserved(stand: Stand) -> None:
+    stand.gateway.hold = True
+    client = await stand.connect()
+    await client.send(by(ADA))
+    await stand.gateway.until(lambda: bool(stand.gateway.waiting))
+    (connection,) = stand.door._connections()
+    assert quotas(stand).reserve(connection, MEBIBYTE)
+    await client.send(by(ADA, " " * (2 * UNCOUNTED) + BODY))
+    await settled(lambda: connection.reader.waiting > UNCOUNTED)
+    assert held_of(stand, "acme") == MEBIBYTE
+
+
 async def deaf(stand: Stand, key: str) -> Client:
     """A client that asks for more than the system buffers, and reads nothing until it is told to."""
     client = await stand.connect_deaf()

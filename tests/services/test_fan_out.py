@@ -118,10 +118,22 @@ async def test_a_list_that_could_never_be_answered_in_time_is_no_demand(
             await fan_out(stand, ["a"] * 8)[1]
         throttle = stand.gateway.limiter.throttles["m"]
         throttle.higher = throttle.lowest = 0
-        for count in (30, 75):
-            failure = await failure_of(fan_out(stand, ["a"] * count, 0.3, caller, tier)[1])
+        for count, timeout in ((FEW, 0.15), (30, 0.3), (75, 0.3)):
+            failure = await failure_of(fan_out(stand, ["a"] * count, timeout, caller, tier)[1])
             assert failure.reason == failures.LIST
             assert (throttle.higher, throttle.lowest) == (0, 0)
+
+
+async def test_no_input_of_a_list_is_in_before_the_one_that_pays_though_somebody_owes(clock: Clock) -> None:
+    async with served(clock) as stand:
+        for _ in range(3):
+            await fan_out(stand, ["a"] * 8)[1]
+        limits = FREE.limits
+        stand.gateway.limiter.charge((Limit("key-2", "key", 60.0, 1.0),))
+        _, ended = fan_out(stand, ["a"] * FEW, 0.15, Principal("eve", "other", 1, limits))
+        assert not any(tier.depth for tier in await stand.broker.depths())
+        assert (await failure_of(ended)).reason == failures.LIST
+        assert stand.gateway.limiter.throttles["m"].higher == 3 * 8
 
 
 async def test_a_list_that_is_left_runs_no_further(clock: Clock) -> None:

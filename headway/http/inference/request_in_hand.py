@@ -503,10 +503,10 @@ class LargeSending:
         self._request, self.answer, self._kind, self._marks = request, answer, kind, marks
 
     def wait(self) -> None:
-        """Go on when it is its turn, unless the client leaves what was sent."""
-        connection = self._request.connection
-        if not connection.unread.since:
-            work = self._send if self.answer.total else self._make
+        """Go on when it is its turn. Sending waits until the client has taken what was sent; making waits for nobody."""
+        connection, sending = self._request.connection, self.answer.total > 0
+        if not (sending and connection.unread.since):
+            work = self._send if sending else self._make
             self._request.inference.large_bodies.wait(connection.owner or "", work)
 
     def _make(self) -> None:

@@ -265,7 +265,10 @@ class Connection(asyncio.Protocol):
         try:
             content = reader.read_body()
         except RequestError as exc:
-            self.reject(exc)
+            if request is None:  # It has been answered.
+                self.linger()
+            else:
+                self.reject(exc)
             return
         if request is None:
             if not reader.open:
@@ -417,7 +420,7 @@ class Connection(asyncio.Protocol):
         may hold nothing is read. Beyond what its owner may hold the bytes are dropped, and the answer is the last."""
         ahead = self.reader.waiting
         quotas = self.context.quotas
-        if ahead > UNCOUNTED and not quotas.reserve(self, ahead):
+        if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):
             if self.phase == WAITING:
                 self.reject(quotas.no_room(self))
                 return
@@ -555,7 +558,10 @@ class RouteInHand(msgspec.Struct, eq=False):
         except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
             return
         except Exception as exc:
-            connection.fault(exc)
+            if request.gone:
+                log.error("a request failed", request_id=self.shown, exc_info=exc)
+            else:
+                connection.fault(exc)
         finally:
             if isinstance(response, StreamedAnswer):
                 response.ended()

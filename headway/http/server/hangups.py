@@ -109,8 +109,8 @@ class ReadGate:
         """Read nothing more, and call `gone` when the client hangs up."""
         if not self.paused:
             self.paused = True
-            self.hold()
             self._hangups.watch(self.descriptor, gone)
+        self.hold()
 
     def read_on(self) -> None:
         """Read on after `watch`."""

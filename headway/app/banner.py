@@ -288,7 +288,7 @@ def _line_to_try(settings: Settings, port: int, signature: Signature | None, mod
 
 
 def _example(signature: Signature | None) -> str | None:
-    """JSON text of an input that a target takes; None for one of tensors without a short example."""
+    """Example input of a target, as JSON; None if the target takes tensors and has no short example."""
     if signature is None:
         return '"hello"'
     if signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:

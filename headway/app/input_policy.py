@@ -54,7 +54,7 @@ class PolicyResource:
         self.gate = InputGate(self._policy, counts)
 
     async def open(self) -> None:
-        """Start the functions' processes. Raises SettingError when a function does not do."""
+        """Start the functions' processes. Raises SettingError when a function cannot be used."""
         await self._open(self._policy)
 
     def start(self, supervisor: Supervisor) -> None:

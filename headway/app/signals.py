@@ -85,7 +85,7 @@ async def until_signalled(
 def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
     """Have the running loop react to a signal.
 
-    The loop's own handlers leave the default for an instant when they are removed, in which a signal would kill the process.
+    Removing one of the loop's own handlers briefly restores the default action, and a signal at that instant would kill the process.
     """
     loop = asyncio.get_running_loop()
     signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))

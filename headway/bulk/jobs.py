@@ -184,7 +184,8 @@ class BulkJobs:
         strays = [name for name in unknown if names[name]]
         if len(strays) > len(names) - len(unknown):
             log.warning(
-                "most files of bulk jobs are nobody's; is it another database? None is removed", number=len(strays)
+                "most bulk files belong to no known job: is this the wrong database? No file was removed",
+                number=len(strays),
             )
             return
         for name in strays:

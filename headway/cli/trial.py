@@ -319,7 +319,7 @@ class Trial:
 
 
 def _first_apart(inputs: Sequence[Value], outputs: Sequence[Value]) -> list[tuple[Value, Value]]:
-    """Return the first different inputs, each with its output."""
+    """Return the first few distinct inputs, each with its output."""
     answers: dict[Value, Value] = {}
     for value, output in zip(inputs, outputs, strict=True):
         if len(answers) < MOST_ANSWERS:

@@ -100,11 +100,11 @@ def check_inputs(inputs: Iterable[Any]) -> Iterable[Any]:
     kind = type(inputs).__name__
     if isinstance(inputs, str | bytes | bytearray | memoryview | Mapping):
         raise InvalidInput(
-            f"inputs of type {kind}: would be sent in pieces. For one input call infer, or give a list: [input]."
+            f"inputs of type {kind} would be sent piece by piece. For a single input call infer, or give a list: [input]."
         )
     if not isinstance(inputs, Iterable):
         raise InvalidInput(
-            f"inputs of type {kind}: are not a list of inputs. For one input call infer, or give a list: [input]."
+            f"inputs of type {kind} are not a list of inputs. For a single input call infer, or give a list: [input]."
         )
     return inputs
 

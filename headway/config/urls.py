@@ -108,7 +108,7 @@ def database_fault(url: str) -> Fault | None:
 
 
 def _ports(rest: str) -> Iterator[str]:
-    """Yield the texts where ports may stand in what follows the scheme."""
+    """Yield every port in the part of a URL after the scheme, as text."""
     place, _, query = rest.partition("?")
     hosts = place.partition("/")[0].rpartition("@")[2].split(",")
     for name, value in parse_qsl(query):

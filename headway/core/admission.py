@@ -46,8 +46,8 @@ class Refused(msgspec.Struct, frozen=True):
     Attributes:
         wait: seconds until the entry would be admitted.
         tier_only: whether the highest tier would be admitted now.
-        most: if such a request always has too many inputs, how many are admitted at once; negative if by the known pace not even one is
-            answered in time, but so many are tried all the same; else 0.
+        most: number of inputs that would be admitted, if the request has too many even for an empty queue; otherwise 0. Negative
+            if at the known pace not even one would be answered in time; its absolute value is then the number tried anyway.
         apart: whether its caller's quarantine is full.
     """
 

@@ -39,7 +39,9 @@ class Departure(msgspec.Struct):
 
 
 class FailureOutcome(msgspec.Struct):
-    """Outcome of a failed batch: how many entries run again; which are dead, out of retries, or too late; and its bulk entries, which end."""
+    """Outcome of a failed batch: how many entries will run again; which are dead, out of retries or too late; and the bulk
+    entries, which are not retried here.
+    """
 
     again: int = 0
     dead: list[QueuedEntry] = msgspec.field(default_factory=list)

@@ -13,15 +13,15 @@ full batch of others.
 
 A whole batch is a bet: a request that then finds no GPU waits for at most one batch. Arrivals during a batch count as
 Poisson, so enough GPUs are left to others to make that rarer than `QueueLimits.delayed`. The outcome is counted all the same:
-each entry that left earns that share of a credit, and each that waited for a GPU while bulk had one costs one. No bet is
+each request that leaves earns that share of a credit, and each that had to wait while bulk held a GPU costs a whole credit. No bet is
 placed that the credit couldn't pay for. Without a request for QUIET seconds the fleet counts as idle, and bulk gets all GPUs.
 
 So that no job waits long beside idle GPUs, the credit starts at FIRST_CREDIT. While it pays for a bet, one GPU at a time may begin a
 whole batch even if no other is left, provided that nothing waits and at most one request is expected meanwhile, or none came for SETTLED
 seconds, as the rate of earlier ones then says little.
 
-Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, in which all have one shape. If a batch
-fails, the sender of its bulk entries searches them. The batch's other entries are unaffected: they run again before anybody
+Bulk entries that may fail, or that are large, ride `apart`: only in whole batches, in which all have one shape. If a batch fails,
+whoever sent its bulk entries has to find the bad one. The batch's other entries are unaffected: they run again before anybody
 suspects them. (The idea of such a class for a black box follows HyGen, arXiv 2501.14808, and ConServe, arXiv 2410.01228.)
 """
 

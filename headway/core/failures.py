@@ -81,7 +81,7 @@ def enough_bulk() -> Failure:
 
 
 def over_capacity(wait: float) -> Failure:
-    """Return the refusal because the lowest tier is held to what the others leave of the fleet's capacity."""
+    """Return the refusal for when the lowest tier has used up the capacity that the other tiers leave."""
     return Failure(errors.SHED, "shed: this tier is held to what the fleet can carry", wait, "capacity")
 
 

@@ -64,7 +64,7 @@ class QueuedEntry(msgspec.Struct, eq=False):
         queue_due: instant by which it must have left for the first time.
         cost: rounds that it costs its tenant.
         weight: its weight, at most that of a full batch; see `QueueLimits.weight`.
-        held: what its gateway holds of it and gets back with its output; None where that is looked up.
+        held: the gateway's own object for this entry, returned with its output; None if the gateway looks it up.
         pages: pages of its input and parameters.
         attempts: number of times it has left.
         reservation: its bytes in memory, until it has an outcome.

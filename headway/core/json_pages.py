@@ -122,7 +122,7 @@ class Pages(Iterator[bytes]):
         return page
 
     def _cut(self, at: int) -> tuple[int, bytes]:
-        """Return the end of the page that begins here, at a comma or the end of the text, and the page without its strings."""
+        """Return where the page that starts here ends (at a comma, or at the end of the text), and its content without strings."""
         text, size = self._text, len(self._text)
         bare, length, brackets = [], 0, 0
         while True:

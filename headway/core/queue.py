@@ -386,9 +386,9 @@ class ModelQueue:
         return max(each * limits.max_batch / full, 1.0)
 
     def _judged(self, entry: Entry, ahead: float, now: float, stretch: float) -> admission.Refused | None:
-        """Judge an entry for which its tier and those above hold too much, by what is really served before it.
+        """Judge an entry by what will really be served before it, if all that waits in its tier and those above would be too much.
 
-        That is counted, at the average weight of the tier. Free GPUs take what their batches hold.
+        What waits is counted at its tier's average weight. Whatever fits on free GPUs is admitted.
         """
         gate = self._gate_now(now)
         if self.limits.fits(ahead, entry, self.whole_slots - self._running.busy):

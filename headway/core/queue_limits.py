@@ -96,7 +96,9 @@ class QueueLimits:
         return min(entry.weight, self.max_weight) if self.max_weight else entry.weight
 
     def cost(self, entry: Entry) -> float:
-        """Return the rounds that an entry's weight costs its tenant; a batch that is full by number costs as many as any."""
+        """Return how many rounds an entry costs its tenant, given its weight. A batch filled by number costs as much as one
+        filled by weight.
+        """
         if self.padding is not None:
             return min(self.padded_cost(entry.weight), LOOKED_AT)
         if not self.max_weight:

@@ -112,8 +112,8 @@ def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
     """Pack tensors, each of which is copied once.
 
     Arguments:
-        tensors: tensors, with as many rows each.
-        single: whether the value is one row without an axis of rows to its reader.
+        tensors: tensors, all with the same number of rows.
+        single: True if readers should see a single row, without an axis of rows.
     """
     return Tensors(b"".join(packed(tensors, single=single)))
 

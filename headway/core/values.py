@@ -256,7 +256,7 @@ def _check_escapes_in_steps(text: bytes) -> Steps[None]:
 
 
 def _check_numbers(text: bytes) -> int:
-    """Refuse a number out of range among the first MOST_EXTREME candidates. Returns their number, at most one more."""
+    """Refuse a number out of range among the first MOST_EXTREME candidates. Return how many there are, counting at most MOST_EXTREME + 1."""
     digits = text.translate(_DIGITS)
     if b"e000" not in digits and b"e+000" not in digits and _LONG not in digits:
         return 0

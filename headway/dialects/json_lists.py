@@ -97,7 +97,7 @@ def with_usage(items: list[ItemResult], usage: Json) -> list[ItemResult]:
 
 
 def with_metadata(items: list[ItemResult], metadata: Json) -> list[ItemResult]:
-    """Put the tokens of the `metadata` in Headway's own answers on the first result. A malformed one is ignored."""
+    """Set the first result's token count from the `metadata` of Headway's own answers. A malformed one is ignored."""
     try:
         return with_tokens(items, _decode_metadata(metadata).tokens_used)
     except NO_JSON:

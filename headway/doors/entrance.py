@@ -92,7 +92,7 @@ class Entrance:
         return gateway.limiter.excess(gateway.counted(principal.limits), gateway.broker)
 
     def charge(self, principal: Principal) -> None:
-        """Charge a request to its principal's limits: one that is wrong, or whose body is still arriving."""
+        """Charge a principal's rate limits for a request that is invalid, or whose body is still arriving."""
         if principal.limits:
             self.gateway.limiter.charge(self.gateway.counted(principal.limits))
 

@@ -45,7 +45,7 @@ class EqualInputs:
         self._pending, self._turns, self._limiter, self._finish = pending, turns, limiter, finish
 
     def follows(self, pending: PendingRequest) -> bool:
-        """Whether an input that is held now gets the outcome of an earlier one of its request, and is not to be submitted."""
+        """Return True if a newly held input equals an earlier one of its request. It takes that one's outcome, and isn't submitted."""
         several, key = pending.several, _shared_key(pending.entry)
         if several is None or not key:
             return False

@@ -82,7 +82,7 @@ class InputPolicy:
                 self._plans[index, model] = self._plan(index, model)
 
     def plan(self, tier: int, model: str) -> Plan | None:
-        """Screen and judges for requests of a tier and a model; None where no rule applies."""
+        """Return the screen and the judges that apply to requests of a tier and a model; None where no rule applies."""
         try:
             return self._plans[tier, model]
         except KeyError:  # A model that came since, or none.

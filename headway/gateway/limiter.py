@@ -76,7 +76,7 @@ class Limiter:
         return lambda limit: broker.rate_limit_debt(limit) + self._debt(limit)
 
     def excess(self, limits: tuple[Limit, ...], broker: QueueCondition) -> Failure | None:
-        """Refusal of a request with these limits by rate; None when it may go on. Nothing is charged."""
+        """Return the refusal of a request that is over one of these limits, or None if it may go on. Nothing is charged."""
         owed_to = self.owed_by(broker) if self.debts else broker.rate_limit_debt
         for limit in limits:
             owed = owed_to(limit)

@@ -64,7 +64,7 @@ class OutcomeCounts:
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count requests that have ended; answers that came together are counted together."""
-        if ending is Ending.ANSWERED:  # By lanes, which tensors do not take.
+        if ending is Ending.ANSWERED:  # By lanes, which tensors take only as single rows.
             self._count_batch(requests, now)
             return
         if ending is not Ending.REPLIED:

@@ -302,7 +302,7 @@ class SeenModels:
 
     @property
     def default(self) -> str:
-        """Name of the model of requests that name none; empty where there is none, or it may not be asked."""
+        """Model used when a request names none. Empty if there is no default, or the caller may not use it."""
         return self._served.default_of(self._only)
 
     def __contains__(self, model: object) -> bool:

@@ -1027,7 +1027,7 @@ class CallConnection(asyncio.Protocol):
             self._answered = True
 
     def settings_changed(self) -> None:
-        """Note that the client speaks HTTP/2, and may take more."""
+        """Handle the client's SETTINGS: it speaks HTTP/2, and its windows may have grown."""
         self._begun = True
         self.windows_changed(0)
 

@@ -47,12 +47,12 @@ class RequestFields:
         headers: names and values, in order.
 
     Attributes:
-        fields: value of each; the last one of those that came more than once.
-        size: bytes of all, as HTTP/2 counts them, or of their block where that is longer.
+        fields: value by name; the last one where a name is repeated.
+        size: size of the fields as HTTP/2 counts it, or of the encoded block if that is larger.
         pseudo: number of those whose names begin with a colon.
-        misnamed: whether a name is one that no field of HTTP/2 may have (RFC 9113, section 8.2).
+        misnamed: True if a name is not allowed in HTTP/2 (RFC 9113, section 8.2).
         malformed: whether they break a rule for requests, or are misnamed (section 8.3).
-        illegal: whether a value has an octet that none may have.
+        illegal: True if a value contains a forbidden octet.
         usual: what the calls of one connection with these fields have in common, as they read it; None while none has.
     """
 
@@ -109,7 +109,7 @@ def _field(name: str, value: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def _named(name: str) -> bytes:
-    """Beginning of a field of a name; there are few."""
+    """Encode the start of a header field with this name. Cached, as there are few names."""
     octets = name.encode()
     return b"\0%b%b" % (_length(octets), octets)
 

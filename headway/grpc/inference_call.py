@@ -169,8 +169,8 @@ class InferenceCall(Call):
             options: options of the request.
             id: id of the request.
             waited: seconds for which it has waited for its turn.
-            exchange: the request, if the message is read already.
-            spent: seconds for which that took.
+            exchange: the parsed request, if the message has already been read.
+            spent: seconds that reading it took.
 
         Raises:
             RequestError: it is wrong.
@@ -256,7 +256,7 @@ class InferenceCall(Call):
         return message, outcome_headers(reply)
 
     def refuse(self, error: RequestError, more: Metadata = ()) -> None:
-        """End the call with an error, and how its outcome came about."""
+        """End the call with an error, and with the trailers that tell how its outcome came about."""
         marks = outcome_headers(self._reply) if self._reply is not None else ()
         super().refuse(error, more + marks)
 

@@ -113,7 +113,7 @@ class GrpcListener(ListeningPort):
         await connections.emptied()
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Close the connections that remain."""
         await super().close()
         if self._connections is not None:
             await self._connections.close()

@@ -60,7 +60,7 @@ class ModelMetadata(msgspec.Struct, frozen=True):
 
 
 class TensorConfig(msgspec.Struct, frozen=True):
-    """Configuration of an input or output. `dims` leaves out the axis of the rows, or elements."""
+    """Configuration of an input or output. `dims` leaves out the first axis, which counts rows or elements."""
 
     name: str
     data_type: str = "TYPE_STRING"

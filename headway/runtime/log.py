@@ -267,7 +267,7 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape what the console renderer prints as it is; other values it prints as Python literals."""
+    """Escape what the console renderer prints verbatim. It prints all other values as Python literals, which is safe."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:

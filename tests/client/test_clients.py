@@ -152,9 +152,7 @@ def test_many_inputs_are_answered_in_their_order(kind: str) -> None:
 )
 def test_what_is_no_list_of_inputs_is_refused_before_it_is_sent(kind: str, inputs: Any) -> None:
     with scripted(ok()) as service, asking(kind, service.url) as client:
-        with pytest.raises(
-            InvalidInput, match=f"inputs of type {type(inputs).__name__}: .* call infer, or give a list"
-        ):
+        with pytest.raises(InvalidInput, match=f"inputs of type {type(inputs).__name__} .* call infer, or give a list"):
             client.infer_many(inputs)
         assert service.asked == []
 

@@ -339,7 +339,7 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
     except TypeError:
         raise Refusal(
             f"target {name}: its signature is {signature}. "
-            "Let it take one argument, the list of inputs, and if it likes a second one named parameters."
+            "It should take one argument, the list of inputs, and optionally a second one named parameters."
         ) from None
     return second is not None, by_name, own[0].name
 

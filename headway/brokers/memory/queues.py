@@ -59,7 +59,7 @@ class Wakeups:
 
 
 class Queues(dict[QueueName, ModelQueue]):
-    """Queues by their names: of each model one for any version, and one for each version that has been heard of.
+    """Queues by name. Each model has one for any version, and one for each known version.
 
     Arguments:
         models: bounds of the queues of each model.

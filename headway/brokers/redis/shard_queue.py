@@ -482,7 +482,9 @@ class Queue:
         return Granted(lease, waited, unreadable)
 
     async def _inputs(self, fence: int, found: Sequence[entry_wire.StoredEntry]) -> Sequence[entry_wire.Apart | None]:
-        """Inputs and parameters of a lease that are stored apart, None for any other entry. The lease is renewed while they are read."""
+        """For each entry of a lease, its input and parameters if they are stored apart, else None. The lease is renewed
+        while they are read.
+        """
         reading = asyncio.ensure_future(asyncio.gather(*(self._values.input_of(self._key, one) for one in found)))
         reading.add_done_callback(lambda done: done.cancelled() or done.exception())  # The lease may fail first.
         try:

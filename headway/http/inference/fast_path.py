@@ -1,6 +1,6 @@
 """Fast path: the inference routes answered on the connection itself, all other routes left to their handlers.
 
-A request costs one lookup of the principal, one decode, one submit, one encode and one write: no ASGI scope, no task,
+A request costs one lookup of the principal, one decode, one `enter`, one encode and one write: no ASGI scope, no task,
 no future, no timer. `data_received` and `RequestInHand.answer` are flat for that: each step of theirs that were a function would
 be one more call for every request.
 """

@@ -44,7 +44,7 @@ class InferenceHead(msgspec.Struct, eq=False, frozen=True):
         authorization: value of its header field, empty when there was none.
         id: UUID text the client chose, empty when it chose none.
         expects: whether the client waits for `100 Continue` before it sends the body.
-        repeatable: whether a request with an equal head, but for the Content-Length, means the same, and may come soon.
+        repeatable: True if the same head can be expected again, and means the same whatever its Content-Length.
         wish: whether it may become a task.
         wait: seconds for which a client that has this wish waits for the answer.
         coding: coding of its body; empty for none.

@@ -69,7 +69,7 @@ def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
 
 
 def encode_path_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error of a path below which this API's routes lie. What is not found there is a route."""
+    """Encode an error for a path under this API's prefixes. A 404 there means an unknown URL, not an unknown model."""
     return encode_error(error, shown, UNKNOWN_URL if error.code == errors.NOT_FOUND else "")
 
 

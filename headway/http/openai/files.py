@@ -70,7 +70,7 @@ def page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, int
     The cursor may be of an object that is gone: ids begin with their time, so what is older follows all the same.
     """
     if request.param("order") not in (None, "desc"):
-        raise BadRequest("lists are served newest first; leave it out - at `$.order`")
+        raise BadRequest("`order` must be desc or left out: lists are always newest first - at `$.order`")
     after = request.param("after") or ""
     if after and not (after.startswith(prefix) and _HEX.fullmatch(after, len(prefix))):
         raise BadRequest(f"expected an id, `{prefix}` and 32 hexadecimal digits - at `$.after`")

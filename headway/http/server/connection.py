@@ -435,16 +435,16 @@ class Connection(asyncio.Protocol):
 
 
 class RouteInHand(msgspec.Struct, eq=False):
-    """Request to an ordinary route, or one of which nothing is known but that it is wrong; see InHand.
+    """Request to an ordinary route, or one that is only known to be invalid; see InHand.
 
     Attributes:
         connection: connection that it came on.
         id: its id.
         encode_error: encoder of its errors.
-        marks: header lines that its answer gets whatever it is, each with its end.
+        marks: header lines added to any answer to it, each with its line ending.
         request: the request as its route gets it; None until then.
         expects: whether the client waits for `100 Continue` before it sends the body.
-        upload: most bytes of its body, where that may be larger than others; else 0.
+        upload: limit of its body in bytes, if the route allows more than usual; otherwise 0.
         sending: whether its answer has begun.
         written: set when the client has taken what was written; None while nobody has waited for that.
     """

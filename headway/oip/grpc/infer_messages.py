@@ -242,7 +242,9 @@ class _Form(NamedTuple):
 def _form_of(
     body: bytes, model: str, request: TensorsRequest, wanted: tuple[WantedOutput, ...], served: ServedModel
 ) -> _Form | None:
-    """Return the form of a message that was read; None if it is long, or doesn't end in data that are packed as they come."""
+    """Return the form of a message that was read; None if its front is too long, or the message doesn't end in raw data that
+    can be used unchanged.
+    """
     opening = opening_of(request.value.content)
     [head] = header_of(request.value).heads
     if not opening or head.datatype == BYTES:

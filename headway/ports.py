@@ -450,7 +450,7 @@ class Gpu(Protocol):
         """Figures that are read now, or the last ones where that takes longer than a second."""
 
     def loaded(self) -> None:
-        """Note that a model has been loaded there: the memory that is in use next is what the models need."""
+        """Note that a model has been loaded on this GPU, so that the next reading of its memory shows what the models need."""
 
 
 class Identity(Protocol):

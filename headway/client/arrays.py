@@ -205,7 +205,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def _named(input: Any) -> list[tuple[str, Any, str]]:
-    """Return the arrays of an input, each with its name and what messages call it."""
+    """Return an input's arrays, each with its name and the label that error messages use for it."""
     if is_array(input):
         return [(INPUT, input, "input")]
     if not isinstance(input, Mapping):

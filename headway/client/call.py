@@ -102,7 +102,7 @@ class Call:
         return self._pause(error, error.retry_after, now)
 
     def failed(self, error: ClientError, now: float) -> float:
-        """Return the seconds until the next attempt after one without an answer.
+        """Return the seconds to wait before retrying an attempt that got no answer.
 
         Raises:
             ClientError: `error`, if there is no next attempt.

@@ -218,7 +218,7 @@ def counted(counts: VersionCounts, more: VersionCounts) -> VersionCounts:
 
 
 def watched(rollout: Rollout, seconds: float, new: VersionCounts, old: VersionCounts) -> Rollout:
-    """Return the rollout after more seconds: with more evidence, a step further, promoted, or rolled back.
+    """Return the rollout as it stands some seconds later: with more evidence, a step further, promoted or rolled back.
 
     A step lasts until its time has passed and the new version has had a request. The last one, unless that is 100 %,
     lasts until somebody promotes or aborts.

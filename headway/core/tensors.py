@@ -266,8 +266,7 @@ def _remedy(sent: str, taken: str) -> str:
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
     """Check one input of a request against a model's specifications; those that are not known are not looked at.
 
-    An input of a narrower datatype fits, each of whose numbers the model's has, too. It travels as it is, and becomes the model's where
-    that runs.
+    A narrower datatype is accepted if the model's can hold all its values. It is sent as it is, and converted in the worker.
 
     Raises:
         NoTensors: there is no such input, or the model takes another datatype or shape.

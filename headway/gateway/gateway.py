@@ -853,7 +853,7 @@ class Gateway:
 
 
 def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
-    """Entry of a request that is refused before it has one, for those who count and record. `limits`: those that it counts towards."""
+    """Make a stand-in entry for a request that is refused before it has one, for counting and recording. `limits`: those that it counts towards."""
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(

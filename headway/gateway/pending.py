@@ -315,7 +315,7 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def part_of(self) -> str:
-        """Id of the request with several inputs of which this is a further one; empty for a request."""
+        """For the second and later inputs of a request with several, that request's id; otherwise empty."""
         several = self.several
         return several.id if several is not None and several.count > 1 and self.entry.id != several.id else ""
 

@@ -85,7 +85,7 @@ class WatchCall(StreamCall):
         self._health = health
 
     async def talk(self) -> Metadata:
-        """Tell the status until the client has left, or is to open another connection."""
+        """Send the status whenever it changes, until the client leaves or has to reconnect."""
         self.shown = ID_PREFIX + self.port.entrance.new_id()
         self.belong_to_address()
         name = messages.read(_REQUEST, await self.read()).service

@@ -65,8 +65,7 @@ class Router:
 
     Arguments:
         routes: the routes.
-        hints: what the message about a path where nothing is served says further, by what such paths begin with; the first
-            that fits.
+        hints: extra text for the message about a path where nothing is served, by prefix of the path. The first match is used.
     """
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:

@@ -143,7 +143,7 @@ class _Timer:
         self._settime(self.fileno, 0, self._address, None)
 
     def expired(self) -> bool:
-        """Return True once after it has gone off."""
+        """Return True on the first call after it has expired, else False."""
         try:
             os.read(self.fileno, 8)
         except BlockingIOError:

@@ -165,7 +165,7 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
         ran: batch run of the outcome; None if it came from none.
         version: version whose queue it waited in; empty: that for any.
         failed_part: id of the further input for which it failed, if it has several; empty for none.
-        part_of: id of the request with several inputs of which this is a further one; empty for a request.
+        part_of: for the second and later inputs of a request with several, that request's id; otherwise empty.
     """
 
     state: EntryState
@@ -191,7 +191,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tier: name of the tier that it was queued in.
         model: name of the model asked.
         status: `completed` or `failed`; `queued` of a request without an outcome.
-        created_at, completed_at: Unix time in seconds; without an outcome, until when there is one.
+        created_at, completed_at: Unix time in seconds; for a request without an outcome, the time by which it will have one.
         latency_ms: milliseconds from the decoded request to its answer.
         batch_size: entries in its last batch; 0 if it never ran.
         worker: id of the worker that ran it last; empty if it never ran.
@@ -199,7 +199,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         error: code of the failure; empty for none.
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
         batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
-        part_of: id of the request with several inputs of which this is a further one; empty for a request.
+        part_of: for the second and later inputs of a request with several, that request's id; otherwise empty.
         tokens: tokens that the input used in the run of the answer; None if unknown.
         input, output: stored only if the ledger is configured to.
     """

@@ -428,7 +428,7 @@ def _doubt(values: Sequence[float]) -> float:
 
 
 def _turned(trace: tuple[float, ...], share: float) -> tuple[float, ...]:
-    """Return the trace begun at another place, with its first part after its last."""
+    """Return the trace rotated: the part before the new start is moved to the end."""
     cut = int(len(trace) * share)
     if not cut:
         return trace

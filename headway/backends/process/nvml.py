@@ -62,7 +62,7 @@ class NvmlGpus:
         return self._watched[device]
 
     def _ask(self, anew: bool = False) -> None:
-        """Ask for a reading of all GPUs soon. `anew`: even if one was asked for, as that may have begun."""
+        """Ask for a reading of all GPUs soon. `anew`: ask again even if a reading is pending, as that may already be under way."""
         if (anew or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)

@@ -65,7 +65,7 @@ def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
 
 
 def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
-    """Turn the inputs of a batch into values, those in the arena, too; octets as views with `lend`."""
+    """Turn a batch's inputs into values, those in the arena too. With `lend`, octets in the arena become views rather than copies."""
     inputs = run.inputs
     if list in map(type, inputs):
         inputs[:] = [(Tensors if len(one) > 1 else Octets)(one[0]) if type(one) is list else one for one in inputs]
@@ -104,7 +104,7 @@ def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
 
 
 def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
-    """Put copies of the outputs in the arena among those of the batch. Each is copied in one step, and read in the next.
+    """Copy the outputs that are in the arena into the batch's list of outputs. Each is copied in one step, and read in the next.
 
     The child can't be trusted: it may have named impossible places, and may still be writing there. A copy
     can't change any more, so that is what is checked.

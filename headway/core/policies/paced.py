@@ -214,7 +214,7 @@ class Paced:
         )
 
     def together(self, load: Load) -> Rule:
-        """Return the rule by which clients ride together who had their answers together, about as many on each slot."""
+        """Return the rule that batches clients together that were answered together, spread about evenly over the slots."""
         spaced = self.spaced(load)
         clients, slots = load.past.clients if load.past is not None else 0, int(spaced.team) or load.slots
         even = min(int(clients * load.entry_size) // max(slots, 1), load.max_batch)

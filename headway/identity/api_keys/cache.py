@@ -67,7 +67,7 @@ _DAMAGED = "API keys cannot be checked, as the place where they are kept is dama
 
 
 class _Good(msgspec.Struct, eq=False):
-    """A valid header value: its key, packed key, principal and end. They hold until the table's changes go beyond `upto`."""
+    """What is cached for a valid header value: key, packed key, principal and expiry. Stale once the table has changes newer than `upto`."""
 
     id: str
     packed: bytes

@@ -293,7 +293,7 @@ def _without_values(record: logging.LogRecord) -> bool:
 
 
 class Complaints(logging.Filter):
-    """Filter that keeps what the SDK's exporters log in a thread: they would repeat it for each try of each message.
+    """Logging filter that keeps back what the SDK's exporters log in one thread: they would log it again on every retry.
 
     Attributes:
         said: messages kept, oldest first. After a failure, the first says why and the last that there are no more tries.

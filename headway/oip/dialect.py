@@ -172,7 +172,7 @@ class TensorDialect(Dialect, frozen=True):
 
     def _check_texts(self, head: TensorHead, expected: int) -> None:
         if self.output and head.name != self.output:
-            raise NoOutputs("an output whose name is not the one in the model's metadata")
+            raise NoOutputs("an output of another name than the model's metadata has")
         if head.datatype != BYTES:
             raise NoOutputs(f"an output of another datatype than {BYTES}")
         _check_shape(head.shape)
@@ -210,7 +210,7 @@ def _place(heads: Sequence[TensorHead], name: str) -> int:
         raise NoOutputs("an output twice")
     if not places:
         raise NoOutputs(
-            "an output whose name is not the one in the model's metadata"
+            "an output of another name than the model's metadata has"
             if len(heads) == 1
             else f"no output {quoted(name)}, which the model's metadata has"
         )

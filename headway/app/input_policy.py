@@ -134,7 +134,7 @@ class PolicyResource:
         if error.trace:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
         reason = f"cannot be used: {str(error).rstrip('.')}"
-        if reason.endswith("?"):  # It says what is meant.
+        if reason.endswith("?") and ". " in reason:  # It says what is meant.
             reason, hint = reason.rsplit(". ", 1)
             return SettingError(self._where(rule), rule.function, reason, hint)
         return SettingError(self._where(rule), rule.function, reason, _HINT)

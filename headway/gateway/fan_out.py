@@ -214,8 +214,10 @@ class FanOut(ReplySink):
             self._places[id] = position
             entry = gateway.enter(self, lane, id, input, several.parameters, pattern, several)
             if entry is None:
+                self._refused = True
                 break
             if not position:
+                several.payer = entry.nonce
                 pattern = replace(lane.pattern, limits=(), payer=entry.nonce)
             id = new_id()
         return True

@@ -167,25 +167,16 @@ class Gateway:
         self._deadlines = Deadlines(clock, self._pending, settings.request_timeout_ms / 1000, self._overdue)
         self._recent = RecentRequests(clock)
         self._late = LateTasks(clock, lambda tasks: self._finish(tasks, Ending.TIMED_OUT))
-        self._observers: tuple[Observer, ...] = (
-            OutcomeCounts(counters, self._tiers, self.served),
-            self._recent,
-            *observers,
-            *(() if traces is None else (traces,)),
-        )
+        counts = OutcomeCounts(counters, self._tiers, self.served)
+        traced = () if traces is None else (traces,)
+        self._observers: tuple[Observer, ...] = (counts, self._recent, *observers, *traced)
         self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
         self.rollout_counts = RolloutCounts(self._tell_too)
         self._emptied = asyncio.Event()
         make_session = partial(
-            BrokerSession,
-            gateway=self.name,
-            pending=self._pending,
-            on_event=self.on_event,
-            room=settings.max_queue,
-            down_after=settings.broker_timeout_ms / 1000,
-            clock=clock,
-            rng=rng,
-        )
+            BrokerSession, gateway=self.name, pending=self._pending, on_event=self.on_event, room=settings.max_queue,
+            down_after=settings.broker_timeout_ms / 1000, clock=clock, rng=rng,
+        )  # fmt: skip
         self._shared = make_session(broker)
         self._direct_mode = DirectMode(make_session(direct.broker), direct.models) if direct else None
         self._direct = self._direct_mode.session if self._direct_mode is not None else None
@@ -421,12 +412,17 @@ class Gateway:
         entry = pending.entry
         throttle = self.limiter.throttles[entry.model]
         if entry.count > 1 and entry.timeout >= throttle.least_seconds:
-            throttle.higher += (
-                entry.count - 1
-            )  # The first input of a list is refused for all, and is all that was counted.
-        self.limiter.refused(entry, failure)
+            # The first input of a list is refused for all of it, and alone was counted.
+            throttle.higher += entry.count - 1
+        self._note_refused(pending, failure)
         ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
+
+    def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
+        """Note that the broker refuses an entry. If that pays for a list, nothing of the list counts any more."""
+        self.limiter.refused(pending.entry, failure)
+        if pending.several is not None and pending.entry.count > 1:  # It stands for all of them.
+            pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
         """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
@@ -686,7 +682,7 @@ class Gateway:
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
                     if session is self._shared and not pending.follows:  # No capacity bounds the other.
-                        self.limiter.refused(entry, failure)
+                        self._note_refused(pending, failure)
                     self._answer(pending, failure, Ending.REFUSED)
             case Down():
                 self._go_down(session)
@@ -811,7 +807,8 @@ class Gateway:
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
-        self.limiter.left(entry, self._clock() - pending.since)
+        if not entry.payer or pending.several is None or pending.several.payer:
+            self.limiter.left(entry, self._clock() - pending.since)
         pending.reply = Reply(entry.id, entry.tenant, None, failures.left())
         self._finish([pending], Ending.LEFT)
         if told is not None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from headway.app import input_policy
 from headway.app.input_policy import PolicyResource
 from headway.config import Settings
-from headway.errors import SettingError
+from headway.errors import SettingError, TargetError
 from headway.gateway.served_models import ServedModels
 from headway.input_policy import file as policy_file
 from headway.model import InferenceRequest, Principal, RequestOptions
@@ -54,6 +55,17 @@ def test_what_is_no_function_of_python_is_refused_with_its_rule(tmp_path: Path, 
     assert told.value.setting == f"{tmp_path / 'policy.toml'}: rule judge: function"
     assert told.value.value == function
     assert told.value.reason.startswith(reason)
+
+
+def test_a_function_whose_own_words_end_in_a_question_is_refused_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asks(*arguments: object) -> None:
+        raise TargetError("why me?")
+
+    monkeypatch.setattr(input_policy, "parse_target", asks)
+    with pytest.raises(SettingError, match=r"cannot be used: why me\?"):
+        resource(tmp_path, FUNCTION.format("any:function"))
 
 
 @pytest.mark.processes

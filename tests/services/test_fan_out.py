@@ -118,6 +118,7 @@ async def test_a_list_that_could_never_be_answered_in_time_is_no_demand(
             await fan_out(stand, ["a"] * 8)[1]
         throttle = stand.gateway.limiter.throttles["m"]
         throttle.higher = throttle.lowest = 0
+        throttle.least_seconds = 0.05
         for count, timeout in ((FEW, 0.15), (30, 0.3), (75, 0.3)):
             failure = await failure_of(fan_out(stand, ["a"] * count, timeout, caller, tier)[1])
             assert failure.reason == failures.LIST

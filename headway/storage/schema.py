@@ -57,7 +57,8 @@ _COLUMNS: Steps = (
     ),
     ("ALTER TABLE headway_requests ADD COLUMN tokens INTEGER",),
 )
-"""Steps that add columns, in SQL that both databases know."""
+"""Steps that add columns, in SQL that both databases know. It's closed: a database counts the steps that it has taken, and has
+taken those after these, so a new step goes to the end of both lists."""
 
 VERSIONS = "CREATE TABLE headway_schema (version INTEGER PRIMARY KEY)"
 

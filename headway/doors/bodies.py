@@ -15,10 +15,14 @@ import msgspec
 from headway.config import Settings
 from headway.core import values
 from headway.core.excerpt import excerpt, nearest
-from headway.core.json_pages import PAGE, SHORT, Pages, Steps, TooDeep, members, split
+from headway.core.failures import error_of
+from headway.core.json_pages import PAGE, SHORT, Pages, Steps, TooDeep, finish, members, split
+from headway.core.tensor_json import tensors_in_steps
+from headway.core.tensors import NoTensors
 from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.fan_out import MOST_INPUTS
-from headway.model import Value
+from headway.gateway.served_models import KnownModels
+from headway.model import Tensors, Value
 
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -381,3 +385,33 @@ def suggestion(problem: str, body: bytes) -> str:
     shown = ", ".join(f"`{excerpt(name)}`" for name in names[:_MOST_SHOWN])
     more = ", …" if len(names) > _MOST_SHOWN else ""
     return f"; it has {shown}{more}" if names else ""
+
+
+def to_tensors(known: KnownModels, model: str, input: Value | list[Value]) -> Value | list[Value]:
+    """Convert one JSON value, or each of several, to tensors that the model takes.
+
+    Raises:
+        RequestError: the model doesn't take such a value.
+    """
+    return finish(to_tensors_in_steps(known, model, input))
+
+
+def to_tensors_in_steps(known: KnownModels, model: str, input: Value | list[Value]) -> Steps[Value | list[Value]]:
+    """Convert values that may be long; see `to_tensors`."""
+    if not isinstance(input, list):
+        return (yield from _converted(known, model, input, ""))
+    converted: list[Value] = []
+    for position, value in enumerate(input):
+        converted.append((yield from _converted(known, model, value, f" - at `$.inputs[{position}]`")))
+        yield 0
+    return converted
+
+
+def _converted(known: KnownModels, model: str, input: Value, place: str) -> Steps[Tensors]:
+    try:
+        tensors = yield from tensors_in_steps(input, known[model].inputs)
+    except NoTensors as exc:
+        raise BadRequest(f"{exc}{place}") from None
+    if place and (failure := known.check(model, tensors)) is not None:
+        raise error_of(msgspec.structs.replace(failure, message=failure.message + place))
+    return tensors

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
+from headway.doors.answer_pieces import LargeAnswer
 from headway.doors.exchange import Exchange, Outcome, Reader, outcome_headers
 from headway.doors.fields import ID_PREFIX, MOMENT, read_id, read_options, with_time_left
-from headway.doors.large_answers import LargeAnswer
 from headway.errors import RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.pending import FutureSink

@@ -20,9 +20,8 @@ from headway.core.failures import no_json
 from headway.core.json_pages import SHORT, Steps, finish
 from headway.core.tensors import NoTensors
 from headway.doors.answer_pieces import is_large
-from headway.doors.bodies import read_text
+from headway.doors.bodies import read_text, to_tensors_in_steps
 from headway.doors.exchange import Exchange, Outcome, Reader, Written
-from headway.doors.tensor_bodies import to_tensors_in_steps
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
 from headway.grpc import messages

@@ -1,9 +1,13 @@
-"""The public port.
+"""HTTP ports.
 
-server      the listener and its connections, with what they may cost
-inference   the inference routes, answered on the connection itself
-openai      what OpenAI's clients send, and what they take for an answer
-tasks       a task, polled by its id
-probes      whether the process lives, and should get traffic
-public      the ordinary routes: health, tasks, the contract and its page
+server             the HTTP/1.1 server: ports and connections
+inference          inference routes, answered on the connection itself
+openai             OpenAI's API
+routing, requests  ordinary routes of a port, their requests and answers
+public             ordinary routes of the public port
+tasks              GET and DELETE /v1/result/{task_id}
+probes             /livez, /readyz and /healthz
+openapi            the OpenAPI document at /openapi.json
+problem            errors as answers
+form               multipart forms
 """

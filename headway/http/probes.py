@@ -1,4 +1,4 @@
-"""Probes of a process, the routes that every port over HTTP has: whether it lives, and whether it should get traffic."""
+"""Probes, on every HTTP port: is the process alive, and should it get traffic?"""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from headway.http.routing import Route
 
 _AWAITED = "none; one is wanted, and on its way"
 _WORKERS = {"ok": "healthy", "degraded": "fewer are healthy than there should be", "unavailable": "none is healthy"}
-"""Words on the workers for clients, by the word of readiness."""
+"""State of the workers, as clients read it, by the word of readiness."""
 
 
 def routes(
-    glance: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
+    readiness: CachedReadiness, *, for_clients: bool, troubles: Callable[[], Mapping[str, str]] = dict
 ) -> list[Route]:
-    """Routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
+    """Return the routes `/livez`, `/readyz` and `/healthz`, each with `?verbose`.
 
-    Clients, who may be anybody, are told no numbers and no names; operators how many workers there are, why models did not load, and
-    by `troubles` which stores do not answer.
+    Clients, who may be anybody, get no numbers and no names. Operators get the number of workers, why models failed to load,
+    and the `troubles`: which stores don't answer.
     """
 
     async def live(request: Request) -> RouteAnswer:
         return _answer(request, 200, "ok", {"process": "ok"})
 
     async def ready(request: Request) -> RouteAnswer:
-        status, checks = await glance.take()
+        status, checks = await readiness.take()
         checks = _for_clients(status, checks) if for_clients else {**checks, **troubles()}
         return _answer(request, 200 if status in SERVING else 503, status, checks)
 
@@ -38,14 +38,14 @@ def routes(
 
 def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
     """Checks without numbers and names."""
-    told: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
+    public: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
     if "workers" in checks:
         known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")
         awaited = _AWAITED if checks["workers"].startswith("none; ") else known
-        told["workers"] = AT_ZERO if checks["workers"] == AT_ZERO else awaited
+        public["workers"] = AT_ZERO if checks["workers"] == AT_ZERO else awaited
     if "failed" in checks:
-        told["failed"] = "some models did not load"
-    return told
+        public["failed"] = "some models did not load"
+    return public
 
 
 def _answer(request: Request, code: int, status: str, checks: dict[str, Any]) -> RouteAnswer:

@@ -21,12 +21,11 @@ from headway.errors import SERVICE_OVERLOADED, FolderUnavailable, StoreUnavailab
 from headway.gateway.gateway import Gateway
 from headway.gateway.served_model import ServedModel
 from headway.http import openapi, probes, tasks
-from headway.http.authentication import Authentication
 from headway.http.inference import routes as inference_routes
 from headway.http.openai import models
 from headway.http.openapi import TEXTS, Example, Kinds, example_of
 from headway.http.requests import JSON, Handler, Request, RouteAnswer, refuse
-from headway.http.routing import NoRoute, Route, Router
+from headway.http.routing import Authentication, NoRoute, Route, Router
 from headway.model import Failure
 from headway.oip.rest import models as oip_models
 from headway.oip.rest.models import ShownModels

@@ -1,4 +1,4 @@
-"""Requests and answers of ordinary routes, all but inference; errors under the request's own id and in the form of its path's API."""
+"""Requests and answers of ordinary routes, which are all but the inference routes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ JSON = "application/json"
 
 
 class ClientLeft(Exception):
-    """The client has left, or was refused, before all of its body had come."""
+    """The client has left, or was refused, before its whole body had arrived."""
 
 
 class Request:
-    """Request of an ordinary route.
+    """Request to an ordinary route.
 
     Arguments:
         head: head of the request.
-        path: path of its target as it was sent.
-        query: query of its target.
-        id: the request's id as clients see it, `req_…`.
-        client: address of the client and its port; None where it has none.
-        encode_error: encodes errors as the API of the path has them.
-        shut: set when the port closes, so that who waits for news is answered.
+        path: path as it was sent.
+        query: query as it was sent.
+        id: request id as clients see it, `req_…`.
+        client: address and port of the client; None if it has none.
+        encode_error: encodes errors in the form of the path's API.
+        shut: set when the port closes, to end waits for news.
         cut: closes the connection at once.
-        want: called when more of the body is waited for.
+        want: called when the handler waits for more of the body.
 
     Attributes:
         method: method in capitals.
-        path: path without its percent-encoding.
-        fields: fields of the header in order, names in lower case.
-        params: parts of the path that its route names.
-        principal: principal of a route that asks for one.
-        session: session of a browser that has signed in; empty for none.
-        more: makes further fields of the answer's header, whatever the answer is.
-        gone: whether nobody waits for the answer any more.
+        path: path without percent-encoding.
+        fields: header fields in order, names in lower case.
+        params: values of the placeholders in the route's path.
+        principal: who asks, on routes with authentication.
+        session: session of a browser that has signed in; empty if there is none.
+        more: makes further header fields for any answer.
+        gone: True once nobody waits for the answer.
     """
 
     def __init__(
@@ -71,40 +71,36 @@ class Request:
 
     @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Fields of the header, by their names in lower case; of several the first."""
+        """Header values by lower-case name; of repeated fields the first."""
         return {name.decode(): value.decode("latin-1") for name, value in reversed(self.fields)}
 
     @cached_property
     def query(self) -> Mapping[str, list[str]]:
-        """Parameters of the query, each with its values."""
+        """Values of each query parameter."""
         return parse_qs(self.raw_query, keep_blank_values=True)
 
     def param(self, name: str) -> str | None:
-        """Value of a parameter of the query, of several the last; None where there is none."""
+        """Return the last value of a query parameter; None if it is missing."""
         return self.query.get(name, (None,))[-1]
 
     def feed(self, content: bytes) -> int:
-        """Take a piece of the body. Returns how many bytes wait to be read."""
+        """Add a piece of the body. Return how many bytes the handler has not read."""
         self._body += content
         self._news.set()
         return len(self._body)
 
     def end(self) -> None:
-        """Note that the body is complete."""
+        """Called once the body is complete."""
         self._complete = True
         self._news.set()
 
     def leave(self) -> None:
-        """Note that nobody waits for the answer any more."""
+        """Called once nobody waits for the answer."""
         self.gone = True
         self._news.set()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Pieces of the body, as they come.
-
-        Raises:
-            ClientLeft: no more of it will come.
-        """
+        """Yield pieces of the body as they arrive. Raises ClientLeft if the rest won't arrive."""
         while not self.gone:
             if self._body:
                 piece = bytes(self._body)
@@ -119,7 +115,7 @@ class Request:
         raise ClientLeft
 
     async def left(self) -> None:
-        """Return when the client has left. What comes of its body is dropped."""
+        """Wait until the client leaves, and drop the rest of its body."""
         with contextlib.suppress(ClientLeft):
             async for _ in self.pieces():
                 pass
@@ -134,8 +130,8 @@ class RouteAnswer:
     Arguments:
         body: its body.
         status: its status.
-        headers: fields of its header, but for what framing adds.
-        media_type: type of the body; None: it is among `headers`, or there is no body.
+        headers: header fields, without those of the framing.
+        media_type: type of the body; None if `headers` has it, or there is no body.
     """
 
     def __init__(
@@ -152,13 +148,13 @@ class RouteAnswer:
 
 
 class StreamedAnswer(RouteAnswer):
-    """Answer that goes on until its client leaves, or its pieces end.
+    """Answer that is sent piece by piece until its client leaves or the pieces end.
 
     Arguments:
         pieces: makes the pieces of the body.
-        headers: fields of its header, but for what framing adds.
+        headers: header fields, without those of the framing.
         media_type: type of the body.
-        ended: is called once when the answer has ended, or its client has left.
+        ended: called once when the answer has ended, or its client has left.
     """
 
     def __init__(
@@ -173,26 +169,20 @@ class StreamedAnswer(RouteAnswer):
 
 
 Handler = Callable[[Request], Awaitable[RouteAnswer]]
-"""Function that answers requests. It may raise errors of `headway.errors`, which become answers."""
+"""Answer a request. Errors of `headway.errors` that it raises become answers."""
 
 
 def refusal(id: str, error: AnyError, encode: EncodeError = encode_problem) -> RouteAnswer:
-    """Answer to a request that is refused.
-
-    Arguments:
-        id: the request's id as clients see it, `req_…`.
-        error: error that it is refused with.
-        encode: encodes the error.
-    """
+    """Return the answer that refuses request `id`, which is as clients see it, `req_…`."""
     fields, body = encode(error, id)
     return RouteAnswer(body, errors.STATUS[error.code], fields)
 
 
 def without_reason(error: RequestError) -> Failure:
-    """Error as ordinary routes tell it whose handler raises it, without a label of its reason."""
+    """Return an error that a handler has raised, as ordinary routes answer it: without the label of its reason."""
     return Failure(error.code, error.message, error.retry_after)
 
 
 def refuse(request: Request, error: AnyError) -> RouteAnswer:
-    """Answer to `request`, which is refused; see `refusal`."""
+    """Return the answer that refuses a request, in the form of its path's API."""
     return refusal(request.id, error, request.encode_error)

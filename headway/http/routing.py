@@ -1,9 +1,11 @@
-"""Routes of a port: a table of paths, methods and handlers, and the errors that become answers."""
+"""Ordinary routes of a port: the table of paths, methods and handlers, authentication, and errors as answers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from headway.core.excerpt import excerpt
 from headway.errors import (
@@ -17,19 +19,18 @@ from headway.errors import (
 from headway.http.requests import Handler, Request, RouteAnswer, refuse, without_reason
 from headway.model import Failure
 
+if TYPE_CHECKING:
+    from headway.doors.entrance import Entrance
+
 _PART = re.compile(r"\{(\w+)(:path)?\}")
 
 
 class NoRoute(Exception):
-    """Error for a path at which nothing is served."""
+    """Nothing is served at this path."""
 
 
 class WrongMethod(Exception):
-    """Error for a method that a path is not served with.
-
-    Arguments:
-        allowed: methods with which it is.
-    """
+    """The path is served, but only with the methods `allowed`."""
 
     def __init__(self, allowed: Iterable[str]) -> None:
         super().__init__()
@@ -37,12 +38,12 @@ class WrongMethod(Exception):
 
 
 class Route:
-    """Path and what answers there.
+    """A path, its methods, and the handler for them.
 
     Arguments:
-        path: path, in which `{name}` stands for one segment, and `{name:path}` for any number of them.
-        handler: answers its requests.
-        methods: methods that it takes; HEAD goes with GET.
+        path: path in which `{name}` stands for one segment, and `{name:path}` for any number of them.
+        handler: answers the requests.
+        methods: accepted methods; HEAD is added to GET.
     """
 
     def __init__(self, path: str, handler: Handler, methods: Sequence[str] = ("GET",)) -> None:
@@ -55,24 +56,22 @@ class Route:
         self._form = re.compile(form)
 
     def match(self, path: str) -> Mapping[str, str] | None:
-        """Named parts of a path; None: it is not of this route."""
-        found = self._form.fullmatch(path)
-        return None if found is None else found.groupdict()
+        """Return the values of the path's placeholders; None if the path is another one."""
+        match = self._form.fullmatch(path)
+        return None if match is None else match.groupdict()
 
 
 class Router:
-    """All routes of a port; the first that fits a request answers it.
+    """All routes of a port. The first match answers a request.
 
-    Arguments:
-        routes: the routes.
-        hints: extra text for the message about a path where nothing is served, by prefix of the path. The first match is used.
+    `hints` are further words for the 404 message, by prefixes of the path. The first match is used.
     """
 
     def __init__(self, routes: Iterable[Route], hints: Mapping[tuple[str, ...], str] | None = None) -> None:
         self._routes, self._hints = tuple(routes), hints or {}
 
     async def __call__(self, request: Request) -> RouteAnswer:
-        """Answer a request. Raises what nobody foresaw."""
+        """Answer a request. Unexpected exceptions are not caught."""
         try:
             response = await self._find(request)(request)
         except RequestError as exc:
@@ -90,7 +89,7 @@ class Router:
         return response
 
     def _find(self, request: Request) -> Handler:
-        """Handler of a request, which gets the named parts of its path."""
+        """Return the handler of a request, and set the request's `params`."""
         allowed: Iterable[str] = ()
         for route in self._routes:
             params = route.match(request.path)
@@ -122,3 +121,46 @@ def _wrong_method(request: Request, allowed: Iterable[str]) -> RouteAnswer:
     response = refuse(request, Failure(METHOD_NOT_ALLOWED, message))
     response.headers["allow"] = allow
     return response
+
+
+class Authentication:
+    """Wraps handlers of the public port: only known principals within their rate limits pass.
+
+    Credentials are checked before the body is read. Requests count towards their principal's rate limits on routes that say
+    so, and towards its limit of polls on all others.
+    """
+
+    def __init__(self, entrance: Entrance) -> None:
+        self._entrance = entrance
+
+    def __call__(self, handler: Handler, *, counts: bool = False) -> Handler:
+        """Wrap a handler. `counts`: True if each call counts as a request, not as a poll."""
+
+        async def checked(request: Request) -> RouteAnswer:
+            return self._refusal(request, counts) or await handler(request)
+
+        return checked
+
+    def _refusal(self, request: Request, counts: bool) -> RouteAnswer | None:
+        """Return the answer to a request that doesn't pass; else set the request's `principal` and return None."""
+        authorization = next((value for name, value in request.fields if name == b"authorization"), b"")
+        entrance = self._entrance
+        try:
+            principal = entrance.identify(authorization)
+        except RequestError as exc:
+            entrance.counters.refusals[exc.code.lower(), "none", ""] += 1
+            return refuse(request, without_reason(exc))
+        request.principal = principal
+        if not principal.limits:
+            return None
+        request.more = partial(entrance.rate_limits.fields, principal.limits)
+        if not counts:
+            over = entrance.gateway.limiter.poll(principal.limits)
+        elif (over := entrance.over(principal)) is None:
+            entrance.charge(principal)
+        if over is None:
+            return None
+        entrance.counters.refusals[over.reason, entrance.tiers[principal.tier], ""] += 1
+        answer = refuse(request, over)
+        answer.headers["cache-control"] = "no-store"
+        return answer

@@ -17,17 +17,15 @@ from functools import partial
 import msgspec
 
 from headway.core import failures
-from headway.doors.answer_pieces import HOLE, PIECE, value_within
+from headway.doors.answer_pieces import HOLE, PIECE, LargeAnswer, value_within
 from headway.doors.entrance import CHARGED
 from headway.doors.fields import ID_PREFIX
-from headway.doors.large_answers import LargeAnswer
 from headway.errors import BACKEND_ERROR, AnyError, BadRequest, BrokerUnavailable, NotFound, RequestError
 from headway.gateway.gateway import Gateway
-from headway.http.authentication import Authentication
 from headway.http.inference.octets import OCTETS, Form, octet_pieces, read_accept
 from headway.http.problem import Problem, escaped, problem
 from headway.http.requests import JSON, Request, RouteAnswer, StreamedAnswer, refuse, without_reason
-from headway.http.routing import Route
+from headway.http.routing import Authentication, Route
 from headway.model import EntryState, Failure, Reply
 from headway.runtime.race import race
 

@@ -336,8 +336,8 @@ async def _tea(request: Request) -> RouteAnswer:
     [
         (
             "headway/http/public.py",
-            "from headway.http.authentication import Authentication\n",
-            "from headway.http import tea  # isort: skip\nfrom headway.http.authentication import Authentication\n",
+            "from headway.http.routing import Authentication, NoRoute, Route, Router\n",
+            "from headway.http import tea  # isort: skip\nfrom headway.http.routing import Authentication, NoRoute, Route, Router\n",
         ),
         after(
             "headway/http/public.py",

@@ -20,8 +20,7 @@ from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.inference.target import RequestTarget
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.model import TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import pack

@@ -17,10 +17,9 @@ from headway.grpc import messages
 from headway.grpc.predict import predict_reader
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.inference.target import RequestTarget
-from headway.http.openai.chat_template import Message, load_template
+from headway.http.openai.chat import Message, load_template
 from headway.http.openai.members import MOST_TEXTS
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.input_policy.file import read_policy
 from headway.model import Octets, RequestOptions, Tensors, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip import tensors

@@ -13,9 +13,8 @@ from headway.errors import RequestError
 from headway.gateway.served_models import ServedModels
 from headway.http.inference.inference_head import InferenceHead, read_inference_head
 from headway.http.inference.routes import Routes, codecs
-from headway.http.inference.target import RequestTarget
-from headway.http.server.chunks import Chunks
-from headway.http.server.head import END, Head, read_head, suspect
+from headway.http.server.head import END, Head, RequestTarget, read_head, suspect
+from headway.http.server.reader import Chunks
 from headway.runtime.counters import GatewayCounts
 
 _SETTINGS = Settings()

@@ -15,11 +15,10 @@ from headway.doors.exchange import CodecContext, Exchange, Outcome
 from headway.errors import RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import ServedModels
-from headway.http.inference.compressed_bodies import Unpacker
+from headway.http.inference.incoming_bodies import Unpacker
 from headway.http.inference.inference_head import CODINGS, read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.inference.target import RequestTarget
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.model import Octets, Tensors, TensorSpec, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.rest.bodies import LENGTH_FIELD
 from headway.oip.tensors import element_of, unpack

@@ -15,8 +15,8 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.http.server.chunks import Chunks
 from headway.http.server.head import read_head
+from headway.http.server.reader import Chunks
 from headway.identity.api_keys import credential
 from headway.identity.jwt.keysets import read_keys
 from tests.fuzz import __main__ as program

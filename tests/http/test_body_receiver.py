@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from headway.http.inference.body_receiver import BodyReceiver
 from headway.http.inference.fast_path import FastPathConnection
+from headway.http.inference.incoming_bodies import BodyReceiver
 from headway.http.server.connection_context import LARGE
 from tests.http.stand import Client, Stand, get, on_stand, post, settled
 

@@ -11,7 +11,7 @@ import pytest
 
 from headway.config import Settings
 from headway.errors import BadRequest, SettingError
-from headway.http.openai.chat_template import load_template
+from headway.http.openai.chat import load_template
 from tests.http.stand import Stand, post, served
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]

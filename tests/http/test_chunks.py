@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import RequestError
-from headway.http.server.chunks import FREE_PIECES, PIECE_BYTES, Chunks
+from headway.http.server.reader import FREE_PIECES, PIECE_BYTES, Chunks
 
 REST = b"POST /next HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -18,9 +18,8 @@ from headway.http.inference import routes
 from headway.http.inference.codecs import Codec, inference
 from headway.http.inference.fast_path import FastPathConnection
 from headway.http.inference.request_in_hand import RequestInHand
-from headway.http.inference.target import RequestTarget
 from headway.http.problem import Encoded
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.model import DedupKind, Failure, Limit, RequestOptions, Value, ValueKind, WorkerInfo, WorkerStatus
 from tests.http.stand import Answer, Keys, Stand, get, on_stand, post, served, settled
 

@@ -19,9 +19,8 @@ from headway.grpc import messages
 from headway.grpc.predict import predict_reader
 from headway.http.inference.inference_head import read_inference_head
 from headway.http.inference.routes import codecs
-from headway.http.inference.target import RequestTarget
 from headway.http.openapi import document
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.model import RequestOptions, ValueKind, WorkerInfo, WorkerStatus
 from headway.oip.grpc.infer_messages import infer_reader
 from headway.oip.rest.requests import infer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway.doors import answer_pieces, large_answers
+from headway.doors import answer_pieces
 from headway.errors import BACKEND_ERROR, PAYLOAD_TOO_LARGE
 from headway.gateway.client_quotas import HeldBytes, Quotas
 from tests.http.stand import Answer, Stand, on_stand, post, settled
@@ -67,7 +67,7 @@ async def test_a_tenant_holds_no_more_of_answers_than_leaves_room_for_others(sta
 
 @on_stand(keys=TENANTS)
 async def test_a_large_answer_is_made_and_sent_bit_by_bit(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_answers, "TURN", -1.0)
+    monkeypatch.setattr(answer_pieces, "TURN", -1.0)
     context: Any = stand.door._context
     turns: list[str] = []
     wait = context.large_bodies.wait
@@ -249,16 +249,16 @@ async def test_the_answer_with_one_large_output_is_sent_bit_by_bit_too(
     read: Callable[[Answer], str],
 ) -> None:
     """Whole, it would hold the loop for the time of its bytes: 6 ms for 8 MB."""
-    monkeypatch.setattr(large_answers, "TURN", -1.0)
+    monkeypatch.setattr(answer_pieces, "TURN", -1.0)
     pieces: list[int] = []
-    take = large_answers.LargeAnswer.take
+    take = answer_pieces.LargeAnswer.take
 
-    def taken(answer: large_answers.LargeAnswer) -> bytes:
+    def taken(answer: answer_pieces.LargeAnswer) -> bytes:
         piece = take(answer)
         pieces.append(len(piece))
         return piece
 
-    monkeypatch.setattr(large_answers.LargeAnswer, "take", taken)
+    monkeypatch.setattr(answer_pieces.LargeAnswer, "take", taken)
     stand.gateway.output = '"\u00fc\n' * MEBIBYTE
     asked = post(json.dumps(body), path, ADA, *fields)
     answer = await stand.ask(asked)

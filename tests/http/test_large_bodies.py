@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headway.doors.entrance import CHARGED
 from headway.gateway.limiter import Limiter
 from headway.http.inference import request_in_hand
-from headway.http.inference.compressed_bodies import STEP
+from headway.http.inference.incoming_bodies import STEP
 from headway.http.server.connection_context import LARGE
 from headway.model import WorkerStatus
 from headway.runtime.fair_turns import MILLISECOND, FairTurns

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.http.inference.async_handoff import AsyncHandoff
 from headway.http.inference.inference_head import Wish, read_prefer
+from headway.http.inference.request_in_hand import AsyncHandoff
 
 AT_ONCE = Wish(0.0, b"respond-async")
 

@@ -389,7 +389,7 @@ async def test_a_large_outcome_is_told_in_turns(stand: Stand, monkeypatch: pytes
     id = task_of(await stand.ask(post(json.dumps({"input": long}), "/v1/inference", ASYNC)))
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
     monkeypatch.setattr(answer_pieces, "PIECE", 1 << 7)
-    monkeypatch.setattr("headway.doors.large_answers.TURN", -1.0)
+    monkeypatch.setattr("headway.doors.answer_pieces.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)
     assert (await stand.ask(get(f"/v1/result/{id}"))).json["output"] == long.upper()
     assert len(turns) > len(long) / 128
@@ -409,7 +409,7 @@ async def test_a_large_outcome_is_sent_in_pieces(stand: Stand, monkeypatch: pyte
     await stand.ask(get(f"/v1/result/{id}?wait=25"))
     for module in (answer_pieces, octets, tasks):
         monkeypatch.setattr(module, "PIECE", piece)
-    monkeypatch.setattr("headway.doors.large_answers.TURN", -1.0)
+    monkeypatch.setattr("headway.doors.answer_pieces.TURN", -1.0)
     monkeypatch.setattr(FairTurns, "wait", note)
     for accept in ("application/json", "application/octet-stream"):
         turns.clear()

@@ -19,16 +19,25 @@ from headway.config import Settings
 from headway.core import values
 from headway.core.json_pages import Steps
 from headway.doors.answer_pieces import HOLE, array_within, is_large, items_of, tensor_pieces, value_within
-from headway.doors.bodies import ABSENT, OtherInput, ParsedBody, body_reader, long_value_reader, read_text, value_reader
+from headway.doors.bodies import (
+    ABSENT,
+    OtherInput,
+    ParsedBody,
+    body_reader,
+    long_value_reader,
+    read_text,
+    to_tensors,
+    to_tensors_in_steps,
+    value_reader,
+)
 from headway.doors.exchange import JSON, Exchange, Outcome, ReadText, Usual, WriteText, Written
 from headway.doors.rate_limit_headers import RateLimitHeaders
-from headway.doors.tensor_bodies import to_tensors, to_tensors_in_steps
 from headway.errors import BadRequest
 from headway.gateway.client_quotas import UNHELD
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.octets import open_octets
-from headway.http.inference.target import OpenHead
 from headway.http.problem import EncodeError, encode_problem
+from headway.http.server.head import OpenHead
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 SHORT_ANSWER = UNHELD // 4

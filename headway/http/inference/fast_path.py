@@ -14,15 +14,14 @@ from time import monotonic
 from headway.core.json_pages import SHORT
 from headway.doors.entrance import bad_credential
 from headway.errors import RequestError
-from headway.http.inference.body_receiver import BodyPieces, BodyReceiver
 from headway.http.inference.context import InferenceContext
 from headway.http.inference.cross_origin import Origins, asks_leave, permission
+from headway.http.inference.incoming_bodies import BodyPieces, BodyReceiver
 from headway.http.inference.inference_head import UNKNOWN, KnownHead, read_inference_head
 from headway.http.inference.request_in_hand import NOBODY, RequestInHand
-from headway.http.inference.target import RequestTarget
 from headway.http.server.connection import ASKED, BODY, FAR, IDLE, Connection, RouteInHand
 from headway.http.server.connection_context import LARGE
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.http.server.writer import CONTINUE
 from headway.model import Principal
 

@@ -18,8 +18,7 @@ from headway.doors.fields import ID_PREFIX, read_id, read_options, shorten
 from headway.errors import BadRequest
 from headway.gateway.lane import CLOSED, Lane
 from headway.http.inference.codecs import NO_ROUTE, Codec
-from headway.http.inference.target import RequestTarget
-from headway.http.server.head import Head, too_large
+from headway.http.server.head import Head, RequestTarget, too_large
 from headway.model import Principal, RequestOptions
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from headway.core import values
 from headway.core.json_pages import Steps
-from headway.doors.answer_pieces import PIECE, cut
+from headway.doors.answer_pieces import PIECE, as_octets, cut, octets_of_tensors
 from headway.doors.exchange import (
     CodecContext,
     Exchange,
@@ -25,11 +25,9 @@ from headway.doors.exchange import (
     WriteAnswer,
     Written,
 )
-from headway.doors.tensor_bodies import as_octets, octets_of_tensors
 from headway.errors import BadRequest
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.target import OpenHead, RequestTarget
-from headway.http.server.head import Head, too_many_members
+from headway.http.server.head import Head, OpenHead, RequestTarget, too_many_members
 from headway.model import Octets, RequestOptions, Tensors, Value, ValueKind
 from headway.oip.inputs import value_of_raw
 

@@ -8,6 +8,7 @@ It is the sink of its reply. A reply to a request that its connection no longer 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
@@ -17,20 +18,18 @@ import msgspec
 
 from headway.core.failures import error_of, failure_of, no_text, unread
 from headway.core.json_pages import SHORT, Steps
-from headway.doors.answer_pieces import is_large
+from headway.doors.answer_pieces import LargeAnswer, is_large
 from headway.doors.exchange import Exchange, Outcome, ReadRequest, outcome_headers, unusual
 from headway.doors.fields import ID_PREFIX, with_time_left
-from headway.doors.large_answers import LargeAnswer
 from headway.errors import AnyError, RequestError
 from headway.gateway.fan_out import FanOut, joined
 from headway.gateway.served_models import KnownModels
-from headway.http.inference.async_handoff import AsyncHandoff, task_answer
-from headway.http.inference.body_receiver import BodyPieces
-from headway.http.inference.compressed_bodies import Unpacker
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.inference_head import HEAD, KnownHead, several_as_task
+from headway.http.inference.incoming_bodies import BodyPieces, Unpacker
+from headway.http.inference.inference_head import HEAD, KnownHead, Wish, several_as_task
 from headway.http.server.connection import ASKED, BODY, IDLE, Connection
 from headway.http.server.connection_context import LARGE
+from headway.http.tasks import PATH, Result
 from headway.model import Principal, Reply, RequestOptions, TokenCount, Value
 from headway.runtime.fair_turns import MILLISECOND
 
@@ -560,3 +559,63 @@ def _at_once(read: ReadRequest, body: bytes, options: RequestOptions, models: Kn
     """Read a body that takes no long time in one step."""
     yield 0
     return read(body, options, models)
+
+
+class AsyncHandoff:
+    """Handover of one request.
+
+    Arguments:
+        loop: event loop that keeps the time.
+        wait: seconds for which the client waits for the answer; 0: the handover is due at once.
+        tell: hands the request over; called at most once, and not after `end`.
+
+    Attributes:
+        due: whether the client has waited long enough.
+    """
+
+    __slots__ = ("_admitted", "_tell", "_timer", "due")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait: float, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+        self._admitted = False
+        self.due = wait <= 0.0
+        self._timer = None if self.due else loop.call_later(wait, self._expire)
+
+    def admitted(self) -> None:
+        """Note that the request will be answered, whoever waits for it."""
+        self._admitted = True
+        if self.due:
+            self._hand_over()
+
+    def end(self) -> None:
+        """Note that the request has been answered, or its client has left."""
+        self._tell = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self.due = True
+        if self._admitted:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
+
+def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
+    """Whole HTTP/1.1 response with the id of the task that a request has become.
+
+    Arguments:
+        shown: the id as clients see it, `req_…`.
+        wish: the client's wish.
+        date: value of its Date header.
+        ending: further lines of its header, each with its end.
+    """
+    id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
+    return (
+        b"HTTP/1.1 202 Accepted\r\ndate: %b\r\ncontent-type: application/json\r\nx-request-id: %b\r\n"
+        b"location: %b/%b\r\npreference-applied: %b\r\nretry-after: 1\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (date, id, PATH.encode(), id, wish.applied, ending, len(body), body)
+    )

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from headway.config import Settings
 from headway.http.inference.codecs import Codec, inference, plain, predict
-from headway.http.inference.target import RequestTarget
 from headway.http.openai.chat import chat
 from headway.http.openai.completions import completions
 from headway.http.openai.embeddings import embeddings
 from headway.http.openai.errors import encode_path_error, encode_stray_error
 from headway.http.openai.responses import responses
 from headway.http.problem import EncodeError, encode_problem
+from headway.http.server.head import RequestTarget
 from headway.oip.rest.answers import encode_error as encode_oip_error
 from headway.oip.rest.requests import infer
 

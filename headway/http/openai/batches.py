@@ -12,11 +12,10 @@ import msgspec
 from headway.bulk.jobs import BulkJobs
 from headway.doors.bodies import decode_problem
 from headway.errors import RATE_LIMITED, BadRequest, NotFound, RequestError
-from headway.http.authentication import Authentication
 from headway.http.openai.bulk_lines import READERS
 from headway.http.openai.files import PURPOSE, as_json, listed, not_kept, page, told
 from headway.http.requests import Request, RouteAnswer
-from headway.http.routing import Route
+from headway.http.routing import Authentication, Route
 from headway.model.bulk import BulkJob, JobStatus
 
 PATH = "/v1/batches"

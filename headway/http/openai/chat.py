@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 
 from headway.config import Settings
+from headway.config.extras import install_hint
 from headway.core.json_pages import Steps
 from headway.doors.bodies import check_text
 from headway.doors.exchange import UNUSUAL, Exchange, Reader, unusual
-from headway.errors import BadRequest, PayloadTooLarge
+from headway.errors import BadRequest, PayloadTooLarge, SettingError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.openai.chat_template import Message, Render, RenderInSteps, load_long_template, load_template
 from headway.http.openai.completions import choices, writer
 from headway.http.openai.members import (
     Converse,
@@ -36,6 +39,114 @@ from headway.http.openai.members import (
     take_text,
 )
 from headway.model import RequestOptions
+
+PLAIN = "plain"
+"""Setting of the template that is no file."""
+
+Message = dict[str, str]
+"""Message with `role`, `content`, and perhaps `name`."""
+
+Render = Callable[[Sequence[Message]], str]
+"""Function from messages to text. Raises BadRequest for messages that a template does not take."""
+
+RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
+"""The same of a long conversation, in steps."""
+
+_SETTING = "chat_template"
+_LINE = "{role}: {content}\n".format_map
+_ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
+_PIECES = 64
+"""Pieces of a text that are rendered between two yields."""
+
+
+def load_template(chosen: str) -> Render:
+    """Load the template that the setting names.
+
+    Raises:
+        SettingError: the file cannot be read, is no template, or Jinja is not installed.
+    """
+    template = _load(chosen)
+    if template is None:
+        return _plain
+
+    def render(messages: Sequence[Message]) -> str:
+        try:
+            return str(template.render(messages=messages, **_ALWAYS))
+        except Exception as exc:
+            raise _not_taken(exc) from None
+
+    return render
+
+
+def load_long_template(chosen: str) -> RenderInSteps:
+    """Load a template for long conversations, of which a little is rendered at a time; see `load_template`."""
+    template = _load(chosen)
+
+    def render(messages: Sequence[Message]) -> Steps[str]:
+        if template is None:
+            return _plain(messages)
+        pieces: list[str] = []
+        try:
+            for piece in template.generate(messages=messages, **_ALWAYS):
+                pieces.append(piece)
+                if len(pieces) % _PIECES == 0:
+                    yield 0
+        except Exception as exc:
+            raise _not_taken(exc) from None
+        return "".join(pieces)
+
+    return render
+
+
+def _not_taken(exc: Exception) -> BadRequest:
+    return BadRequest(f"the chat template does not take these messages: {exc} - at `$.messages`")
+
+
+def _load(chosen: str) -> Any:
+    """Template of Jinja's; None for the one that is no file. Raises SettingError."""
+    if chosen == PLAIN:
+        return None
+    try:
+        source = Path(chosen).read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise _unusable(chosen, f"cannot be read: {exc}", f"Name a file, or {PLAIN}.") from exc
+    try:
+        import jinja2
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as exc:
+        raise _unusable(chosen, "needs Jinja, which is not installed", install_hint("chat")) from exc
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _as_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateError as exc:
+        raise _unusable(chosen, f"is no Jinja template: {exc}", "Mend the file.") from exc
+    except RecursionError:
+        raise _unusable(chosen, "nests too deep for a Jinja template", "Mend the file.") from None
+
+
+def _plain(messages: Sequence[Message]) -> str:
+    return "".join(map(_LINE, messages)) + "assistant:"
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ValueError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _as_json(value: Any, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, **options})
+
+
+def _unusable(chosen: str, reason: str, hint: str) -> SettingError:
+    return SettingError(_SETTING, chosen, reason, hint)
+
 
 _TOOLS = "tools are not served, as the model gives text only; describe them in a message, and leave them out"
 _AUDIO = "audio is not served, as the model gives text only; leave it out"

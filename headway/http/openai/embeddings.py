@@ -10,12 +10,11 @@ import msgspec
 
 from headway.config import Settings
 from headway.core import failures, tensor_json
-from headway.core.tensors import NoTensors
+from headway.core.tensors import SIZES, NoTensors, Tensor, shown_shape, unpack
 from headway.core.values import octets
 from headway.doors.answer_pieces import released
 from headway.doors.bodies import check_text
 from headway.doors.exchange import JSON, Exchange, Outcome, Reader, Written
-from headway.doors.tensor_bodies import one_embedding
 from headway.errors import BACKEND_ERROR, BadRequest, RequestError
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
@@ -133,7 +132,7 @@ class _Writer(msgspec.Struct, frozen=True):
         `position`: that of its input among so many `inputs`, for errors.
         """
         try:
-            tensor = one_embedding(output)
+            tensor = _one_embedding(output)
             if self.packed:
                 packed = b2a_base64(tensor_json.as_fp32(tensor), newline=False).decode("ascii")
                 return tensor.head.shape[1], 0, packed
@@ -174,3 +173,17 @@ def _packed(numbers: list[float]) -> str:
     except OverflowError:
         message = "the model's output holds a number that four bytes cannot hold; ask with encoding_format float"
         raise RequestError(message, code=BACKEND_ERROR, reason="output") from None
+
+
+def _one_embedding(output: Tensors) -> Tensor:
+    """Return the tensor of an output that is one row of numbers. Raises NoTensors for any other output."""
+    tensors = unpack(output)
+    head = tensors[0].head if tensors else None
+    if head is None or len(tensors) != 1:
+        raise NoTensors(f"the model's output is {len(tensors)} tensors, and an embedding is one")
+    if len(head.shape) != 2 or head.shape[0] != 1 or not head.shape[1] or not SIZES[head.datatype]:
+        shape = shown_shape(head.shape[1:] if head.shape[0] == 1 else head.shape)
+        raise NoTensors(
+            f"the model's output is {head.datatype} of shape {shape}, and an embedding has one axis of numbers"
+        )
+    return tensors[0]

@@ -12,12 +12,11 @@ import msgspec
 from headway.bulk.folder import FileWriter, why
 from headway.bulk.jobs import BulkJobs
 from headway.errors import NOT_FOUND, AnyError, BadRequest, FolderUnavailable, NotFound, RequestError
-from headway.http.authentication import Authentication
 from headway.http.form import FormPart, parts
 from headway.http.openai.errors import encode_error
 from headway.http.problem import Encoded
 from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer, refusal, without_reason
-from headway.http.routing import Route
+from headway.http.routing import Authentication, Route
 from headway.model.bulk import BulkFile
 from headway.runtime.logger import get_logger
 

@@ -17,9 +17,8 @@ from headway.errors import BadRequest, PayloadTooLarge
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.inference.target import OpenHead, RequestTarget
 from headway.http.openai.errors import encode_error
-from headway.http.server.head import Head
+from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
 MOST_TEXTS = 2048

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from headway.gateway.gateway import Gateway
-from headway.http.authentication import Authentication
 from headway.http.openai.errors import encode_error
 from headway.http.requests import JSON, Request, RouteAnswer, refusal
-from headway.http.routing import NoRoute, Route
+from headway.http.routing import Authentication, NoRoute, Route
 from headway.model import Principal
 
 PATH = "/v1/models"

@@ -22,8 +22,7 @@ from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
 from headway.http.openai.answers import EVENTS, RichText, told_of
-from headway.http.openai.chat import TOGETHER, Part, check_parts, long_templates, templates, text_of
-from headway.http.openai.chat_template import Message
+from headway.http.openai.chat import TOGETHER, Message, Part, check_parts, long_templates, templates, text_of
 from headway.http.openai.members import (
     Converse,
     Format,

@@ -1,10 +1,10 @@
-"""Listeners and connections, on which requests begin and end, and the bounds of their cost.
+"""The HTTP/1.1 server: ports, connections, and limits on what a client can cost.
 
-listener            a port: bind, open, retire, drain, close
+listener            one port: bind, open, retire, drain, close
 connection          one client: its requests in order, and their answers
-reader, writer      bytes to heads and bodies, without I/O; answers to bytes
-connection_context  what the connections of a port share
-head, chunks        parsers of heads and of chunked bodies
-hangups             answers that clients do not take, and clients that leave meanwhile
+reader, writer      bytes to heads and bodies, answers to bytes; no I/O
+connection_context  state that all connections of a port share
+head                parser of request heads
+hangups             clients that don't read their answers, or hang up
 memory_listener     a port without a socket, for tests of targets
 """

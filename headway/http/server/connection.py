@@ -1,18 +1,16 @@
-"""Connection of one client: asyncio's protocol between a reader of requests, the request in hand, and a writer of answers.
+"""Connection of one client: an asyncio protocol around a reader, the request in hand, and a writer.
 
     IDLE ──▶ HEAD ──▶ BODY ──▶ ASKED ──▶ IDLE
-    DROP: the answer was given before the body had come.  BLOCKED: the last answer has not left yet.
-    WAITING: a handful of its requests were answered in this turn of the event loop; it goes on in a later one.
-    LINGERING: refused for good, what still comes is thrown away.
+    DROP       answered before the whole body had arrived; the rest of the body is dropped
+    BLOCKED    answered, but the client has not read all of the answer yet
+    WAITING    answered enough requests in this turn of the event loop; continues in a later turn
+    LINGERING  refused for good; whatever still arrives is dropped
 
-The rules:
-
-- One request at a time. What a client sends beyond it is buffered, and read on when its answer has been written,
-  so that answers leave in the order of the requests.
-- No timers: the listener looks at every connection now and then (`inspect`) and ends what takes too long.
-- The end of the client's sending is its departure. A client that has closed its connection and one that
-  has only shut down its sending side look the same until something is written to them, and by then a GPU
-  would have worked for nobody.
+- A connection handles one request at a time. Bytes of later requests are buffered until its answer is written, so answers
+  leave in the order of the requests.
+- There are no timers. The listener calls `inspect` on every connection from time to time to end whatever takes too long.
+- A client that stops sending counts as gone. Only a write would tell a closed connection from a half-closed one,
+  and by then a GPU would have worked for nobody.
 """
 
 from __future__ import annotations
@@ -45,66 +43,65 @@ log = get_logger(__name__)
 IDLE, HEAD, BODY, ASKED, DROP, BLOCKED, WAITING, LINGERING, CLOSED = range(9)
 
 REQUESTS_PER_TURN = 4
-"""Requests of one connection that are begun in one turn of the event loop, however many its client has sent in one go; then it waits in line."""
+"""Requests that one connection may start in one turn of the event loop. A client that pipelines more waits in line."""
 
 FAR = 4 << 20
-"""Bytes read ahead of answers where they are counted, to see an end behind them. A system buffers about as much."""
+"""Bytes that a counted client may send ahead of its answers. Reading them shows when the client hangs up."""
 
 UNCOUNTED = 4_096
-"""Bytes sent ahead up to which they are not counted with those of bodies."""
+"""Bytes sent ahead that are not yet charged to the client's quota."""
 
 TURNED_AWAY = 64
-"""Refused connections that may linger beyond the limit; further ones are closed with their answer."""
+"""Refused connections that may linger beyond the limit; further ones are closed right after their answer."""
 
 
 class InHand(Protocol):
-    """Request whose answer a connection owes: an object of its own for each."""
+    """One request that its connection still has to answer."""
 
     @property
     def shown(self) -> str:
-        """Id as clients see it, `req_…`."""
+        """Request id as clients see it, `req_…`."""
 
     @property
     def tier(self) -> str:
-        """Tier under which a refusal is counted; `none` while nobody knows the principal."""
+        """Tier that a refusal is counted under; `none` until the principal is known."""
 
     def take(self, content: bytes) -> None:
         """Take a piece of the body."""
 
     def complete(self) -> None:
-        """Go on, as the body is complete."""
+        """Process the request. Called once the body is complete."""
 
     def resume(self) -> None:
-        """Go on with the answer, as the client has taken what was written."""
+        """Continue the answer. Called once the client has read everything written so far."""
 
     def leave(self) -> None:
-        """Let go of the request, as its client has left."""
+        """Drop the request. Called when its client has left."""
 
     def reject(self, error: RequestError) -> bool:
-        """Let go of the request, as it is refused. False: some of its answer has been written."""
+        """Drop the request, which is refused. Return False if part of its answer has been written already."""
 
     def write_error(self, error: AnyError) -> None:
-        """Write the answer of an error."""
+        """Answer with an error."""
 
 
 class Connection(asyncio.Protocol):
-    """Connection whose requests all go to ordinary routes; the fast path adds those of inference.
+    """Connection that leaves all requests to ordinary routes. `FastPathConnection` adds the inference routes.
 
     Arguments:
-        context: context shared with the listener's other connections.
+        context: state shared with the listener's other connections.
 
     Attributes:
         far: bytes a client may send ahead of its answers.
-        brief: whether it is closed with its answer, as too many connections linger.
-        gate: whether anything is read from the client.
-        in_hand: request whose answer is owed.
+        brief: True if a refusal closes it at once, because too many connections linger.
+        gate: pauses and resumes reading from the client.
+        in_hand: request that is not answered yet.
         phase: see the module.
-        reader, writer: what has come, and what leaves.
-        served: whether it has had a request.
+        served: True once it has had a request.
         owner, reserved, unfetched: see `headway.gateway.client_quotas.CountedConnection`.
-        since: monotonic instant from which a time-out counts, in seconds.
-        unread: answers that the client has not taken.
-        unsent: bytes of a large answer that are made, and not written yet.
+        since: monotonic start of the current time-out, in seconds.
+        unread: answers that the client has not read.
+        unsent: bytes of a large answer that are made but not yet written.
     """
 
     far = MOST_BUFFERED
@@ -130,15 +127,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether no request of its client is under way."""
+        """True if no request is in progress."""
         return self.in_hand is None
 
-    # What the transport calls.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or refuse it when there are too many."""
+        """Start the connection, or refuse it if there are too many."""
         self.transport = transport
-        # Any byte the kernel does not take at once counts as stuck: then nothing more is read from the client.
+        # Call `pause_writing` as soon as the kernel doesn't take a byte at once: then nothing more is read from the client.
         transport.set_write_buffer_limits(high=0)
         self.since = monotonic()
         context = self.context
@@ -152,14 +149,12 @@ class Connection(asyncio.Protocol):
             self.reject(RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client has sent."""
         if self.reader.receive(data, self.phase > HEAD):
             self.advance()
         else:
             self._keep_ahead()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything."""
         request, self.in_hand = self.in_hand, None
         try:
             if request is not None:
@@ -175,12 +170,10 @@ class Connection(asyncio.Protocol):
             self.context.left()
 
     def pause_writing(self) -> None:
-        """Note that the client does not take its answer."""
         self.unread.begin(self.transport, monotonic())
         self.count_unfetched()
 
     def resume_writing(self) -> None:
-        """Note that the client has taken all of its answer."""
         self.unread.since = 0.0
         self.count_unfetched()
         if self.in_hand is not None:
@@ -192,7 +185,7 @@ class Connection(asyncio.Protocol):
     # Requests.
 
     def advance(self) -> None:
-        """Work through what was received, as far as the request in hand allows."""
+        """Process the bytes received, as far as the request in hand allows."""
         left = REQUESTS_PER_TURN
         reader = self.reader
         try:
@@ -218,7 +211,7 @@ class Connection(asyncio.Protocol):
             self.gate.read_on()
 
     def wait_turn(self) -> None:
-        """Go on with what was received in a later turn of the event loop."""
+        """Process further bytes in a later turn of the event loop."""
         self.phase = WAITING
         self.context.turns.wait(self.owner or "", self._take_turn)
 
@@ -228,19 +221,19 @@ class Connection(asyncio.Protocol):
             self.advance()
 
     def _take_head(self) -> bool:
-        """Start on the next request, if all of its head is here."""
+        """Start the next request and return True, once its head is complete."""
         reader = self.reader
         try:
-            found = reader.read_head()
+            complete = reader.read_head()
         except RequestError as exc:
             self.reject(exc)
             return True
-        if found is None:
+        if complete is None:
             if reader.buffer and self.phase == IDLE:
                 self.phase = HEAD
                 self.since = monotonic()
             return False
-        head, raw = found
+        head, raw = complete
         if self.reserved:
             self.context.quotas.reserve(self, 0)
         self.since = monotonic()
@@ -250,13 +243,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def serve(self, head: Head, raw: bytes, id: str) -> None:
-        """Start on a request whose head is complete.
-
-        Arguments:
-            head: the head.
-            raw: the head as it came.
-            id: id of the request.
-        """
+        """Start request `id`. `raw` is its head as it arrived."""
         request = self.in_hand = RouteInHand(self, id, self.context.encode_error)
         request.begin(head)
 
@@ -265,7 +252,7 @@ class Connection(asyncio.Protocol):
         try:
             content = reader.read_body()
         except RequestError as exc:
-            if request is None:  # It has been answered.
+            if request is None:  # It is answered.
                 self.linger()
             else:
                 self.reject(exc)
@@ -280,7 +267,7 @@ class Connection(asyncio.Protocol):
             request.complete()
 
     def finish(self) -> None:
-        """End the request in hand, whose answer is written: wait for the next one, or close."""
+        """End the request in hand, which is answered: wait for the next one, or close."""
         self.in_hand = None
         if self.writer.last or self.context.closing:
             if self.reader.buffer:
@@ -295,7 +282,7 @@ class Connection(asyncio.Protocol):
             self.since = monotonic()
 
     def finish_before_body(self) -> None:
-        """End the request in hand, whose answer is written: what is still to come of its body is dropped."""
+        """End the request in hand, which is answered, and drop the rest of its body."""
         self.in_hand = None
         self.context.quotas.reserve(self, 0)
         self.phase = DROP
@@ -304,15 +291,15 @@ class Connection(asyncio.Protocol):
     # Refusals.
 
     def refuse(self, error: RequestError, head: Head, counted: bool = False) -> None:
-        """Answer an error to the request in hand, whose body has not been read; keep the connection if the rest is short.
+        """Refuse the request in hand before its body is read. The connection stays open if the body is short.
 
         Arguments:
-            error: the error.
+            error: the error to answer with.
             head: head of the request.
-            counted: whether the refusal has been counted.
+            counted: True if the refusal is counted already.
         """
         request = _owed(self)
-        self.context.trace_head(head, request.shown, error, self.since)  # Since its head has come.
+        self.context.trace_head(head, request.shown, error, self.since)
         if head.expects or not 0 <= head.length <= MOST_BUFFERED:
             self.reject(error, counted)
             return
@@ -324,7 +311,7 @@ class Connection(asyncio.Protocol):
             self.finish()
 
     def reject(self, error: RequestError, counted: bool = False) -> None:
-        """Answer an error after which nothing the client sends can be understood, or is wanted; see `refuse`."""
+        """Refuse the request in hand and close the connection; see `refuse`."""
         request = _owed(self)
         self.writer.last = True
         self.context.refused(error, None if counted else request.tier)
@@ -338,10 +325,10 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def fault(self, exc: Exception) -> None:
-        """Answer an unforeseen exception with 500, and log it once, under the request's id."""
+        """Log an unexpected exception under the request's id, and answer 500."""
         log.error("a request failed", request_id=_owed(self).shown, exc_info=exc)
         try:
-            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The answer has been given.
+            if self.phase in (DROP, BLOCKED, LINGERING, CLOSED):  # The request is answered.
                 self.phase = CLOSED
                 self.transport.close()
             else:
@@ -350,13 +337,13 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def linger(self) -> None:
-        """Close the sending side, yet read on for a moment. Closing with bytes unread would reset the connection, and
-        could take the answer away from a client that is still sending (RFC 9112, section 9.6)."""
+        """Close the sending side, but keep reading for a moment. Closing with bytes unread would reset the connection, and
+        a client that is still sending could lose the answer (RFC 9112, section 9.6)."""
         self.phase = LINGERING
         self.since = monotonic()
         self.reader.close()
         self.context.quotas.reserve(self, 0)
-        if self.brief:  # What has come by now is thrown away, as bytes unread would reset the connection.
+        if self.brief:  # Read what has arrived: unread bytes would reset the connection.
             with contextlib.suppress(OSError):
                 os.read(self.gate.descriptor, MOST_BUFFERED)
             self.phase = CLOSED
@@ -366,17 +353,19 @@ class Connection(asyncio.Protocol):
             self.drop()
 
     def drop(self) -> None:
-        """Throw away what has come after the last answer. More is read when it is this connection's turn: there is no hurry, and
-        who sends megabytes again and again would take the event loop from all others."""
+        """Drop the bytes that arrived after the last answer, and read more in the connection's next turn.
+
+        Without turns, a client that keeps sending megabytes would take the event loop from all others.
+        """
         self.reader.drop()
         if self.phase == LINGERING:
             self.gate.hold()
             self.context.drops.wait(self.owner or "", self.gate.release)
 
-    # What the listener calls.
+    # Called by the listener.
 
     def inspect(self, now: float) -> None:
-        """End what takes too long; `now` is a monotonic instant in seconds."""
+        """End whatever takes too long; `now` is monotonic seconds."""
         context, phase, waited, unread = self.context, self.phase, now - self.since, self.unread
         late = waited > context.read_timeout
         if unread.since:
@@ -391,7 +380,7 @@ class Connection(asyncio.Protocol):
                 self.transport.close()
         elif phase == DROP:
             if late:
-                self.linger()  # without a word: the answer has been given
+                self.linger()  # The request is answered, so there is no error to send.
         elif phase == HEAD or self.reader.open:
             if late:
                 what, most = "header" if phase == HEAD else "body", context.settings.read_timeout_ms
@@ -401,30 +390,33 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def retire(self) -> None:
-        """Let the answer in hand be the last, as the listener is closing."""
+        """Make the next answer the last, because the listener is closing."""
 
     def shutdown(self) -> None:
-        """Close at once. It no longer counts, though its socket is closed in the next turn of the event loop only."""
+        """Close at once. The socket closes in the next turn of the event loop, but no longer counts as open."""
         self.context.connections.discard(self)
         self.transport.abort()
 
     # Bounds.
 
     def count_unfetched(self) -> None:
-        """Count what waits for the client with the bytes of its owner."""
+        """Charge answers that the client has not read to its owner's quota."""
         left = self.transport.get_write_buffer_size() + self.unsent
         self.context.quotas.keep(self, left if left > MOST_BUFFERED else 0)
 
     def _keep_ahead(self) -> None:
-        """Keep bytes sent ahead of the answer in hand, and read on, to see the client leave. Beyond what one connection
-        may hold nothing is read. Beyond what its owner may hold the bytes are dropped, and the answer is the last."""
+        """Keep bytes that were sent ahead of the answer in hand, and read on to notice when the client leaves.
+
+        A connection that holds too many stops reading. If its owner holds too many, they are dropped and the answer
+        in hand is the connection's last.
+        """
         ahead = self.reader.waiting
         quotas = self.context.quotas
         if ahead > max(UNCOUNTED, self.reserved) and not quotas.reserve(self, ahead):
             if self.phase == WAITING:
                 self.reject(quotas.no_room(self))
                 return
-            self.reader.drop(keep=1)  # More is to come, so the end has to linger.
+            self.reader.drop(keep=1)  # Not empty, so that `finish` lingers: more bytes are on their way.
             self.writer.last = True
             self.retire()
             self.gate.read_on()
@@ -435,18 +427,16 @@ class Connection(asyncio.Protocol):
 
 
 class RouteInHand(msgspec.Struct, eq=False):
-    """Request to an ordinary route, or one that is only known to be invalid; see InHand.
+    """Request to an ordinary route, or bytes that are no valid request; see InHand.
 
     Attributes:
-        connection: connection that it came on.
-        id: its id.
-        encode_error: encoder of its errors.
-        marks: header lines added to any answer to it, each with its line ending.
-        request: the request as its route gets it; None until then.
-        expects: whether the client waits for `100 Continue` before it sends the body.
-        upload: limit of its body in bytes, if the route allows more than usual; otherwise 0.
-        sending: whether its answer has begun.
-        written: set when the client has taken what was written; None while nobody has waited for that.
+        encode_error: encodes errors in the form of its API.
+        marks: header lines for every answer to it, each with its line ending.
+        request: what its route sees; None if no route gets it.
+        expects: True while the client waits for `100 Continue` before it sends the body.
+        upload: limit of its body in bytes, if its route allows more than usual; otherwise 0.
+        sending: True once a streamed answer has begun.
+        written: set once the client has read everything written so far; None until somebody waits for that.
     """
 
     connection: Connection
@@ -462,11 +452,10 @@ class RouteInHand(msgspec.Struct, eq=False):
 
     @property
     def shown(self) -> str:
-        """See InHand."""
         return ID_PREFIX + self.id
 
     def begin(self, head: Head) -> None:
-        """Leave the answer to its route. `head`: its head, which is complete."""
+        """Start the route that answers the request."""
         connection, context = self.connection, self.connection.context
         most = context.most_body_of(head)
         if head.length > most:
@@ -485,7 +474,7 @@ class RouteInHand(msgspec.Struct, eq=False):
         address = connection.transport.get_extra_info("peername")
         request = self.request = Request(
             head, url.path or b"/", url.query or b"", self.shown, address[:2] if isinstance(address, tuple) else None,
-            self.encode_error, context.shut, connection.shutdown, self._want,
+            self.encode_error, context.shut, connection.shutdown, self._read_more,
         )  # fmt: skip
         connection.phase = ASKED
         if not connection.reader.expect(head.length, most):
@@ -493,45 +482,39 @@ class RouteInHand(msgspec.Struct, eq=False):
         context.begin(self._answer(request))
 
     def take(self, content: bytes) -> None:
-        """See InHand."""
         if self.request is None:
             return
         connection = self.connection
-        if self.upload:  # A large one may take its time, as long as it comes at a pace.
+        if self.upload:  # An upload may take long, if it keeps up a minimum rate.
             connection.since = min(monotonic(), connection.since + len(content) / SLOWEST)
         if self.request.feed(content) > MOST_BUFFERED:
             connection.gate.hold()
             if self.upload:
-                connection.since = math.inf  # Its route is slow, and not its client.
+                connection.since = math.inf  # The route is slow, not the client.
 
     def complete(self) -> None:
-        """See InHand."""
         if self.request is not None:
             self.request.end()
 
     def leave(self) -> None:
-        """See InHand."""
         if self.request is not None:
             self.request.leave()
         self.resume()
 
     def reject(self, error: RequestError) -> bool:
-        """See InHand."""
         self.leave()
         return not self.sending
 
     def resume(self) -> None:
-        """See InHand."""
         if self.written is not None:
             self.written.set()
 
     def write_error(self, error: AnyError) -> None:
-        """See InHand."""
         encoded = self.encode_error(error, self.shown)
         self.connection.writer.write_error(error.code, self.shown, encoded, self.marks)
 
-    def _want(self) -> None:
-        """Have more of the body come, as the route waits for it."""
+    def _read_more(self) -> None:
+        """Read more of the body, which the route waits for."""
         connection = self.connection
         if self.expects and not connection.transport.is_closing():
             connection.transport.write(CONTINUE)
@@ -555,7 +538,7 @@ class RouteInHand(msgspec.Struct, eq=False):
                 connection.writer.write_answer(response, self.shown, self.marks, request.method)
             if not request.gone:
                 self._end()
-        except (ClientLeft, asyncio.CancelledError):  # The latter when the port closes, which cuts all connections.
+        except (ClientLeft, asyncio.CancelledError):  # A port that closes cancels its tasks.
             return
         except Exception as exc:
             if request.gone:
@@ -578,7 +561,7 @@ class RouteInHand(msgspec.Struct, eq=False):
             return refuse(request, Failure(INTERNAL, UNFORESEEN))
 
     async def _stream(self, request: Request, response: StreamedAnswer) -> None:
-        """Write an answer piece by piece, each when its client has taken those before."""
+        """Write an answer piece by piece, each once the client has read the ones before."""
         connection, empty = self.connection, request.method == "HEAD"
         transport, writer = connection.transport, connection.writer
         chunked = not writer.last and "content-length" not in response.headers
@@ -601,12 +584,11 @@ class RouteInHand(msgspec.Struct, eq=False):
             transport.write(b"0\r\n\r\n")
 
     def _leaves_body(self) -> bool:
-        """Whether the rest of the body may be long, or never come, so that the connection has to end behind the answer."""
+        """Return True if the rest of the body may be long or never arrive, which means closing after the answer."""
         reader = self.connection.reader
         return reader.open and (self.expects or not 0 <= reader.missing <= MOST_BUFFERED)
 
     def _end(self) -> None:
-        """Go on after the answer."""
         connection = self.connection
         connection.gate.release()
         if connection.transport.is_closing():
@@ -619,14 +601,14 @@ class RouteInHand(msgspec.Struct, eq=False):
             connection.linger()
         else:
             connection.finish_before_body()
-        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may cost as much as a handful.
+        if connection.phase == IDLE and connection.reader.buffer:  # An ordinary route may be slow: let others go first.
             connection.wait_turn()
         else:
             connection.advance()
 
 
 def _owed(connection: Connection) -> InHand:
-    """Request in hand; a new one where what has come is none."""
+    """Return the request in hand, or a new one if the client sent no valid request."""
     if connection.in_hand is None:
         connection.in_hand = RouteInHand(connection, connection.context.new_id(), connection.context.encode_error)
     return connection.in_hand

@@ -1,4 +1,4 @@
-"""Context shared by all connections of one listener: limits, templates, counters, and whether the listener is closing."""
+"""State that all connections of one listener share: limits, counters, and whether the listener is closing."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ from headway.runtime.protocol_hints import ProtocolHints
 from headway.runtime.request_id import NewId
 
 LINGER = 1.0
-"""Seconds for which a refused client may go on sending before it is cut off."""
+"""Seconds that a refused client may keep sending before its connection is cut."""
 
 GRACE = 1.0
-"""Seconds of silence after which a closing listener drops an idle client."""
+"""Idle seconds after which a closing listener closes a connection."""
 
 LARGE = 1 << 16
-"""Bytes of a body from which it waits for its turn, as do those of an answer: to read one takes up to some tens of milliseconds."""
+"""Bytes from which a body or an answer counts as large, and is processed in turns: it may take tens of milliseconds."""
 SLOWEST = 16_384
-"""Least bytes per second at which a client has to take its answer, or send an upload."""
+"""Lowest rate, in bytes per second, at which a client may read its answer or send an upload."""
 
 
 class ConnectionContext:
-    """Context shared by a listener's connections.
+    """State shared by a listener's connections.
 
     Arguments:
-        answer: answers the requests of ordinary routes.
-        settings: limits and times.
+        answer: answers requests to ordinary routes.
+        settings: limits and time-outs.
         new_id: makes request ids.
-        counters: counters of refusals.
+        counters: counts refusals.
 
     Attributes:
-        hangups: watch for clients that leave while nothing is read from them.
-        turns: line of the connections that have sent many requests at once.
-        drops: line of the connections of which what comes is thrown away, as they are about to end.
-        encode_error: encoder of errors where no inference route is known.
-        scheme: scheme of the port's URLs.
-        closing: whether every answer is its connection's last.
-        shut: whether the port has closed, too: idle clients are dropped, and those that only wait for news are
-            answered.
-        label: what the port is called in the log.
-        spare: file descriptors that its connections leave to others.
-        fd_ceiling: first descriptor number at which a connection is refused.
-        fd_brief_at: first descriptor number at which it is closed with that answer, and does not linger.
-        quotas: quotas of its clients. A connection without an owner is not counted.
+        label: name of the port in the log.
+        spare: file descriptors that connections have to leave for other uses.
+        fd_ceiling: lowest descriptor number at which a connection is refused.
+        fd_brief_at: lowest descriptor number at which a refused connection closes at once instead of lingering.
+        hangups: watches clients that are not read from.
+        turns: turns of connections that have sent many requests at once.
+        drops: turns of lingering connections, whose bytes are read and dropped.
+        encode_error: encodes errors of requests that match no inference route.
+        scheme: URL scheme of the port.
+        closing: True if every answer is its connection's last.
+        shut: set once the port has closed: idle connections close, and requests that wait for news are answered.
+        quotas: quotas of the clients. A connection without an owner is not counted.
         connections: open connections.
-        tasks: requests of ordinary routes that are being answered.
+        tasks: ordinary routes that are running.
     """
 
     label = "admin"
@@ -88,51 +87,51 @@ class ConnectionContext:
         self.refresh()
 
     def fit(self, connections: int) -> None:
-        """Share no more connections among clients than this, as there are descriptors for no more."""
+        """Share at most this many connections among clients, because there are no descriptors for more."""
 
     def most_body_of(self, head: Head) -> int:
-        """Bytes of the largest body that a request with this head to an ordinary route may have."""
+        """Return the largest body in bytes that a request to an ordinary route may have."""
         return self.most_body
 
     def refresh(self) -> None:
-        """Bring the Date header up to date. The listener calls it now and then."""
+        """Update the Date header. The listener calls this from time to time."""
         self.date = formatdate(usegmt=True).encode()
 
     def retire(self) -> None:
-        """Make every answer its connection's last from now on."""
+        """Make every further answer its connection's last."""
         self.closing = True
 
     def close(self) -> None:
-        """Drop idle connections too, as the port closes."""
+        """Close idle connections too, because the port closes."""
         self.retire()
         self.shut.set()
 
     def left(self) -> None:
-        """Note that a connection has ended."""
+        """Called by each connection that has ended."""
         if not self.connections:
             self._left.set()
 
     async def emptied(self) -> None:
-        """Return as soon as no connection is left."""
+        """Wait until no connection is left."""
         while self.connections:
             self._left.clear()
             await self._left.wait()
 
     def refused(self, error: RequestError, tier: str | None) -> None:
-        """Count a refusal under a tier; None: a gateway has counted it."""
+        """Count a refusal under a tier, unless `tier` is None because it is counted already."""
         if isinstance(error, OtherProtocol):
             self._hints.tell(error.kind)
         if tier is not None:
             self.counters.refusals[error.reason or error.code.lower(), tier, ""] += 1
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin to answer a request of an ordinary route."""
+        """Start the task that answers a request to an ordinary route."""
         task = self.loop.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request that is refused after its head, if traces are recorded here."""
+        """Record the span of a request that is refused before its body is read, if this port records traces."""
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of a request to an ordinary route that is answered with an error, if traces are recorded here."""
+        """Record the span of an ordinary route that answers with an error, if this port records traces."""

@@ -1,18 +1,23 @@
-"""Parser of a request's head: the request line and the header, read once and checked strictly.
+"""Strict parser of request heads: request line and header. A head is always parsed in one go.
 
-The syntax is llhttp's business (through httptools); this module adds what llhttp leaves open and what a proxy in front
-could understand differently: exactly one Host, one request line of three words, no transfer coding but `chunked`, no
-header twice where only one makes sense, no slash of the path written as %2F. A head is always parsed whole.
+llhttp (through httptools) checks the syntax. This module rejects whatever a proxy in front could understand differently:
+more or fewer than one Host, a request line that isn't three words, transfer codings other than `chunked`, a repeated
+header that may come only once, and a slash in the path written as %2F.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import parse_qsl
 
 import httptools
 
+from headway.doors.exchange import CodecContext, Reader
 from headway.doors.fields import TRACE_FIELDS, select_fields, shorten
 from headway.errors import HEADERS_TOO_LARGE, METHOD_NOT_ALLOWED, BadRequest, PayloadTooLarge, RequestError
+from headway.model import RequestOptions
 from headway.runtime import protocol_hints
 
 END = b"\r\n\r\n"
@@ -21,20 +26,20 @@ END = b"\r\n\r\n"
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([^\x00-\x20\x7f]+) HTTP/(1\.[01])\r\n")
 _LINE_SO_FAR = re.compile(rb"[A-Z][A-Z-]*(?: [^\x00-\x20\x7f]*(?: [HTP/1.0]{0,8})?)?\r?")
 _HANDSHAKE = re.compile(rb"\x16\x03[\x00-\x04]")
-"""Beginning of a TLS handshake: the type of the record, and its version."""
+"""Start of a TLS handshake: type and version of its record."""
 _HTTP2 = b"PRI * HTTP/2"
-"""Beginning of a connection in HTTP/2, as gRPC's clients open it."""
+"""Start of an HTTP/2 connection, as gRPC clients open one."""
 _BLANK = re.compile(rb"(?:\r\n)*")
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\x00")
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Za-z.:%_-]+\])(?::[0-9]{0,5})?")
 MOST_MEMBERS = 100
-"""Members of a query: a header full of them takes several ms to read, and nobody has paid for it."""
+"""Most members of a query: parsing a header full of them takes several milliseconds, which no limit charges for."""
 _MOST_DIGITS = 20
 """Digits of the largest Content-Length that 64 bits hold."""
 
 _NAMES = b"/v1/models/", b"/v2/models/"
-"""Beginnings of paths in which a model is named. Its name may hold a slash, written as %2F, and is never used as a path."""
+"""Prefixes of paths that name a model. The name may contain a slash written as %2F, because it is never used as a path."""
 
 _LISTS = TRACE_FIELDS | {b"cache-control", b"connection", b"prefer"}
 _LOOKED_AT = _LISTS | {
@@ -48,14 +53,13 @@ class Head:
 
     Attributes:
         method: method in capitals.
-        target: target as it stands in the request line.
+        target: target, exactly as in the request line.
         version: `1.0` or `1.1`.
         fields: header fields in order, names in lower case.
-        single: value of each header field that may come only once, and of those lists that are looked at, whose lines
-            are joined by commas.
-        length: bytes of the body; 0 when there is none, -1 when it is chunked.
-        keep: whether the connection may serve another request.
-        expects: whether the client waits for `100 Continue` before it sends the body.
+        single: values of the fields in `_LOOKED_AT`. Lines of a list are joined by commas.
+        length: bytes of the body; 0 if there is none, -1 if it is chunked.
+        keep: True if the connection may serve another request.
+        expects: True if the client waits for `100 Continue` before it sends the body.
     """
 
     __slots__ = ("expects", "fields", "keep", "length", "method", "single", "target", "version")
@@ -72,12 +76,7 @@ class Head:
 
 
 class OtherProtocol(BadRequest):
-    """The client speaks another protocol than the port.
-
-    Arguments:
-        message: text that the client reads.
-        kind: kind of it, as `headway.runtime.protocol_hints` logs it.
-    """
+    """The client speaks another protocol than the port. `kind` says which, for the log; see `protocol_hints`."""
 
     def __init__(self, message: str, kind: tuple[str, str]) -> None:
         super().__init__(message)
@@ -85,7 +84,7 @@ class OtherProtocol(BadRequest):
 
 
 class _HeaderEvents:
-    """Callbacks of the parser, which take down what it finds."""
+    """Parser callbacks that collect the header fields."""
 
     __slots__ = ("complete", "fields")
 
@@ -94,17 +93,17 @@ class _HeaderEvents:
         self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name.lower(), value.strip(b" \t")))  # RFC 9110, section 5.5: blanks are no part of it
+        self.fields.append((name.lower(), value.strip(b" \t")))  # Blanks around a value aren't part of it (RFC 9110, section 5.5).
 
     def on_headers_complete(self) -> None:
         self.complete = True
 
 
 def read_head(raw: bytes) -> Head:
-    """Parse one head, from the request line up to and including its empty line.
+    """Parse one complete head, including the empty line at its end.
 
     Raises:
-        RequestError: the head is malformed or ambiguous; the connection cannot be used any further.
+        RequestError: the head is malformed or ambiguous, so the connection has to close.
     """
     line = _REQUEST_LINE.match(raw)
     if line is None:
@@ -112,14 +111,14 @@ def read_head(raw: bytes) -> Head:
     method, target, version = line.groups()
     if method == b"CONNECT":
         raise RequestError("CONNECT is not served here", code=METHOD_NOT_ALLOWED)
-    scribe = _HeaderEvents()
+    events = _HeaderEvents()
     try:
-        httptools.HttpRequestParser(scribe).feed_data(raw)
+        httptools.HttpRequestParser(events).feed_data(raw)
     except httptools.HttpParserUpgrade:
-        pass  # an Upgrade is ignored, as RFC 9110, section 7.8, allows
+        pass  # RFC 9110, section 7.8, allows a server to ignore an Upgrade.
     except httptools.HttpParserError as exc:
         raise BadRequest(f"the header is malformed: {exc}") from None
-    if not scribe.complete:
+    if not events.complete:
         raise BadRequest("the header is malformed: it does not end where its empty line is")
     if b"#" in target:
         raise BadRequest(
@@ -127,12 +126,12 @@ def read_head(raw: bytes) -> Head:
         )
     if b"%2f" in target.partition(b"?")[0].lower() and not target.startswith(_NAMES):
         raise BadRequest("the path has a slash written as %2F in it, which is no slash everywhere; write it as it is")
-    head = Head(method, target, version.decode(), scribe.fields)
-    _weigh(head)
+    head = Head(method, target, version.decode(), events.fields)
+    _check_fields(head)
     return head
 
 
-def _weigh(head: Head) -> None:
+def _check_fields(head: Head) -> None:
     single = head.single = select_fields(head.fields, _LOOKED_AT, _LISTS)
     if b"connection" in single and b"close" in map(bytes.strip, single[b"connection"].lower().split(b",")):
         head.keep = False
@@ -155,13 +154,13 @@ def _weigh(head: Head) -> None:
 
 
 def suspect(partial: bytes, seen: int = 0) -> BadRequest | None:
-    """Reason why the beginning of a head can never become a good one; None when it still may.
+    """Return the error of an incomplete head that can't become valid; None if it still can.
 
-    Without this, a client that speaks another protocol would be left waiting for the header deadline.
+    Without this check, a client that speaks another protocol would wait for the header time-out.
 
     Arguments:
         partial: all bytes of the head so far.
-        seen: number of them that were found good before.
+        seen: how many of them an earlier call has accepted.
     """
     newline = partial.find(b"\r\n")
     if newline < 0 or seen <= newline + 1:
@@ -188,23 +187,61 @@ def _bad_line(raw: bytes) -> BadRequest:
 
 
 def past_blank(buffer: bytes) -> bytes:
-    """Bytes after the blank lines before a request."""
+    """Return the bytes that follow the blank lines before a request."""
     blank = _BLANK.match(buffer)
     return buffer[blank.end() if blank else 0 :]
 
 
 def too_large(most: int) -> PayloadTooLarge:
-    """Error of a body of more than `most` bytes."""
+    """Return the error for a body of more than `most` bytes."""
     return PayloadTooLarge(f"the body is larger than {most} bytes (max_body_bytes)")
 
 
 def too_many_members(query: bytes) -> BadRequest | None:
-    """Error of a query, or of a target with one, that has more than MOST_MEMBERS; None where it has not."""
+    """Return the error for a query, or a target with one, of more than MOST_MEMBERS members; None if it has fewer."""
     if (members := query.count(b"&") + 1) <= MOST_MEMBERS:
         return None
     return BadRequest(f"the query has {members} members, the limit is {MOST_MEMBERS}; send more in the body")
 
 
 def too_long(most: int) -> RequestError:
-    """Error of a head of more than `most` bytes."""
+    """Return the error for a head of more than `most` bytes."""
     return RequestError(f"request line and header exceed {most} bytes", code=HEADERS_TOO_LARGE)
+
+
+_NAMED = ("model", "model_id", "version")
+"""Query members that would name a model or a version."""
+
+
+class RequestTarget(NamedTuple):
+    """Variable parts of the target of a request to an inference route.
+
+    Attributes:
+        names: decoded values of the placeholders in the route's path.
+        query: query, exactly as in the request line.
+    """
+
+    names: Mapping[str, str]
+    query: bytes
+
+    def refuse_named(self, instead: str) -> None:
+        """Refuse a query that names a model or a version on a route that takes them from elsewhere.
+
+        Unknown members are ignored. `instead` ends the message: what to do instead.
+
+        Raises:
+            BadRequest: the query names one, or has too many members.
+        """
+        if not self.query:
+            return
+        if (error := too_many_members(self.query)) is not None:
+            raise error
+        for name, _ in parse_qsl(self.query.decode("latin-1"), keep_blank_values=True):
+            if name in _NAMED:
+                raise BadRequest(
+                    f"the query names `{name}`, which only /v1/predict heeds, with application/octet-stream; {instead}"
+                )
+
+
+OpenHead = Callable[[Head, RequestTarget, RequestOptions, CodecContext], tuple[RequestOptions, Reader | None]]
+"""Return the final options of a request and the reader of its body; None for `Codec.read_json`. Raises RequestError."""

@@ -1,14 +1,13 @@
-"""Listener: a listening port, the connections through it, and the order in which it closes.
+"""Listener: one port, its connections, and the order in which it closes.
 
-    bind     take the address; callers are refused as if nobody was there
-    open     listen → look after the connections every now and then
-    retire   every answer says `Connection: close`; new connections are taken all the same
-    drain    stop listening → every answer says `Connection: close` → idle connections go → none is left
-    close    cut what is left
+    bind     reserve the address; clients are still refused
+    open     accept connections, and inspect them from time to time
+    retire   every answer says `Connection: close`; new connections are still accepted
+    drain    stop accepting, say `Connection: close`, close idle connections, and wait for the others
+    close    cut the remaining connections
 
-A listener must outlive the system running out of file descriptors. It refuses connections with 503 while a few
-descriptors are left, so that there is something to refuse with; what its sockets do for that is in
-`headway.runtime.listening`.
+A listener survives when the process runs out of file descriptors: it answers new connections with 503 while a few
+descriptors are left. `headway.runtime.listening` has the sockets' part of that.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
 
 SWEEP = 0.5
-"""Seconds between two looks at all connections; shorter when a configured time-out is."""
+"""Seconds between two inspections of all connections; less if a configured time-out is shorter."""
 REST = 1.0
-"""Seconds between two looks while there is no connection."""
+"""Seconds between two inspections while there are no connections."""
 
 
 class Listener(ListeningPort):
@@ -46,15 +45,15 @@ class Listener(ListeningPort):
     Arguments:
         host: address to bind.
         port: port to bind, 0 to let the system choose.
-        prefix: prefix of the names of these two settings, for errors.
-        settings: limits and times.
+        prefix: prefix of the names of both settings, for error messages.
+        settings: limits and time-outs.
         make_context: builds the context that the connections share; called within the event loop.
-        connect: makes a connection with that context.
-        certificates: certificates of the port; None: it speaks plain HTTP.
+        connect: makes a connection from that context.
+        certificates: TLS certificates; None for plain HTTP.
     """
 
     takes_address = True
-    """Whether listeners of this kind take an address of this machine."""
+    """True if listeners of this kind bind an address of this machine."""
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Listener(ListeningPort):
         answer: Handler,
         certificates: Certificates | None = None,
     ) -> Listener:
-        """Listener for clients: the fast path, and `answer` for all other routes."""
+        """Make the listener for clients: inference routes take the fast path, `answer` has all others."""
         from headway.http.inference.context import InferenceContext
         from headway.http.inference.fast_path import FastPathConnection
 
@@ -95,7 +94,7 @@ class Listener(ListeningPort):
         counters: GatewayCounts,
         certificates: Certificates | None = None,
     ) -> Listener:
-        """Listener for operators."""
+        """Make the listener for operators."""
         return cls(
             settings.admin_host,
             settings.admin_port,
@@ -108,11 +107,10 @@ class Listener(ListeningPort):
 
     @property
     def open_connections(self) -> int:
-        """Number of open connections."""
         return 0 if self._context is None else len(self._context.connections)
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Get ready for connections. Returns the maker of their protocols."""
+        """Prepare for connections, and return the factory of their protocols."""
         context = self._context = self._make_context()
         protocol: Callable[[], asyncio.Protocol] = partial(self._connect, context)
         if self._certificates is not None:
@@ -122,15 +120,15 @@ class Listener(ListeningPort):
         return protocol
 
     async def open(self) -> None:
-        """Listen, with as many connections as there are descriptors for."""
+        """Accept connections, as many as there are descriptors for."""
         await super().open()
         if self._context is not None:
             self._context.fit(descriptor_ceiling(self._context.spare) - open_descriptors())
 
     def retire(self) -> None:
-        """Let each open connection go with its next answer, and still take new ones.
+        """Close each open connection with its next answer, but still accept new ones.
 
-        An idle connection is kept: closing it could cross a request on its way.
+        Idle connections stay open, because closing one could cross a request on its way.
         """
         if self._context is not None:
             self._context.retire()
@@ -138,10 +136,9 @@ class Listener(ListeningPort):
             connection.retire()
 
     async def drain(self) -> None:
-        """Take no new connection, and let each open one go as soon as its answer is written.
+        """Stop accepting, close each connection after its next answer, and return once none is left.
 
-        A client that uses its connection all the time hears of the end with its next answer; one that has
-        been silent for a while is left without a word. Returns when no connection is left.
+        A connection that has been idle for a while closes without an answer.
         """
         context = self._context
         if context is None:
@@ -154,7 +151,7 @@ class Listener(ListeningPort):
         await context.emptied()
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Cut the remaining connections."""
         await super().close()
         context = self._context
         if context is not None:
@@ -166,12 +163,12 @@ class Listener(ListeningPort):
             context.hangups.close()
 
     def sweep(self, now: float) -> None:
-        """Look at all connections at the monotonic instant `now`, in seconds, and end what takes too long."""
+        """Inspect all connections, and end whatever takes too long; `now` is monotonic seconds."""
         context = self._context
         least = 0.0 if context is None or context.shut.is_set() else min(context.keep_alive, context.read_timeout)
         for connection in self._connections():
             if connection.phase == IDLE and now - connection.since < least and not connection.unread.since:
-                continue  # Most are idle, and have not been for long.
+                continue  # The common case: idle for a short time.
             try:
                 connection.inspect(now)
             except Exception as exc:
@@ -181,7 +178,7 @@ class Listener(ListeningPort):
         return [] if self._context is None else cast(list[Connection], list(self._context.connections))
 
     def look(self) -> float:
-        """Have all connections looked at soon. Returns seconds until the next look."""
+        """Schedule an inspection of all connections, and return the seconds until the next call."""
         context = self._context
         if context is None:
             return REST
@@ -195,12 +192,9 @@ class Listener(ListeningPort):
         return _interval(context)
 
     def _sweep_soon(self, context: ConnectionContext, now: float) -> None:
-        """Sweep when all that has come by `now` has been read: this process may have stood still, and not its clients.
-
-        Timers come first after a stand-still, so this takes a turn to get behind them, and one in which is read.
-        """
+        """Sweep once everything that arrived before `now` is read. After a pause of this process clients only look silent."""
         loop = context.loop
-        loop.call_soon(loop.call_soon, self.sweep, now)
+        loop.call_soon(loop.call_soon, self.sweep, now)  # Timers run before reads, so wait for two turns of the loop.
 
 
 def _refuse_plain(connection: Connection) -> None:
@@ -208,6 +202,6 @@ def _refuse_plain(connection: Connection) -> None:
 
 
 def _interval(context: ConnectionContext) -> float:
-    most = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
-    shortest = min(context.read_timeout, context.keep_alive)
-    return max(0.01, min(most, shortest / 2))
+    longest = 0.05 if context.shut.is_set() else SWEEP if context.connections else REST
+    timeout = min(context.read_timeout, context.keep_alive)
+    return max(0.01, min(longest, timeout / 2))

@@ -1,7 +1,4 @@
-"""Listener without a port: connections are made within this process, for tests of targets.
-
-A request and its answer are the bytes that they would be on a wire, so that all that happens at the door happens here.
-"""
+"""Listener without a port, for tests of targets. Requests and answers are the same bytes as on a socket."""
 
 from __future__ import annotations
 
@@ -19,20 +16,19 @@ END = b"\r\n\r\n"
 
 
 class MemoryListener(Listener):
-    """Listener that takes no address, and connections by `ask` alone."""
+    """Listener that binds no address. Requests come through `ask`."""
 
     takes_address = False
 
     async def bind(self) -> None:
-        """Take no address."""
+        """Do nothing: there is no address to bind."""
 
     async def open(self) -> None:
-        """Get ready for connections."""
         self._context = self._make_context()
         self.look_after()
 
     def ask(self, method: str, path: str, header: Mapping[str, str], body: bytes) -> asyncio.Future[MemoryExchange]:
-        """Send a request over a connection of its own; requests of one turn of the event loop arrive together."""
+        """Send a request over a new connection. Requests sent in one turn of the event loop arrive together."""
         context = self._context
         if not isinstance(context, InferenceContext):
             raise RuntimeError("the listener is not open, or not one for clients")
@@ -46,11 +42,7 @@ class MemoryListener(Listener):
 
 
 class MemoryExchange:
-    """Answer to one request: `status`, `header` with its names in lower case, and `body`.
-
-    Arguments:
-        received: all bytes of the answer.
-    """
+    """Answer to one request: `status`, `header` with lower-case names, and `body`, parsed from the bytes `received`."""
 
     def __init__(self, received: bytes) -> None:
         head, _, self.body = received.partition(END)
@@ -61,7 +53,7 @@ class MemoryExchange:
 
 
 class _MemoryTransport(asyncio.Transport):
-    """Transport that keeps what is written, and closes when the connection says so."""
+    """Transport that collects the bytes written, and gives them as `answer` once the connection closes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__({"peername": ("127.0.0.1", 0)})
@@ -71,48 +63,40 @@ class _MemoryTransport(asyncio.Transport):
         self._closing = False
 
     def connect(self, protocol: asyncio.Protocol) -> None:
-        """Begin the connection."""
         self._protocol = protocol
         protocol.connection_made(self)
 
     def write(self, data: Any) -> None:
-        """Keep a part of the answer."""
         self._received += data
 
     def write_eof(self) -> None:
-        """End the answer."""
         self.close()
 
     def can_write_eof(self) -> bool:
-        """Return True."""
         return True
 
     def close(self) -> None:
-        """End the connection."""
         if not self._closing:
             self._closing = True
             self._loop.call_soon(self._end)
 
     def abort(self) -> None:
-        """End the connection."""
         self.close()
 
     def is_closing(self) -> bool:
-        """Whether the connection has ended, or is about to."""
         return self._closing
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Do nothing: what is written has been read."""
+        """Do nothing: every byte is taken at once."""
 
     def get_write_buffer_size(self) -> int:
-        """Return 0: what is written has been read."""
         return 0
 
     def pause_reading(self) -> None:
-        """Do nothing: all that there is has been read."""
+        """Do nothing: the whole request has been read."""
 
     def resume_reading(self) -> None:
-        """Do nothing: all that there is has been read."""
+        """Do nothing: the whole request has been read."""
 
     def _end(self) -> None:
         self._protocol.connection_lost(None)

@@ -1,20 +1,155 @@
-"""Reader of one connection's requests: bytes in, heads and pieces of bodies out. It does no I/O and knows no clock.
+"""Reader of one connection's requests: bytes in, heads and pieces of bodies out. It does no I/O and reads no clock.
 
-    receive(bytes) ─▶ read_head() ─▶ expect(its body) ─▶ read_body() … until `open` is False ─▶ read_head() …
+    receive(bytes) ─▶ read_head() ─▶ expect(length) ─▶ read_body() … until `open` is False ─▶ read_head() …
 
-A head is parsed when it is complete, a counted body is only counted, a chunked one is unwrapped. No parser lives longer than one
-request, so nothing of a request can reach into the next. What a client sends beyond a request stays here until that is answered.
+Each request gets new parsers, so nothing of one request can leak into the next. Bytes that a client sends beyond a request
+stay buffered here until it is answered.
 """
 
 from __future__ import annotations
 
-from headway.http.server.chunks import Chunks
-from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_long
+import re
+
+import httptools
+
+from headway.errors import HEADERS_TOO_LARGE, BadRequest, RequestError
+from headway.http.server.head import END, Head, past_blank, read_head, suspect, too_large, too_long
+
+_OPENING = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+_WRAPPING = 8
+"""Most bytes on the wire per byte of content. A chunk of one byte needs six."""
+
+FREE_PIECES = 2_048
+"""Pieces that any body may have, however small they are."""
+PIECE_BYTES = 64
+"""Average bytes that further pieces must have. Clients send hundreds in a chunk, and more."""
+_CUT_PIECES = 16
+"""Pieces that a cut at an empty line counts as."""
+_STRETCH = 8_192
+"""Bytes fed to the parser between two checks. They can contain a thousand pieces."""
+_SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
+
+
+class Chunks:
+    """Decoder of one chunked body. It bounds the overhead on the wire, and the work for tiny pieces.
+
+    Arguments:
+        most: largest content in bytes.
+        slack: bytes of chunk extensions and trailers that any body may have.
+    """
+
+    __slots__ = ("_events", "_most", "_parser", "_raw", "_slack", "_tail")
+
+    def __init__(self, most: int, slack: int) -> None:
+        self._most = most
+        self._slack = slack
+        self._raw = 0
+        self._tail = b""
+        self._events = _BodyEvents()
+        self._parser = httptools.HttpRequestParser(self._events)
+        self._parser.feed_data(_OPENING)
+
+    @property
+    def done(self) -> bool:
+        """True once the body is complete."""
+        return self._events.complete
+
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the content of the next bytes of the body, and the bytes that follow its end.
+
+        Raises:
+            RequestError: the body is malformed, larger than `most` bytes, has far too much overhead, or far too small
+                pieces.
+        """
+        # A body can only end with an empty line. Cutting there keeps the next request from the parser.
+        whole, events = self._tail + data, self._events
+        cut = len(self._tail)
+        try:
+            while cut < len(whole) and not events.complete:
+                self._check()
+                end = min(cut + _STRETCH, len(whole))
+                at = whole.find(END, max(cut - 3, 0), end)
+                if at >= 0:
+                    end = at + len(END)
+                    events.count += _CUT_PIECES
+                self._parser.feed_data(whole[cut:end])
+                self._raw += end - cut
+                cut = end
+        except httptools.HttpParserError as exc:
+            raise BadRequest(f"the chunked body is malformed: {exc}") from None
+        self._check()
+        if events.begun:
+            self._check_announced(whole[: cut - events.begun_with])
+        content = b"".join(events.pieces)
+        events.pieces.clear()
+        self._tail = whole[-3:]
+        return content, whole[cut:]
+
+    def _check(self) -> None:
+        count, size = self._events.count, self._events.size
+        if size > self._most:
+            raise too_large(self._most)
+        if self._raw > _WRAPPING * size + self._slack:
+            raise RequestError("the body's chunk extensions and trailers are too large", code=HEADERS_TOO_LARGE)
+        if count > FREE_PIECES + size // PIECE_BYTES:
+            raise BadRequest(
+                f"the first {size} bytes of the body are in too many pieces: beyond the first {FREE_PIECES},"
+                f" let chunks have {PIECE_BYTES} bytes or more on average, or send a Content-Length"
+            )
+
+    def _check_announced(self, head: bytes) -> None:
+        """Refuse a chunk that announces too many bytes, before they arrive. `head` ends with the chunk's size.
+
+        If the size arrived in several reads, `head` has only its last digits, a smaller number. `_check` still counts the bytes.
+        """
+        events = self._events
+        events.begun = False
+        digits = head[max(head.rfind(b"\n", 0, -2) + 1, 0) :].partition(b";")[0].strip()
+        if _SIZE.fullmatch(digits) is not None and events.size - events.begun_with + int(digits, 16) > self._most:
+            raise too_large(self._most)
+
+
+class _BodyEvents:
+    """Parser callbacks. They hold no reference to their Chunks, because such a cycle would keep a body alive.
+
+    Attributes:
+        pieces: content since the last `feed`.
+        size: bytes of content in total.
+        count: work so far, in pieces.
+        complete: True once the body has ended.
+        begun: True if the current chunk's announced size has yet to be checked.
+        begun_with: bytes of the current chunk that have arrived.
+    """
+
+    __slots__ = ("begun", "begun_with", "complete", "count", "pieces", "size")
+
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.size = 0
+        self.count = 0
+        self.complete = self.begun = False
+        self.begun_with = 0
+
+    def on_chunk_header(self) -> None:
+        self.begun, self.begun_with = True, 0
+
+    def on_chunk_complete(self) -> None:
+        self.begun = False
+
+    def on_body(self, piece: bytes) -> None:
+        self.begun_with += len(piece)
+        self.pieces.append(piece)
+        self.size += len(piece)
+        self.count += 1
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
 
 MOST_BUFFERED = 65_536
-"""Bytes a client may send ahead of its answers; also the most of a refused body that is read to keep a connection."""
+"""Bytes a client may send ahead of its answers, and the longest refused body that is read to keep the connection open."""
 CHUNKED = -1
-"""Length of a body whose length is not announced."""
+"""Length of a body that is sent in chunks."""
 _END = len(END)
 
 
@@ -25,10 +160,10 @@ class HttpReader:
         most_header: most bytes of a head.
 
     Attributes:
-        ahead: bytes that came when `buffer` was full.
-        buffer: bytes that are read next.
-        missing: bytes of the body in hand that have not been read; CHUNKED where nobody knows.
-        open: whether more of that body is to come.
+        buffer: bytes to read next.
+        ahead: bytes that arrived while `buffer` was full.
+        missing: unread bytes of the current body; CHUNKED if its length isn't known.
+        open: True if the current body is not complete.
     """
 
     __slots__ = ("_chunks", "_most_header", "_seen", "ahead", "buffer", "missing", "open")
@@ -44,15 +179,13 @@ class HttpReader:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes that have come and are not read yet."""
+        """Number of bytes that have arrived but are not read."""
         return len(self.buffer) + (len(self.ahead) if self.ahead else 0)
 
     def receive(self, data: bytes, answering: bool) -> bool:
-        """Take what has come. False: it is kept for later, beyond a full buffer.
+        """Buffer the bytes that arrived. Return False if the buffer is full, so that they have to wait in `ahead`.
 
-        Arguments:
-            data: the bytes.
-            answering: whether a request is being answered, so that no head is read.
+        `answering`: True while a request is being answered, so that no head is read.
         """
         buffer = self.buffer
         if self.ahead or (len(buffer) > MOST_BUFFERED and answering and not self.open):
@@ -63,7 +196,7 @@ class HttpReader:
         return True
 
     def refill(self) -> bool:
-        """Move some of the bytes far ahead to the buffer; False when there are none."""
+        """Move bytes from `ahead` to the buffer. Return False if there are none."""
         ahead = self.ahead
         if not ahead:
             return False
@@ -72,10 +205,10 @@ class HttpReader:
         return True
 
     def read_head(self) -> tuple[Head, bytes] | None:
-        """Read the next request's head. Returns it, and the bytes it came as; None while it is not complete.
+        """Return the next head, parsed and as bytes; None if it is not complete.
 
         Raises:
-            RequestError: it is malformed, ambiguous or too long, or will be; nothing more can be read.
+            RequestError: it is malformed, ambiguous or too long, so the connection has to close.
         """
         buffer = self.buffer
         if buffer.startswith(b"\r"):
@@ -88,8 +221,8 @@ class HttpReader:
                 return None
             if len(buffer) > self._most_header:
                 raise too_long(self._most_header)
-            if (why := suspect(buffer, self._seen)) is not None:
-                raise why
+            if (error := suspect(buffer, self._seen)) is not None:
+                raise error
             self._seen = max(len(buffer) - _END + 1, 0)
             return None
         end += _END
@@ -101,23 +234,14 @@ class HttpReader:
         return read_head(raw), raw
 
     def expect(self, length: int, most: int = 0) -> bool:
-        """Prepare for the body that a head announces; False when it has none.
-
-        Arguments:
-            length: its bytes, or CHUNKED.
-            most: most bytes of a chunked one.
-        """
+        """Prepare to read a body of `length` bytes, or a CHUNKED one of at most `most`. Return False if it is empty."""
         self.open = length != 0
         self.missing = length
         self._chunks = Chunks(most, self._most_header) if length < 0 else None
         return self.open
 
     def read_body(self) -> bytes:
-        """Read the next piece of the body, which may be empty.
-
-        Raises:
-            RequestError: it is malformed, too large, or in too many pieces.
-        """
+        """Return the next piece of the body, which may be empty. Raises RequestError; see `Chunks.feed`."""
         buffer, chunks = self.buffer, self._chunks
         if chunks is None:
             content, self.buffer = buffer[: self.missing], buffer[self.missing :]
@@ -130,10 +254,10 @@ class HttpReader:
         return content
 
     def drop(self, keep: int = 0) -> None:
-        """Drop all that has come, but for the first `keep` bytes."""
+        """Drop all unread bytes except the first `keep`."""
         self.buffer, self.ahead = self.buffer[:keep], None
 
     def close(self) -> None:
-        """Drop all that has come, and the body in hand."""
+        """Drop all unread bytes and the current body."""
         self.drop()
         self.open, self._chunks = False, None

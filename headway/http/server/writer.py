@@ -1,4 +1,4 @@
-"""Writer of the answers on one connection: their headers and framing, and whether one is the last."""
+"""Writer of one connection's answers: headers, framing, and `Connection: close`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from headway.http.server.connection_context import LARGE, ConnectionContext
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that no value of a header field may have."""
+"""Characters that no header value may contain."""
 
 
 class Writer:
     """Writer of one connection's answers.
 
-    Arguments:
-        context: context of the connection.
-        transport: its transport.
-
     Attributes:
-        last: whether the answer to the request in hand is the last.
+        last: True if the connection closes after the next answer.
     """
 
     __slots__ = ("_context", "_transport", "last")
@@ -36,25 +32,25 @@ class Writer:
 
     @property
     def ends(self) -> bool:
-        """Whether the connection ends with the answer to the request in hand."""
+        """True if the connection, or its listener, closes after the next answer."""
         return self.last or self._context.closing
 
     def write_error(self, code: str, shown: str, encoded: Encoded, fields: bytes) -> None:
-        """Write the answer of an error; see `headway.http.problem.frame_error`."""
+        """Write an error answer; see `headway.http.problem.frame_error`."""
         date = self._context.date
         self._transport.write(frame_error(code, shown, encoded, date=date, close=self.ends, fields=fields))
 
     def write_answer(self, response: RouteAnswer, shown: str, marks: bytes, method: str) -> None:
-        """Write the answer of an ordinary route; see `frame`. `method`: method of the request."""
+        """Write the answer of an ordinary route to a request with this `method`; see `frame` for `marks`."""
         empty = response.status in (204, 304)
         fields = response.headers if empty else {"content-length": str(len(response.body)), **response.headers}
         head = self.frame(response.status, fields, shown, marks)
         body = b"" if empty or method == "HEAD" else response.body
-        for part in (head + body,) if len(body) < LARGE else (head, body):  # What is large is not copied.
+        for part in (head + body,) if len(body) < LARGE else (head, body):  # Don't copy a large body.
             self._transport.write(part)
 
     def frame(self, status: int, fields: Mapping[str, str], shown: str, marks: bytes) -> bytes:
-        """Make the header of an answer, with `marks`, further lines of it, each with its end."""
+        """Return the head of an answer. `marks` are further header lines, each with its line ending."""
         date = self._context.date.decode()
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ndate: {date}\r\nx-request-id: {shown}"]
         for name, value in fields.items():

@@ -16,9 +16,8 @@ from headway.core import failures
 from headway.errors import NOT_FOUND, NOT_IMPLEMENTED, BadRequest, Forbidden, PayloadTooLarge, RequestError
 from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.gateway import Gateway
-from headway.http.authentication import Authentication
 from headway.http.requests import JSON, Handler, Request, RouteAnswer
-from headway.http.routing import Route, WrongMethod
+from headway.http.routing import Authentication, Route, WrongMethod
 from headway.model import Principal, ValueKind
 from headway.oip.metadata import (
     READY,

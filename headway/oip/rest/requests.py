@@ -24,8 +24,7 @@ from headway.gateway.fan_out import MOST_INPUTS
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.inference.target import RequestTarget
-from headway.http.server.head import Head
+from headway.http.server.head import Head, RequestTarget
 from headway.model import RequestOptions, ValueKind
 from headway.oip.outputs import WantedOutput, check_names, names_of
 from headway.oip.parameters import NONE, Wishes

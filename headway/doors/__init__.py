@@ -4,9 +4,7 @@ entrance            authentication, rate limits, charging, and the way into the 
 fields              options, id and trace context from header fields or gRPC metadata
 exchange            one request between its decoded body and its answer
 bodies              decoders and checks of JSON bodies
-tensor_bodies       JSON arrays and octets for models that take tensors
-answer_pieces       large outputs, piece by piece
-large_answers       large answers, made and sent in turns of the event loop
+answer_pieces       large answers, made and sent piece by piece in turns of the event loop
 rate_limit_headers  RateLimit header fields
 readiness           whether this process should get traffic
 """

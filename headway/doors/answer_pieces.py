@@ -1,4 +1,11 @@
-"""Pieces of large answers. Each piece is quick to make, and an output is freed once its pieces are made."""
+"""Large answers, made and sent piece by piece in turns of the event loop.
+
+    make ──▶ make ──▶ … ──▶ header ──▶ send ──▶ send ──▶ … ──▶ next request
+                                        └── the client reads too slowly: wait until it has read everything ──▶ send
+
+Each piece is quick to make, and an output is freed once its pieces are made. The whole answer is made before any of it is
+sent, because an output may turn out not to be sendable.
+"""
 
 from __future__ import annotations
 
@@ -164,17 +171,17 @@ WORTH_SENDING = 1 << 16
 
 
 class LargeAnswer:
-    """Body of one answer.
+    """Body of a large answer.
 
     Arguments:
-        pieces: makes it.
-        room: room held for its outputs; None for a single input, whose output is not held.
+        pieces: makes the body.
+        room: quota for the outputs of several inputs; None for a single input.
         clock: monotonic seconds.
 
     Attributes:
-        length: bytes that are made and not yet sent.
-        total: bytes of the whole answer, once it is made.
-        left_since: monotonic instant since when its client has left some of it unread; 0.0 if it hasn't.
+        length: bytes that are made but not sent.
+        total: bytes of the whole body, once it is made.
+        left_since: monotonic seconds at which the client fell behind in reading; 0.0 if it hasn't.
     """
 
     __slots__ = ("_clock", "_made", "_pieces", "_room", "left_since", "length", "total")
@@ -229,7 +236,7 @@ class LargeAnswer:
         return b"".join(self._made)
 
     async def made(self, turns: FairTurns, tenant: str) -> None:
-        """Make the whole answer: at once if one turn suffices, else in further turns of the tenant."""
+        """Make the whole answer, in further turns of the tenant if one turn isn't enough."""
         while not self.make():
             await _turn(turns, tenant)
 

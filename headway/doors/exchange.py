@@ -77,7 +77,7 @@ an output that isn't a text comes as Raw. Raises UnicodeEncodeError for a lone s
 
 
 class Usual(msgspec.Struct, frozen=True):
-    """Fast path of a head whose requests differ only in their text, so that nothing has to be remembered of each.
+    """Fast path of a head whose requests differ only in their text, so nothing has to be kept for each request.
 
     Attributes:
         read: reads a body; `unusual` if this head has no fast path for reading.
@@ -130,12 +130,12 @@ ReadRequest = Callable[[bytes, RequestOptions, KnownModels], Exchange]
 
 
 class CodecContext(msgspec.Struct, frozen=True):
-    """What readers of requests need to know of the service.
+    """Facts about the service that readers of requests need.
 
     Attributes:
-        settings: bounds, times, tiers and the default model.
+        settings: limits, time-outs, tiers and the default model.
         known: what each model takes and gives.
-        counters: counts what clients do.
+        counters: counts requests of clients that retry.
     """
 
     settings: Settings

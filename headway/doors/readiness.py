@@ -1,14 +1,14 @@
-"""Readiness: whether this process should get traffic.
+"""Readiness: should this process get traffic?
 
-A live process answers on its admin port, whatever the broker does. When it is ready depends on its role:
+A live process answers on its admin port, whatever the state of the broker. When it is ready depends on its role:
 
-    gateway        a worker is healthy, or works on while short of memory, or will be started on demand. While the broker is
-                   out of reach: if requests are held for it, or a fallback serves them. A broker that is back counts once
-                   requests go to it again
-    worker         one of its own slots is healthy or works on
-    neither        the broker answers
+    gateway    A worker is healthy, still works while short of memory, or will be started on demand. While the broker is out
+               of reach: requests are held for it, or a fallback serves them. A broker that is back counts once requests go to
+               it again.
+    worker     One of its own slots is healthy, or still works.
+    others     The broker answers.
 
-No process is ready while it starts. Its admin port answers from the first moment, so a slow load doesn't look like a hang.
+A process isn't ready while it starts, but its admin port answers from the first moment, so a slow load doesn't look like a hang.
 """
 
 from __future__ import annotations

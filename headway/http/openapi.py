@@ -1,4 +1,4 @@
-"""The contract of the public port as an OpenAPI 3.1 document: `contract.json` with the settings that are in force put in."""
+"""The OpenAPI 3.1 document of the public port: `contract.json`, filled in with the current settings."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from headway.oip.tensors import INPUT
 from headway.version import __version__
 
 MOST_ZEROS = 64
-"""Most numbers of an example that is made of zeros."""
+"""Most numbers in an example made of zeros."""
 
 Specs = tuple[TensorSpec, ...]
-"""Specifications of the tensors of one model, in or out; empty where they are not known."""
+"""Input or output tensors of one model; empty if they are not known."""
 _ANY: dict[str, Any] = {
     "type": ["array", "object", "number", "boolean", "string"],
     "description": "Nested arrays of numbers, or of texts; several tensors are an object with such by name.",
@@ -40,12 +40,12 @@ _ANY_DATA: dict[str, Any] = {
 
 
 class Kinds(NamedTuple):
-    """Kinds of the values that a model takes and gives; None while they are not known.
+    """What the document says about one model.
 
     Attributes:
-        takes, gives: the kinds.
-        inputs, outputs: specifications of its tensors; empty where it has none, or they are not to be told.
-        per_call: parameters that a call of it has once; empty where they are not to be told.
+        takes, gives: kinds of its inputs and outputs; None if not known.
+        inputs, outputs: its tensors; empty if it has none, or they are not public.
+        per_call: parameters that all requests of a batch share; empty if they are not public.
     """
 
     takes: ValueKind | None
@@ -61,27 +61,27 @@ _FACT = re.compile(r"\$\{(\w+)\}")
 _SCHEMAS = "#/components/schemas/"
 _RESPONSES = "#/components/responses/"
 _VALUES = frozenset(["TextInput", "TextOutput", "JsonValue", "Octets", "TensorInput", "TensorOutput"])
-"""Schemas of values, of which the document has those that its models take or give."""
-_OF_BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
-"""Schemas of bulk jobs, which the document has where these are served."""
+"""Schemas of values. The document keeps those that its models take or give."""
+_BULK = ("File", "FileList", "DeletedFile", "BatchRequest", "Batch", "BatchList")
+"""Schemas of bulk jobs. The document keeps them if bulk jobs are served."""
 _NATIVE = tuple(name for name, code in errors.CODES.items() if code.native)
 """Error codes that an inference route can answer with."""
 _COMMON = (
     errors.UNAUTHENTICATED, errors.REQUEST_TIMEOUT, errors.PAYLOAD_TOO_LARGE, errors.HEADERS_TOO_LARGE, errors.RATE_LIMITED,
     errors.SERVICE_OVERLOADED, errors.BAD_REQUEST,
 )  # fmt: skip
-"""Error codes that any other route with a credential can answer with."""
+"""Error codes that any other route with authentication can answer with."""
 _UNKNOWN = (errors.UNAUTHENTICATED, errors.FORBIDDEN, errors.NOT_FOUND, errors.SERVICE_OVERLOADED)
-"""Error codes of the Open Inference Protocol's routes of one model that run nothing."""
+"""Error codes of the Open Inference Protocol's metadata routes of one model."""
 
 
 class Example(msgspec.Struct, frozen=True):
-    """Request that a service answers with 200.
+    """Example request, which the service answers with 200.
 
     Attributes:
-        kinds: kinds of the model that it asks.
-        input: JSON value of its input; None where none is known that the model takes.
-        model: name of the model, where the service has no default; empty where none is to be named.
+        kinds: what its model takes and gives.
+        input: its input as a JSON value; None if no valid input is known.
+        model: name of the model; empty to leave it to the default.
     """
 
     kinds: Kinds = TEXTS
@@ -90,10 +90,10 @@ class Example(msgspec.Struct, frozen=True):
 
 
 def example_of(kinds: Kinds, own: Any, model: str) -> Example:
-    """Example for a model of these kinds. `own`: the JSON value of its target's own example; None for none."""
-    made = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
+    """Return an example for a model. `own` is the example that its target gives, as a JSON value; None if it gives none."""
+    usual = {ValueKind.TEXT: "hello", ValueKind.BYTES: "aGVsbG8=", None: "hello"}
     if own is None:
-        own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else made.get(kinds.takes)
+        own = zeros(kinds.inputs) if kinds.takes is ValueKind.TENSORS else usual.get(kinds.takes)
     return Example(kinds, own, model)
 
 
@@ -101,80 +101,81 @@ _HELLO = Example()
 
 
 def document(settings: Settings, *kinds: Kinds, example: Example = _HELLO) -> dict[str, Any]:
-    """Contract under `settings`.
+    """Return the OpenAPI document.
 
     Arguments:
-        settings: settings that are in force.
-        kinds: kinds of the values that the models take and give, one for each; none: there is one, of texts.
-        example: request that works, in every form that it can have.
+        settings: current settings.
+        kinds: one for each model; if empty, there is one model of texts.
+        example: request that works, to be shown in the form of each route that can take it.
     """
     models = tuple(dict.fromkeys(kinds)) or (TEXTS,)
-    taken = _names((one.takes for one in models), "TextInput", "TensorInput")
-    given = _names((one.gives for one in models), "TextOutput", "TensorOutput")
-    octets = {one.takes for one in models} == {ValueKind.BYTES}
-    tensors = any(ValueKind.TENSORS in (one.takes, one.gives) for one in models)
+    taken = _names((model.takes for model in models), "TextInput", "TensorInput")
+    given = _names((model.gives for model in models), "TextOutput", "TensorOutput")
+    octets = {model.takes for model in models} == {ValueKind.BYTES}
+    tensors = any(ValueKind.TENSORS in (model.takes, model.gives) for model in models)
     numbers = "; the numbers of its rows, little-endian, where it takes one input" if tensors else ""
-    settled = _settled(settings)
+    fixed = _fixed_facts(settings)
     contract = msgspec.json.decode(Path(__file__).with_name("contract.json").read_bytes())
     facts = {
-        **settled,
+        **fixed,
         **_refusals(),
         **_examples(settings, example),
         "taken": _any_of(taken),
         "given": _any_of(given),
         "octets_taken": f"The input itself{'' if octets else '; in UTF-8 where the model takes no octets'}{numbers}.",
-        "parameters_told": f"Handed to the model as it is.{_of_calls(models)}",
-        **_of_tensors(models, settings),
-        **protocol_parts(_filled(contract["parts"]["oip_texts"], settled), tensors),
+        "parameters_told": f"Handed to the model as it is.{_per_call_hint(models)}",
+        **_tensor_schemas(models, settings),
+        **protocol_parts(_filled(contract["parts"]["oip_texts"], fixed), tensors),
     }
     for name, part in contract["parts"].items():
         facts[name] = _filled(part, facts)
     facts["native_responses"] = _responses("{}", facts["problem"])
     facts["openai_responses"] = _responses("OpenAI_{}", facts["openai_problem"])
-    found: dict[str, Any] = _filled(contract["document"], facts)
-    unserved = () if settings.bulk_dir else _OF_BULK
+    contract_document: dict[str, Any] = _filled(contract["document"], facts)
+    unserved = () if settings.bulk_dir else _BULK
     for name in (*_VALUES.difference(taken, given), *unserved):
-        del found["components"]["schemas"][name]
-    for path in [path for path in found["paths"] if unserved and path.startswith(("/v1/files", "/v1/batches"))]:
-        del found["paths"][path]
-    return found
+        del contract_document["components"]["schemas"][name]
+    for path in list(contract_document["paths"]):
+        if unserved and path.startswith(("/v1/files", "/v1/batches")):
+            del contract_document["paths"][path]
+    return contract_document
 
 
-def _of_calls(models: Iterable[Kinds]) -> str:
-    """Words on the parameters that a call of one of these models has once."""
-    found = [one.per_call for one in models if one.per_call]
-    if not found:
+def _per_call_hint(models: Iterable[Kinds]) -> str:
+    """Say which parameters all requests of a batch share; empty if none."""
+    shared = [model.per_call for model in models if model.per_call]
+    if not shared:
         return ""
-    names = sorted({f"`{name}`" for one in found if one != ALL_PARAMETERS for name in one})
-    which = "all of it" if ALL_PARAMETERS in found else ", ".join(names)
+    names = sorted({f"`{name}`" for parameters in shared if parameters != ALL_PARAMETERS for name in parameters})
+    which = "all of it" if ALL_PARAMETERS in shared else ", ".join(names)
     return f" Only requests with equal values of {which} run in one call."
 
 
 def _filled(value: Any, facts: dict[str, Any]) -> Any:
-    """A value of the contract's file with facts for their names.
+    """Fill facts into a value of the file.
 
-    "${name}" stands for the fact itself, or for its text within a longer one. The member "..." of an object lists facts whose
-    members the object has, too.
+    "${name}" becomes the fact of that name, or its text inside a longer string. A member "..." of an object lists facts
+    that are merged into the object.
     """
     if isinstance(value, str):
         whole = _FACT.fullmatch(value)
-        return facts[whole[1]] if whole else _FACT.sub(lambda found: str(facts[found[1]]), value)
+        return facts[whole[1]] if whole else _FACT.sub(lambda match: str(facts[match[1]]), value)
     if isinstance(value, list):
-        return [_filled(one, facts) for one in value]
+        return [_filled(element, facts) for element in value]
     if not isinstance(value, dict):
         return value
     filled: dict[str, Any] = {}
-    for name, one in value.items():
+    for name, element in value.items():
         if name != "...":
-            filled[name] = _filled(one, facts)
+            filled[name] = _filled(element, facts)
             continue
-        for fact in one:
+        for fact in element:
             filled |= facts[fact]
     return filled
 
 
-def _settled(settings: Settings) -> dict[str, Any]:
-    """Facts that are the same as long as the process runs."""
+def _fixed_facts(settings: Settings) -> dict[str, Any]:
+    """Return the facts that don't change while the process runs."""
     several = bool(settings.models)
     left_out = "Expected where there are several models, which GET /v1/models lists."
     if settings.default:
@@ -215,7 +216,7 @@ _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$", "description": "Any text 
 
 
 def _refusals() -> dict[str, Any]:
-    """Refusals by status, for each kind of route."""
+    """Return the error responses of each kind of route, by status."""
     return {
         "refusals": _by_status("{}", *_NATIVE),
         "task_refusals": _by_status("{}", *_COMMON, errors.NOT_FOUND),
@@ -230,12 +231,12 @@ def _refusals() -> dict[str, Any]:
 
 
 def _by_status(form: str, *codes: str) -> dict[str, Any]:
-    """References to the refusals with error codes, in an API's form; the first code of a status stands for all of them."""
+    """Return references to error responses by status. If several of the `codes` share a status, the first counts."""
     return {str(errors.STATUS[code]): {"$ref": _RESPONSES + form.format(code)} for code in reversed(codes)}
 
 
 def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
-    """Refusal with each error code, in an API's form."""
+    """Return the response for each error code in an API's form."""
     titles: dict[int, list[str]] = {}
     for code in errors.CODES.values():
         titles.setdefault(code.status, []).append(code.title)
@@ -246,7 +247,7 @@ def _responses(form: str, refusal: dict[str, Any]) -> dict[str, Any]:
 
 
 def _errors() -> list[dict[str, Any]]:
-    """Facts of each error code."""
+    """Describe each error code."""
     return [
         {
             "error": code.shown or name,
@@ -261,7 +262,7 @@ def _errors() -> list[dict[str, Any]]:
 
 
 def _examples(settings: Settings, example: Example) -> dict[str, Any]:
-    """Example of each API's request; an object without one where none is known that works."""
+    """Return the example of each API's request; an empty object if no valid one is known."""
     input, kinds = example.input, example.kinds
     takes, gives = kinds.takes, kinds.gives
     text = takes in (ValueKind.TEXT, None) and isinstance(input, str)
@@ -283,28 +284,28 @@ def _examples(settings: Settings, example: Example) -> dict[str, Any]:
         "oip_example": ({"inputs": tensors}, tensors is not None),
         "oip_default_example": ({"inputs": tensors}, tensors is not None and not model),
     }
-    return {name: {"example": one} if works and input is not None else {} for name, (one, works) in requests.items()}
+    return {name: {"example": body} if works and input is not None else {} for name, (body, works) in requests.items()}
 
 
 def _hides_models(settings: Settings) -> bool:
-    """Whether the contract, which strangers read, names no model, as some of several may be for some credentials only."""
+    """Return True if strangers, who may read the document, must not see model names: some may be for some credentials only."""
     return bool(settings.models and (settings.keys or settings.jwt))
 
 
-def _of_tensors(models: Iterable[Kinds], settings: Settings) -> dict[str, Any]:
-    """Schemas of tensors that models take and give."""
-    models, most = list(models), max(one.max_batch_size for one in settings.served.values())
+def _tensor_schemas(models: Iterable[Kinds], settings: Settings) -> dict[str, Any]:
+    """Return the schemas of the tensors that models take and give."""
+    models, most = list(models), max(model.max_batch_size for model in settings.served.values())
     return {
-        "tensors_taken": schema((one.inputs for one in models if one.takes is ValueKind.TENSORS), most),
-        "tensors_given": schema((one.outputs for one in models if one.gives is ValueKind.TENSORS), most),
+        "tensors_taken": schema((model.inputs for model in models if model.takes is ValueKind.TENSORS), most),
+        "tensors_given": schema((model.outputs for model in models if model.gives is ValueKind.TENSORS), most),
     }
 
 
 def _names(kinds: Iterable[ValueKind | None], text: str, tensors: str) -> list[str]:
-    """Names of the schemas of kinds, in order. A text is a JSON value, too."""
+    """Return the names of the schemas for value kinds. A text is a JSON value, too."""
     known = {ValueKind.JSON: "JsonValue", ValueKind.BYTES: "Octets", ValueKind.TENSORS: tensors}
-    found = {text if kind is None else known.get(kind, text) for kind in kinds}
-    return ["JsonValue"] if "JsonValue" in found else sorted(found)
+    names = {text if kind is None else known.get(kind, text) for kind in kinds}
+    return ["JsonValue"] if "JsonValue" in names else sorted(names)
 
 
 def _any_of(names: list[str]) -> dict[str, Any]:
@@ -313,22 +314,17 @@ def _any_of(names: list[str]) -> dict[str, Any]:
 
 
 def schema(models: Iterable[Specs], most_rows: int) -> dict[str, Any]:
-    """Schema of tensors as native JSON has them: one row, or an array of rows; several tensors as an object.
-
-    Arguments:
-        models: specifications of each model.
-        most_rows: most rows.
-    """
-    found = [one for specs in dict.fromkeys(models) for one in _of_model(specs, most_rows)]
-    return found[0] if len(found) == 1 else {"anyOf": found}
+    """Return the schema of tensors in native JSON: one row, or an array of up to `most_rows`; several tensors as an object."""
+    options = [option for specs in dict.fromkeys(models) for option in _model_schemas(specs, most_rows)]
+    return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def protocol_parts(texts: dict[str, Any], tensors: bool) -> dict[str, Any]:
-    """Parts of the schemas of the Open Inference Protocol that depend on whether a model has tensors.
+    """Return the parts of the Open Inference Protocol's schemas that depend on whether any model has tensors.
 
     Arguments:
-        texts: schema of the data of an input or output of texts.
-        tensors: whether there is such a model.
+        texts: schema of the data of a text input or output.
+        tensors: True if a model has tensors.
     """
     if not tensors:
         each = {"type": "array", "items": {**texts, "maxItems": 1}, "minItems": 1, "maxItems": texts["maxItems"]}
@@ -343,7 +339,7 @@ def protocol_parts(texts: dict[str, Any], tensors: bool) -> dict[str, Any]:
         }
     axes = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": MOST_AXES}
     return {
-        "oip_datatypes": [one for one in SIZES if one != JSON],
+        "oip_datatypes": [datatype for datatype in SIZES if datatype != JSON],
         "oip_most_tensors": MOST_TENSORS,
         "oip_shape": {**axes, "description": "The first axis is that of the rows."},
         "oip_data": _ANY_DATA,
@@ -354,33 +350,36 @@ def protocol_parts(texts: dict[str, Any], tensors: bool) -> dict[str, Any]:
 
 
 def zeros(specs: Specs) -> Any:
-    """One row of zeros as native JSON has it; None where that is long, or nothing is known."""
-    if not specs or sum(count_of(_row(one)) for one in specs) > MOST_ZEROS:
+    """Return a row of zeros in native JSON; None if it would be long, or the tensors are not known."""
+    if not specs or sum(count_of(_row(spec)) for spec in specs) > MOST_ZEROS:
         return None
-    rows = {one.name: _nested(_row(one), _zero(one)) for one in specs}
+    rows = {spec.name: _nested(_row(spec), _zero(spec)) for spec in specs}
     return rows if len(rows) > 1 else rows[specs[0].name]
 
 
 def protocol_inputs(specs: Specs, value: Any) -> list[dict[str, Any]] | None:
-    """Inputs of the Open Inference Protocol for a value as native JSON has it; None where nothing is known.
+    """Convert a value in native JSON to inputs of the Open Inference Protocol.
 
     Arguments:
-        specs: specifications of the model's inputs.
-        value: one row or several, of one input or by name.
+        specs: the model's input tensors.
+        value: one row, or several; for a model with several inputs an object by name.
+
+    Returns:
+        The inputs; None if they are not known.
     """
-    given = value if isinstance(value, dict) else {one.name: value for one in specs[:1]}
-    if not specs or any(one.name not in given for one in specs):
+    given = value if isinstance(value, dict) else {spec.name: value for spec in specs[:1]}
+    if not specs or any(spec.name not in given for spec in specs):
         return None
-    found = []
-    for one in specs:
-        data, shape = given[one.name], _shape(given[one.name])
-        if len(shape) == len(one.shape):
+    inputs = []
+    for spec in specs:
+        data, shape = given[spec.name], _shape(given[spec.name])
+        if len(shape) == len(spec.shape):
             data, shape = [data], (1, *shape)
-        found.append({"name": one.name, "datatype": one.datatype, "shape": list(shape), "data": data})
-    return found
+        inputs.append({"name": spec.name, "datatype": spec.datatype, "shape": list(shape), "data": data})
+    return inputs
 
 
-def _of_model(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
+def _model_schemas(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
     if not specs:
         yield _ANY
         return
@@ -390,7 +389,7 @@ def _of_model(specs: Specs, most_rows: int) -> Iterator[dict[str, Any]]:
         yield {**row, "description": f"One row, {specs[0].datatype}."}
         yield {"type": "array", **several, "items": row, "description": f"Rows, {specs[0].datatype}."}
         return
-    rows = {one.name: _schema_of_row(one.shape, one) for one in specs}
+    rows = {spec.name: _schema_of_row(spec.shape, spec) for spec in specs}
     yield _object(rows, "One row of each.")
     yield _object(
         {name: {"type": "array", **several, "items": row} for name, row in rows.items()}, "As many rows of each."

@@ -37,7 +37,7 @@ def routes(
 
 
 def _for_clients(status: str, checks: dict[str, Any]) -> dict[str, Any]:
-    """Checks without numbers and names."""
+    """Return the checks without numbers and names."""
     public: dict[str, Any] = {name: checks[name] for name in ("starting", "draining", "broker") if name in checks}
     if "workers" in checks:
         known = "unknown" if "broker" in checks else _WORKERS.get(status, "not told")

@@ -1,7 +1,4 @@
-"""Errors as answers: what encodes one, the response around it, and the problem documents of RFC 9457.
-
-The latter are those of all routes whose API has no form of its own.
-"""
+"""Errors as HTTP answers. Routes whose API has no error format of its own answer with problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from headway.errors import HOPELESS, LABEL, SHOWN, STATUS, TITLE, UNAUTHENTICATE
 
 
 class Problem(msgspec.Struct, gc=False):
-    """An error document: the members of RFC 9457, and the short ones with the same content."""
+    """A problem document: the members of RFC 9457, and short ones with the same content."""
 
     type: str
     title: str
@@ -29,31 +26,30 @@ class Problem(msgspec.Struct, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 
-
 Encoded = tuple[dict[str, str], bytes]
-"""Header fields and body of an answer. The fields are ASCII and name the content type, but nothing that framing adds."""
+"""Header fields and body of an answer. The fields are ASCII and include the content type, but not those of the framing."""
 
 EncodeError = Callable[[AnyError, str], Encoded]
-"""Function that encodes an error as an API has it. It takes every error there is, and never raises.
+"""Encode any error in the form of one API. Never raises.
 
-Its arguments: the error, whose message may hold lone surrogates; the request's id as clients see it, `req_…`.
+Arguments: the error, whose message may contain lone surrogates, and the request id as clients see it, `req_…`.
 """
 
 
 def retry_seconds(error: AnyError) -> float | None:
-    """Seconds after which a retry makes sense: as given, or 1 where the status must name one."""
+    """Return the seconds after which to retry: as the error says, or 1 if only its status asks for one."""
     if error.retry_after is None and STATUS[error.code] in (429, 503):
         return 1.0
     return error.retry_after
 
 
 def anchor(code: str) -> str:
-    """Anchor on the page /docs that describes an error."""
+    """Return the anchor of an error code on the page /docs."""
     return code.lower().replace("_", "-")
 
 
 def problem(error: AnyError, shown: str) -> Problem:
-    """Problem document of one error. `shown`: the request's id as clients see it, `req_…`."""
+    """Return the problem document of an error. `shown` is the request id as clients see it, `req_…`."""
     code, message = error.code, error.message
     document = Problem(
         type=f"/docs#{anchor(code)}",
@@ -71,12 +67,12 @@ def problem(error: AnyError, shown: str) -> Problem:
 
 
 def escaped(text: str) -> str:
-    """`text` with lone surrogates escaped, as a model may return them."""
+    """Escape the lone surrogates that a model's text may contain."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def problem_body(document: Problem) -> bytes:
-    """Problem document as JSON. Lone surrogates, as a model may return them, are escaped."""
+    """Encode a problem document as JSON, with lone surrogates escaped."""
     try:
         return _encode(document)
     except UnicodeEncodeError:
@@ -85,7 +81,7 @@ def problem_body(document: Problem) -> bytes:
 
 
 def problem_header(error: AnyError) -> dict[str, str]:
-    """Header fields of an error."""
+    """Return the header fields of an error."""
     code = error.code
     fields = {"content-type": "application/problem+json"}
     seconds = retry_seconds(error)
@@ -102,22 +98,22 @@ def problem_header(error: AnyError) -> dict[str, str]:
 
 
 def encode_problem(error: AnyError, shown: str) -> Encoded:
-    """Encode an error as `problem_header` and `problem_body` do; see EncodeError."""
+    """Encode an error as a problem document; see EncodeError."""
     return problem_header(error), problem_body(problem(error, shown))
 
 
 def frame_error(
     code: str, shown: str, encoded: Encoded, *, date: bytes, close: bool = False, fields: bytes = b""
 ) -> bytes:
-    """Whole HTTP/1.1 response with one error.
+    """Return the complete HTTP/1.1 response for an error.
 
     Arguments:
-        code: a code of `headway.errors`, which decides the status.
-        shown: the request's id as clients see it, `req_…`.
+        code: error code of `headway.errors`, which decides the status.
+        shown: request id as clients see it, `req_…`.
         encoded: header fields and body of the error.
-        date: value of its Date header.
-        close: whether the response says that the connection ends.
-        fields: further lines of its header, each with its end.
+        date: value of the Date header.
+        close: True to add `Connection: close`.
+        fields: further header lines, each with its line ending.
     """
     named, body = encoded
     status = STATUS[code]

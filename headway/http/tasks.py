@@ -1,11 +1,10 @@
-"""Tasks over HTTP: `/v1/result/{task_id}`, to poll one, to wait for it, and to forget it.
+"""Tasks over HTTP: poll, wait for, or forget `/v1/result/{task_id}`.
 
-A tenant sees its own tasks. All others, those that never were, those that are forgotten, and those of other tenants,
-are answered alike: 404. That takes one look at the broker, by tenant and id together.
+A tenant sees only its own tasks. Unknown tasks, forgotten tasks and those of other tenants all get the same 404.
 
-A wait ends with the outcome, its time, the client's departure, or this process's shutdown. Polls do not count towards a
-limit of requests: the outcome was paid for when it was asked for. But each poll costs the broker a call or two, so
-polls have a limit of their own (`Limiter.poll`), and a large outcome counts as several.
+A wait ends with the outcome, after its time, when the client leaves, or when this process shuts down. Polls don't count
+as requests, because the request itself was charged. They have a limit of their own (`Limiter.poll`), because each costs
+the broker a call or two; a large outcome counts as several polls.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ from headway.model import EntryState, Failure, Reply
 from headway.runtime.race import race
 
 PATH = "/v1/result"
-"""Path before the id of a task."""
+"""Path up to the task id."""
 
 LONGEST_WAIT = 60.0
-"""Most seconds that one request waits for an outcome."""
+"""Longest wait for an outcome in seconds."""
 
 _ID = re.compile(r"(?:req_)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _WAIT = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 
 class TaskRun(msgspec.Struct, gc=False):
-    """Facts of the run of a task that has an output."""
+    """Metadata of a task that has an output."""
 
     tokens_used: int | None
     model_version: str
 
 
 class Result(msgspec.Struct, gc=False, omit_defaults=True):
-    """State of a task, with its output if there is one, or its failure."""
+    """State of a task, and its output or failure."""
 
     task_id: str
     status: str
@@ -57,7 +56,7 @@ class Result(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def routes(gateway: Gateway, known: Authentication) -> list[Route]:
-    """Route of tasks, for known principals."""
+    """Return the route of tasks."""
     tasks = _Tasks(gateway)
     return [Route(f"{PATH}/{{task_id}}", known(tasks.answer), ("GET", "DELETE"))]
 
@@ -68,16 +67,16 @@ class _Tasks:
 
     async def answer(self, request: Request) -> RouteAnswer:
         principal = request.principal
-        found = _ID.fullmatch(request.params["task_id"])
+        match = _ID.fullmatch(request.params["task_id"])
         wait = _wait(request)
         try:
-            if found is None:
+            if match is None:
                 raise NotFound(failures.no_task().message)
-            id = found[1].lower()
+            id = match[1].lower()
             if request.method == "DELETE":
                 response = await self._forget(principal.tenant, id)
             else:
-                response = await self._tell(request, principal.tenant, id, wait)
+                response = await self._poll(request, principal.tenant, id, wait)
                 size = int(response.headers.get("content-length", len(response.body)))
                 if size >= CHARGED and principal.limits:
                     self._gateway.limiter.charge_polls(principal.limits, size // CHARGED)
@@ -88,38 +87,36 @@ class _Tasks:
         response.headers["cache-control"] = "no-store"
         return response
 
-    async def _tell(self, request: Request, tenant: str, id: str, wait: float) -> RouteAnswer:
+    async def _poll(self, request: Request, tenant: str, id: str, wait: float) -> RouteAnswer:
         gateway = self._gateway
-        known = await gateway.outcome(tenant, id)
-        if isinstance(known, EntryState) and wait > 0.0:
-            known = await self._follow(request, tenant, id, wait) or await gateway.outcome(tenant, id)
-        if known is None:
+        state = await gateway.outcome(tenant, id)
+        if isinstance(state, EntryState) and wait > 0.0:
+            state = await self._follow(request, tenant, id, wait) or await gateway.outcome(tenant, id)
+        if state is None:
             raise NotFound(failures.no_task().message)
-        if isinstance(known, EntryState):
+        if isinstance(state, EntryState):
             return _as_json(Result(ID_PREFIX + id, "PENDING"), {"retry-after": "1"})
         raw = read_accept(request.fields, Form.JSON) is Form.OCTETS
-        response = await self._outcome(known, id, raw)
-        if not gateway.broker.kept.keeps(
-            known
-        ):  # It came to who waited for it; who asks next hears that it was too large.
+        response = await self._outcome(state, id, raw)
+        if not gateway.broker.kept.keeps(state):  # Too large to store: only a client that waited for it gets it.
             response.headers["x-headway-kept"] = "no"
         return response
 
     async def _follow(self, request: Request, tenant: str, id: str, wait: float) -> Reply | None:
-        """Outcome of a task, if it comes before the wait has to end."""
-        told, *_ = await race(self._gateway.follow(tenant, id, wait), request.left(), request.shut.wait())
-        return None if told is None else told.result()
+        """Wait for the outcome of a task. Return None if the wait ends before it."""
+        outcome, *_ = await race(self._gateway.follow(tenant, id, wait), request.left(), request.shut.wait())
+        return None if outcome is None else outcome.result()
 
     async def _outcome(self, reply: Reply, id: str, raw: bool) -> RouteAnswer:
-        """Answer with an outcome. A large one is made, and sent, in turns of its tenant.
+        """Answer with an outcome. A large one is made and sent in turns of its tenant.
 
         Arguments:
-            reply: reply with the outcome.
+            reply: the outcome.
             id: id of the task.
-            raw: whether an output is the body.
+            raw: True to send the output itself as the body.
 
         Raises:
-            BadRequest: the output is tensors that cannot be sent in this form.
+            BadRequest: the output is tensors that can't be sent in this form.
         """
         gateway, shown, output = self._gateway, ID_PREFIX + id, reply.output
         failure: AnyError
@@ -144,7 +141,7 @@ class _Tasks:
         return _as_json(Result(shown, "FAILED", error=problem(failure, shown)))
 
     async def _pieces(self, pieces: Iterator[bytes], tenant: str, media_type: str) -> RouteAnswer:
-        """Answer with a body that is made of pieces. A large one is not put together: to copy 15 MB holds up the loop."""
+        """Answer with a body made of pieces. A large one is not joined, because copying 15 MB holds up the event loop."""
         answer, turns = LargeAnswer(pieces, None), self._gateway.turns
         await answer.made(turns, tenant)
         if answer.length <= PIECE:
@@ -160,7 +157,7 @@ class _Tasks:
 
 
 def _wait(request: Request) -> float:
-    """Seconds that the client wants to wait, as far as it may."""
+    """Return the seconds that the client wants to wait, at most LONGEST_WAIT."""
     values = request.query.get("wait")
     if not values:
         return 0.0

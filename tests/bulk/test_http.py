@@ -19,7 +19,7 @@ from headway.app.background import BackgroundService
 from headway.bulk.folder import BulkFolder
 from headway.config import Settings
 from headway.errors import FolderUnavailable, StoreUnavailable
-from headway.http.openai.batches import _shown
+from headway.http.openai.bulk import _batch_object
 from headway.http.server.listener import Listener
 from headway.model import Role
 from headway.model.bulk import BulkJob, JobStatus
@@ -415,9 +415,9 @@ def test_a_batch_that_waits_says_for_what_and_how_long() -> None:
         id="batch_1", tenant="t", user="u", endpoint="/v1/completions", input_file="file-1", created_at=0.0, expires_at=9.0,
         status=JobStatus.IN_PROGRESS, waits="requests came of late", waits_until=127.0,
     )  # fmt: skip
-    assert [one["message"] for one in _shown(job, 100.0)["errors"]["data"]] == [
+    assert [one["message"] for one in _batch_object(job, 100.0)["errors"]["data"]] == [
         "requests came of late; 27 seconds more"
     ]
-    assert _shown(job, 100.0)["errors"]["data"][0]["code"] == "waiting"
-    assert _shown(job, 128.0)["errors"]["data"][0]["message"] == "requests came of late"
-    assert _shown(replace(job, status=JobStatus.COMPLETED), 100.0)["errors"] is None
+    assert _batch_object(job, 100.0)["errors"]["data"][0]["code"] == "waiting"
+    assert _batch_object(job, 128.0)["errors"]["data"][0]["message"] == "requests came of late"
+    assert _batch_object(replace(job, status=JobStatus.COMPLETED), 100.0)["errors"] is None

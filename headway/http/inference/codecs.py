@@ -1,10 +1,7 @@
-"""Codecs of inference routes: what an API's requests, answers and errors look like. Here are the three native ones.
+"""Codecs of inference routes: the form of an API's requests, answers and errors. This module has the three native ones.
 
-All mean the same inside: each body becomes an exchange (`exchange.py`). A body is decoded once, and an answer encoded once. A
-codec also encodes the errors of its route, so that no connection knows what an API's errors look like.
-
-Of native routes most requests are one text, and their answers one JSON object. The lane has `read` and `write` for these, which keep
-nothing.
+A codec decodes each body into an exchange (`doors/exchange.py`), and encodes answers and errors. Most requests to native
+routes are one text, answered with one JSON object: `read` and `write` are their fast path, which makes no exchange.
 """
 
 from __future__ import annotations
@@ -41,10 +38,10 @@ from headway.http.server.head import OpenHead
 from headway.model import Limit, RequestOptions, Tensors, TokenCount, Value, ValueKind, added_up
 
 SHORT_ANSWER = UNHELD // 4
-"""Characters of several outputs up to which an answer is written at once: they are no more than what is not counted."""
+"""Most characters of several outputs that are written in one go. Quotas don't count so few."""
 
 _NONE = msgspec.Raw(b"[]")
-"""Outputs of an answer into which they are put later."""
+"""Placeholder for outputs that are written piece by piece."""
 
 
 def _never(*arguments: object) -> NoReturn:
@@ -55,20 +52,20 @@ class Codec(msgspec.Struct, frozen=True):
     """Codec of one inference route.
 
     Attributes:
-        open: opens a head; None: all bodies are for `read_json`.
-        read: body to (model or None, input, parameters as the text of a JSON object or empty). Raises RequestError, and
-            OtherInput where `read_value` may know better.
-        write: writes the body of the answer to such a request.
-        read_value: as `read`, of a body whose input may be any JSON value, or a list of several, with the version that it asks for.
-        write_many: as `write`, of the outputs of several inputs, a JSON array that is the member `outputs`.
-        read_long: as `read_value`, of a long body, in steps.
-        encode_error: an error to its header fields and body; problem documents unless the API has its own form.
-        limit_lines: writer of the header fields by which a principal learns of its limits.
-        compressed: whether its bodies may be compressed; what opens a head sees to that.
-        tasks: whether its requests may become tasks; elsewhere `Prefer` is passed over.
-        way: method and path of the route, as `POST /v1/inference`.
-        input: name of the member of a body that is the input.
-        usual: way of its usual requests, one text and its answer.
+        open: chooses the reader of a request's body from its head; None if all bodies are for `read_json`.
+        read: reads a body with one text into (model or None, input, parameters as a JSON object or empty). Raises
+            RequestError; OtherInput if the input may be good for `read_value`.
+        write: writes the answer to such a body.
+        read_value: reads a body whose input is any JSON value, or a list of several, and its version.
+        write_many: writes the answer with several outputs as the array `outputs`.
+        read_long: reads a long body in steps, as `read_value` does.
+        encode_error: encodes errors in the form of the API.
+        limit_lines: writes the header fields about the principal's rate limits.
+        compressed: True if bodies may be compressed.
+        tasks: True if requests may become tasks; otherwise `Prefer` is ignored.
+        way: method and path of the route, for instance `POST /v1/inference`.
+        input: name of the input's member in a body.
+        usual: fast path of requests with one text.
     """
 
     open: OpenHead | None = None
@@ -89,7 +86,7 @@ class Codec(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "usual", Usual(self.read, self.write, JSON, self.write_one))
 
     def read_json(self, body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
-        """Read a body in JSON that the native API defines; see `headway.doors.exchange.ReadRequest`."""
+        """Read a JSON body of the native API; see `headway.doors.exchange.ReadRequest`."""
         try:
             return Exchange(*self.read(body), options, self.write_one, usual=self.usual)
         except OtherInput as exc:
@@ -99,19 +96,19 @@ class Codec(msgspec.Struct, frozen=True):
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def read_json_in_steps(self, body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        """Read a long body in JSON; see `read_json`."""
+        """Read a long JSON body in steps; see `read_json`."""
         named, input, parameters, version = yield from self.read_long(body)
         model = named or known.default
         if known[model].takes is ValueKind.TENSORS:
             input = yield from to_tensors_in_steps(known, model, input)
         elif not isinstance(input, str):
-            what = "list" if isinstance(input, list) else values.name_of(input)
-            input = _fitting(known, model, input, OtherInput(f"Expected `str`, got `{what}` - at `$.{self.input}`"))
+            kind = "list" if isinstance(input, list) else values.name_of(input)
+            input = _fitting(known, model, input, OtherInput(f"Expected `str`, got `{kind}` - at `$.{self.input}`"))
         write = self.write_all if isinstance(input, list) else self.write_one
         return Exchange(named, input, parameters, replace(options, version=version) if version else options, write)
 
     def write_one(self, outcome: Outcome) -> Written:
-        """Write the answer to an exchange with one input."""
+        """Write the answer to a request with one input."""
         [output] = outcome.outputs
         if is_large(output):
             return JSON, value_within(self._write_body(self.write, outcome, HOLE), output)
@@ -120,7 +117,7 @@ class Codec(msgspec.Struct, frozen=True):
         return JSON, self._write_body(self.write, outcome, values.embedded(output))
 
     def write_all(self, outcome: Outcome) -> Written:
-        """Write the answer to an exchange with a list of inputs."""
+        """Write the answer to a request with a list of inputs."""
         outputs = outcome.outputs
         if set(map(type, outputs)) == {str} and sum(map(len, outputs)) <= SHORT_ANSWER:
             return JSON, self._write_body(self.write_many, outcome, outputs)
@@ -132,11 +129,11 @@ class Codec(msgspec.Struct, frozen=True):
 
 
 NO_ROUTE = Codec()
-"""Codec of a connection that no inference route was asked for on."""
+"""Codec of a connection without a request to an inference route."""
 
 
 def _fitting(known: KnownModels, model: str, input: Value | list[Value], wrong: OtherInput) -> Value | list[Value]:
-    """Input that is no text, or several inputs, as a model takes them. `wrong`: error of the body if it takes texts only."""
+    """Convert an input other than a text, or several inputs, to what the model takes. Raises `wrong` if it takes only texts."""
     takes = known[model].takes
     if takes is ValueKind.TEXT:
         if not isinstance(input, list | str):

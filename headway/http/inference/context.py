@@ -1,4 +1,4 @@
-"""Context shared by all connections of a listener with inference routes: also what admits and answers their requests."""
+"""State that all connections of a listener with inference routes share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,13 @@ from headway.runtime.fair_turns import MILLISECOND, FairTurns
 from headway.runtime.listening import SPARE
 
 UPLOADS = b"/v1/files"
-"""Target at which files are uploaded."""
+"""Target for file uploads."""
 FORM = 1 << 16
-"""Bytes of an upload beside the file."""
+"""Bytes that the form of an upload may have in addition to its file."""
 
 
 class InferenceContext(ConnectionContext):
-    """Context of a listener with inference routes.
-
-    Arguments:
-        answer: answers the requests of ordinary routes.
-        entrance: entrance of the requests of the inference routes.
-    """
+    """State shared by the connections of a listener with inference routes, whose requests go to an entrance."""
 
     label = "public"
     spare = SPARE
@@ -51,35 +46,32 @@ class InferenceContext(ConnectionContext):
         self.tiers = entrance.tiers
 
     def fit(self, connections: int) -> None:
-        """Share no more connections among clients than this, as there are descriptors for no more."""
         self.quotas.fit(connections)
 
     def most_body_of(self, head: Head) -> int:
-        """Bytes of the largest body that a request with this head may have: of an upload, as many as a tenant may store."""
+        """Return the largest body in bytes. An upload may be as large as everything a tenant may store."""
         upload = head.method == b"POST" and self.settings.bulk_dir and head.target == UPLOADS
         return self.settings.bulk_max_bytes + FORM if upload else self.most_body
 
     def trace_head(self, head: Head, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request that is refused after its head."""
         traces = self.refusal_traces
         if traces is not None:
-            found = self.routes.find(head.target) if head.method == b"POST" else None
-            way = found[0].way if found is not None else head.method.decode()
+            route = self.routes.find(head.target) if head.method == b"POST" else None
+            way = route[0].way if route is not None else head.method.decode()
             traces.refused(way, head.single, id, error, begun)
 
     def trace_answer(self, request: Request, status: int, begun: float) -> None:
-        """Record the span of a request to an ordinary route that is answered with an error, and that names a span."""
+        """Record the span of an ordinary route that answers with an error, if the client sent a trace context."""
         if self.refusal_traces is None or status < 400:
             return
         if fields := select_fields(request.fields, TRACE_FIELDS, TRACE_FIELDS):
             self.refusal_traces.answered(request.method, request.path, fields, request.id, status, begun)
 
     def trace_refused(self, options: RequestOptions, id: str, error: RequestError, begun: float) -> None:
-        """Record the span of a request whose head was good, and that is refused."""
+        """Record the span of a request that is refused after its head was accepted."""
         if self.refusal_traces is not None:
             self.refusal_traces.refused_below(options.trace, options.way, id, error, begun)
 
     def refresh(self) -> None:
-        """Bring the Date header up to date, also in the prepared beginning of an answer."""
         super().refresh()
         self.opening = b"HTTP/1.1 200 OK\r\ndate: %b\r\nx-request-id: " % self.date

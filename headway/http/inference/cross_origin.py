@@ -1,7 +1,7 @@
-"""Pages of other sites that may ask at the public port (CORS): header lines for the answers they get, and leave to send a request.
+"""CORS: lets web pages of other origins use the public port.
 
-A browser asks by OPTIONS whether it may send a request that no form could; that needs no credential, and no route. Every answer to
-a page that may ask says so. Nothing here reads a cookie, so pages send their credential themselves.
+Before a request that a form couldn't send, a browser sends a preflight request by OPTIONS. It needs no credential and
+matches no route. The public port never reads cookies, so pages have to send their credential themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXPOSED = (
 )
 _EXPOSE = f"access-control-expose-headers: {_EXPOSED}\r\n".encode()
 _MAX_AGE = 600
-"""Seconds for which a browser need not ask again."""
+"""Seconds for which a browser may cache a preflight answer."""
 _PERMISSION = (
     b"HTTP/1.1 204 No Content\r\ndate: %b\r\nx-request-id: %b\r\naccess-control-allow-methods: GET, POST, DELETE\r\n"
     b"%baccess-control-max-age: %d\r\n%b\r\n"
@@ -25,18 +25,14 @@ _PERMISSION = (
 
 
 class Origins:
-    """Origins whose pages may ask.
-
-    Arguments:
-        text: value of the setting `cors_origins`.
-    """
+    """Allowed origins, from the setting `cors_origins`."""
 
     def __init__(self, text: str) -> None:
         self._any = text == ANY
         self._known = {origin.strip().lower().encode() for origin in text.split(",")}
 
     def marks(self, head: Head) -> bytes:
-        """Return header lines for every answer to a request: they let the page it comes from read them. Empty where it may not."""
+        """Return the header lines that let a page read the answer to its request; empty if its origin is not allowed."""
         origin = _last(head, b"origin")
         if not origin or not (self._any or origin.lower() in self._known):
             return b""
@@ -44,24 +40,24 @@ class Origins:
         return b"access-control-allow-origin: " + allowed + _EXPOSE
 
     def refusal(self, head: Head) -> RequestError:
-        """Return the error of a page of another origin."""
+        """Return the error for a page whose origin is not allowed."""
         shown = _last(head, b"origin")[:100].decode("latin-1")
         return RequestError(f"pages of {shown!r} may not ask here: it is not in --cors-origins", code=FORBIDDEN)
 
 
-def asks_leave(head: Head) -> bool:
-    """Whether a browser asks for leave to send a request."""
+def is_preflight(head: Head) -> bool:
+    """Return True for a CORS preflight request."""
     return head.method == b"OPTIONS" and bool(_last(head, b"access-control-request-method"))
 
 
-def permission(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
-    """Return the HTTP/1.1 response by which a browser may send what it asks to.
+def preflight_answer(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
+    """Return the HTTP/1.1 response that allows what a preflight request asks for.
 
     Arguments:
-        head: head of its question.
-        shown: id of the question as clients see it, `req_…`.
+        head: head of the preflight request.
+        shown: its id as clients see it, `req_…`.
         date: value of the Date header.
-        ending: further lines of the header, each with its end.
+        ending: further header lines, each with its line ending.
     """
     asked = _last(head, b"access-control-request-headers")
     headers = b"access-control-allow-headers: %b\r\n" % asked if asked else b""
@@ -69,5 +65,5 @@ def permission(head: Head, shown: str, date: bytes, ending: bytes) -> bytes:
 
 
 def _last(head: Head, wanted: bytes) -> bytes:
-    """Value of the last header field of a name; empty where there is none."""
+    """Return the last value of a header field; empty if it was not sent."""
     return next((value for name, value in reversed(head.fields) if name == wanted), b"")

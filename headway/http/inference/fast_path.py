@@ -1,8 +1,7 @@
-"""Fast path: the inference routes answered on the connection itself, all other routes left to their handlers.
+"""Fast path: answers inference routes on the connection itself. All other routes go to their handlers.
 
-A request costs one lookup of the principal, one decode, one `enter`, one encode and one write: no ASGI scope, no task,
-no future, no timer. `data_received` and `RequestInHand.answer` are flat for that: each step of theirs that were a function would
-be one more call for every request.
+A request costs one lookup of the principal, one decode, one `enter`, one encode and one write, with no task, future or
+timer. `data_received` and `RequestInHand.answer` are long functions to save calls: every call would cost each request.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from headway.core.json_pages import SHORT
 from headway.doors.entrance import bad_credential
 from headway.errors import RequestError
 from headway.http.inference.context import InferenceContext
-from headway.http.inference.cross_origin import Origins, asks_leave, permission
+from headway.http.inference.cross_origin import Origins, is_preflight, preflight_answer
 from headway.http.inference.incoming_bodies import BodyPieces, BodyReceiver
 from headway.http.inference.inference_head import UNKNOWN, KnownHead, read_inference_head
 from headway.http.inference.request_in_hand import NOBODY, RequestInHand
@@ -27,18 +26,16 @@ from headway.model import Principal
 
 _ZERO = ord("0")
 _UNASKED = object()
-"""Model of a request that no lane is for."""
+"""Model of a request that can't take a lane. Equal to no lane's model."""
 
 
 class FastPathConnection(Connection):
     """Connection of the public port.
 
-    Arguments:
-        inference: context shared with the listener's other connections.
-
     Attributes:
+        inference: state shared with the listener's other connections.
         known: head that the next request may repeat.
-        principal: who asked last, and whom the connection counts for.
+        principal: principal of the last request, whose tenant the connection counts towards.
         origin: see RequestOptions.
     """
 
@@ -54,7 +51,7 @@ class FastPathConnection(Connection):
         self.origin: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or refuse it when there are too many, in all or of its client."""
+        """Start the connection, or refuse it if there are too many, in total or from its client."""
         super().connection_made(transport)
         if self.phase == IDLE and self in self.inference.connections:
             address = str((transport.get_extra_info("peername") or ("",))[0])
@@ -64,7 +61,7 @@ class FastPathConnection(Connection):
                 self.reject(self.inference.quotas.too_many())
 
     def data_received(self, data: bytes) -> None:
-        """Take the bytes that came. A whole request under a known head goes straight on: to the queue, where its lane is open."""
+        """Handle received bytes. A complete request with a known head is submitted at once if its lane is open."""
         known = self.known
         if self.phase != IDLE or not data.startswith(known.before):
             super().data_received(data)
@@ -92,7 +89,7 @@ class FastPathConnection(Connection):
                         self, inference, inference.new_id(), known, lane.principal, monotonic(), True
                     )
                     model, text, parameters = known.usual.read(data[begun:])
-            except RequestError:  # It is told why, or there is another reader for it.
+            except RequestError:  # `_repeat` reads the body again, and answers if it is wrong.
                 model = _UNASKED
             if model != lane.asked:
                 self._repeat(data[begun:])
@@ -103,46 +100,43 @@ class FastPathConnection(Connection):
             self.fault(exc)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of everything."""
         self.known = UNKNOWN
         super().connection_lost(exc)
 
     def retire(self) -> None:
-        """Let the answer in hand be the last, as the listener is closing."""
         self.known.open_by = None
         if isinstance(self.in_hand, RequestInHand):
             self.in_hand.plain = False
 
     def serve(self, head: Head, raw: bytes, id: str) -> None:
-        """Start on a request: the inference routes here, all others by their handlers."""
         inference = self.inference
         marks = b""
         if inference.origins is not None:
             marks = inference.origins.marks(head)
-            if asks_leave(head):
-                self._give_leave(RouteInHand(self, id, inference.encode_error, marks), inference.origins, head)
+            if is_preflight(head):
+                self._answer_preflight(RouteInHand(self, id, inference.encode_error, marks), inference.origins, head)
                 return
         routes = inference.routes
-        if head.method == b"POST" and (found := routes.find(head.target)) is not None:
-            codec, target = found
+        if head.method == b"POST" and (route := routes.find(head.target)) is not None:
+            codec, target = route
             self._serve_inference(RequestInHand(self, inference, id, KnownHead(codec, marks)), target, head, raw)
             return
         request = self.in_hand = RouteInHand(self, id, routes.error_form(head.target), marks)
         try:
-            self._tell_owner(head)
+            self._count_for_tenant(head)
         except RequestError as exc:
             self.refuse(exc, head)
         else:
             request.begin(head)
 
-    def _give_leave(self, request: RouteInHand, origins: Origins, head: Head) -> None:
-        """Answer a browser that asks whether it may send a request."""
+    def _answer_preflight(self, request: RouteInHand, origins: Origins, head: Head) -> None:
+        """Answer a CORS preflight request."""
         self.in_hand = request
         if not request.marks:
             self.refuse(origins.refusal(head), head)
             return
         ending = request.marks + b"connection: close\r\n" if self.writer.ends else request.marks
-        self.transport.write(permission(head, request.shown, self.context.date, ending))
+        self.transport.write(preflight_answer(head, request.shown, self.context.date, ending))
         if self.reader.expect(head.length, self.context.most_body):
             self.finish_before_body()
         else:
@@ -162,7 +156,7 @@ class FastPathConnection(Connection):
             return
         request.principal = principal
         try:
-            told = known.head = read_inference_head(
+            request_head = known.head = read_inference_head(
                 known.codec, head, target, inference.codec_context, self.origin, principal.models
             )
         except RequestError as exc:
@@ -172,7 +166,7 @@ class FastPathConnection(Connection):
         reader = self.reader
         length = head.length
         buffer = reader.buffer
-        whole = 0 <= length <= len(buffer) and length <= SHORT and not (told.coding and length)
+        whole = 0 <= length <= len(buffer) and length <= SHORT and not (request_head.coding and length)
         if not whole and (over := entrance.excess(principal, request.id)) is not None:
             self.refuse(over, head, counted=True)
             return
@@ -180,9 +174,11 @@ class FastPathConnection(Connection):
             self.refuse(inference.quotas.no_room(self), head)
             return
         if not whole:
-            entrance.charge(principal)  # Until the body is there: else any number could be on their way.
-        if told.repeatable and known.remember(raw, inference.most_header, entrance.watch(told.authorization)):
-            self.known = known
+            entrance.charge(principal)  # Refunded once the body is complete. Bounds the number of bodies on their way.
+        if request_head.repeatable:
+            still = entrance.watch(request_head.authorization)
+            if known.remember(raw, inference.most_header, still):
+                self.known = known
         if whole:
             reader.buffer = buffer[length:]
             request.begun = monotonic()
@@ -191,20 +187,20 @@ class FastPathConnection(Connection):
         self.phase = BODY
         reader.expect(length, inference.most_body)
         self._gather(request, length, len(buffer))
-        if told.expects and not buffer:
+        if request_head.expects and not buffer:
             self.transport.write(CONTINUE)
 
     def _repeat(self, body: bytes) -> None:
-        """Start on a request that came whole, under the known head."""
+        """Start a complete request with the known head."""
         known, inference = self.known, self.inference
         known.open_by = None
         head = known.head
         request = self.in_hand = RequestInHand(self, inference, head.id or inference.new_id(), known)
         try:
-            if (found := known.still()) is not self.principal:
-                if found is None:
+            if (principal := known.still()) is not self.principal:
+                if principal is None:
                     raise bad_credential(head.authorization)
-                self._belong(found)
+                self._belong(principal)
         except RequestError as exc:
             request.deny(exc)
             return
@@ -213,17 +209,17 @@ class FastPathConnection(Connection):
         request.ask(body)
 
     def _repeat_large(self, digits: bytes, data: bytes, begun: int) -> bool:
-        """Start on a request under the known head whose large body is there or on its way; False: its head is to be read.
+        """Start a request with the known head and a large body. Return False if its head has to be parsed.
 
         Arguments:
-            digits: length of the body, as the head has it.
-            data: bytes that have come.
-            begun: where the body begins among them.
+            digits: length of the body, as in the head.
+            data: bytes that have arrived.
+            begun: where the body begins in `data`.
         """
         length = int(digits) if digits.isdigit() and digits[0] != _ZERO else 0
-        inference, principal, there = self.inference, self.principal, len(data) - begun
+        inference, principal, received = self.inference, self.principal, len(data) - begun
         known, entrance, reader = self.known, inference.entrance, self.reader
-        if not SHORT < length <= inference.most_body or there > length or known.still() is not principal:
+        if not SHORT < length <= inference.most_body or received > length or known.still() is not principal:
             return False
         if (principal.limits and entrance.over(principal) is not None) or not inference.quotas.reserve(self, length):
             return False
@@ -232,9 +228,9 @@ class FastPathConnection(Connection):
         id = known.head.id or inference.new_id()
         request = self.in_hand = RequestInHand(self, inference, id, known, principal)
         reader.expect(length)
-        reader.missing = length - there
-        reader.open = there < length
-        pieces = self._gather(request, length, there)
+        reader.missing = length - received
+        reader.open = received < length
+        pieces = self._gather(request, length, received)
         pieces.append(memoryview(data)[begun:])
         if not reader.open:
             try:
@@ -243,21 +239,20 @@ class FastPathConnection(Connection):
                 self.fault(exc)
         return True
 
-    def _gather(self, request: RequestInHand, length: int, there: int) -> BodyPieces:
-        """Prepare for the pieces of a body, of which some bytes are there, and have the system write the others where they stay, if
-        they are many."""
+    def _gather(self, request: RequestInHand, length: int, received: int) -> BodyPieces:
+        """Prepare to gather a body of `length` bytes. If many are still to come, read them straight into their place."""
         pieces = request.pieces = BodyPieces()
         if length >= LARGE:
             pieces.expect(length)
-            if length - there >= LARGE and not self.reader.ahead and self.inference.scheme == "http":
+            if length - received >= LARGE and not self.reader.ahead and self.inference.scheme == "http":
                 BodyReceiver(self, pieces).begin()
         return pieces
 
     def _belong(self, principal: Principal) -> None:
-        """Count the connection for its principal's tenant from now on.
+        """Count the connection towards its principal's tenant.
 
         Raises:
-            RequestError: the tenant has too many connections: this one is not kept.
+            RequestError: the tenant has too many connections, so this one closes.
         """
         try:
             self.inference.quotas.belong(self, principal.tenant)
@@ -266,8 +261,8 @@ class FastPathConnection(Connection):
             raise
         self.principal, self.known.open_by = principal, None
 
-    def _tell_owner(self, head: Head) -> None:
-        """Count the connection for the tenant that asks for an ordinary route. The route decides whether it may ask."""
+    def _count_for_tenant(self, head: Head) -> None:
+        """Count the connection towards the tenant of a request to an ordinary route. The route itself authenticates."""
         authorization = head.single.get(b"authorization", b"")
         principal = None
         if authorization:

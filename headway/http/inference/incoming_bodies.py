@@ -1,8 +1,11 @@
-"""Bodies that do not come at once, apart from the connection that they come on, which only sees them whole.
+"""Bodies that arrive in pieces, are large, or are compressed.
 
-A large one whose length is known is gathered in one place, where the system writes it, rather than into a buffer that is copied twice.
-Its receiver stands between the transport and the connection while it comes. Should it be refused meanwhile, as when its time is over,
-the connection lets go of its room, and ends: what still comes is thrown away.
+A large body of known length is read straight into its place instead of through buffers that are copied twice. For that
+BodyReceiver becomes the transport's protocol until the body is complete. If the request is refused before, for instance
+because of a time-out, the place is freed and the rest of the body is read and dropped.
+
+Two kilobytes may decompress to a megabyte and more. So a compressed body, however short, is decompressed in turns of the
+event loop, and its decompressed size counts towards its client's quota.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from headway.http.server.head import too_large
 from headway.runtime.memory_reuse import unfilled
 
 _WASTE = 1 << 16
-"""Bytes that are read at a time to be thrown away."""
+"""Bytes to read at once when they are dropped."""
 
 
 class BodyPieces:
-    """Pieces of the body in hand."""
+    """Received pieces of a body."""
 
     __slots__ = ("_pieces", "_room", "_taken")
 
@@ -33,7 +36,7 @@ class BodyPieces:
         self._taken = 0
 
     def expect(self, length: int) -> None:
-        """Make room for a body of so many bytes. The system gives memory only as far as it is filled."""
+        """Reserve room for a body of `length` bytes. The kernel provides the memory only as it is filled."""
         self._room = unfilled(length)
 
     def append(self, piece: bytes | memoryview) -> None:
@@ -42,57 +45,50 @@ class BodyPieces:
             self._pieces.append(bytes(piece))
         else:
             end = self._taken + len(piece)
-            memoryview(self._room)[self._taken : end] = piece  # Put into the array itself, it would be copied twice.
+            memoryview(self._room)[self._taken : end] = piece  # Assigning to the bytearray itself would copy twice.
             self._taken = end
 
     def room(self) -> memoryview | None:
-        """Room that was made and is not filled yet; None where there is none."""
+        """Return the room that is still empty; None if none was reserved."""
         return None if self._room is None else memoryview(self._room)[self._taken :]
 
     def fill(self, count: int) -> None:
-        """Take the first bytes of the room for filled."""
+        """Note that `count` bytes were written to the room."""
         self._taken += count
 
     def take(self) -> bytes:
-        """Return the whole body, and let go of it. Nobody changes what was gathered, so it serves as bytes."""
+        """Return the whole body and drop it here. A bytearray is returned as if it were bytes, because nobody changes it."""
         body = b"".join(self._pieces) if self._room is None else cast(bytes, self._room)
         self.clear()
         return body
 
     def clear(self) -> None:
-        """Let go of what has come."""
+        """Drop the pieces."""
         self._pieces.clear()
         self._room, self._taken = None, 0
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """Protocol of a connection's transport while a large body comes.
-
-    Arguments:
-        connection: the connection.
-        pieces: pieces of its body, for which there is room.
-    """
+    """Protocol of a connection's transport while a large body arrives. `pieces` have room for the body."""
 
     def __init__(self, connection: Connection, pieces: BodyPieces) -> None:
         self._connection, self._pieces = connection, pieces
 
     def begin(self) -> None:
-        """Take what comes from the next read on, until the body is complete."""
+        """Receive the next bytes, until the body is complete."""
         self._receive_by(self)
 
     def _receive_by(self, protocol: asyncio.BaseProtocol) -> None:
         transport = self._connection.transport
         if not transport.is_closing():
-            transport.pause_reading()  # It decides how it reads when it begins to.
+            transport.pause_reading()  # asyncio chooses the way of reading when reading resumes.
             transport.set_protocol(protocol)
             transport.resume_reading()
 
     def get_buffer(self, sizehint: int) -> bytearray | memoryview:
-        """Room of the body that is not filled yet."""
         return self._pieces.room() or bytearray(_WASTE)
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take what was written there."""
         connection = self._connection
         if self._pieces.room() is None:
             connection.drop()
@@ -110,39 +106,35 @@ class BodyReceiver(asyncio.BufferedProtocol):
                 connection.fault(exc)
 
     def eof_received(self) -> None:
-        """Take the end of what the client sends for its departure."""
         self._connection.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the connection."""
         self._connection.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Tell the connection."""
         self._connection.pause_writing()
 
     def resume_writing(self) -> None:
-        """Tell the connection."""
         self._connection.resume_writing()
 
 
 WINDOWS = dict(zip(CODINGS, (16 + zlib.MAX_WBITS, 16 + zlib.MAX_WBITS, zlib.MAX_WBITS), strict=True))
-"""Window of each coding, as zlib takes it."""
+"""zlib's `wbits` for each coding."""
 
 STEP = 1 << 17
-"""Bytes that are unpacked in one turn of the event loop."""
+"""Bytes to decompress in one turn of the event loop."""
 
 
 class Unpacker:
-    """Body on its way to what it was before it was compressed.
+    """Decompresses a body, a little at a time.
 
     Arguments:
         body: compressed body.
-        coding: one of WINDOWS.
-        settings: settings of the largest body, which counts unpacked, too.
+        coding: one of CODINGS.
+        settings: `max_body_bytes` bounds the decompressed body.
 
     Attributes:
-        size: bytes that have come out of it.
+        size: bytes decompressed so far.
     """
 
     def __init__(self, body: bytes, coding: str, settings: Settings) -> None:
@@ -150,15 +142,15 @@ class Unpacker:
         self._unpacker = zlib.decompressobj(WINDOWS[coding])
         self._at = 0
         self._more = False
-        """Whether more may come out without more going in."""
+        """True if zlib may have more output without more input."""
         self._pieces: list[bytes] = []
         self.size = 0
 
     def step(self) -> bool:
-        """Unpack at most STEP bytes. True: all of it is.
+        """Decompress at most STEP bytes. Return True once the body is complete.
 
         Raises:
-            RequestError: the body is not compressed so, or more than the largest body comes out of it.
+            RequestError: the body is not compressed in this way, or too large.
         """
         unpacker, coding, room = self._unpacker, self._coding, STEP
         while room and not unpacker.eof:
@@ -182,5 +174,5 @@ class Unpacker:
         return unpacker.eof
 
     def whole(self) -> bytes:
-        """Body as it was."""
+        """Return the decompressed body."""
         return b"".join(self._pieces)

@@ -1,9 +1,8 @@
-"""Head of an inference request: principal, deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
+"""Head of an inference request: deadline, tier, id, preferences (`Prefer`, RFC 7240) and options.
 
-It depends on the head alone and holds no instant, so that one serves all requests of a connection whose heads are equal. A client on a
-kept connection sends the same head with every request, but for its Content-Length. So a head that was once parsed and found good is
-known by the bytes around that number; a request that begins with the same bytes means the same, and is not parsed again. Nothing is
-remembered beyond the connection, and the credential is looked up every time.
+A client on a kept connection sends the same head with every request, except for its Content-Length. So a valid head is
+remembered as the bytes around that number, and a request that begins with the same bytes isn't parsed again. A parsed
+head therefore contains no time and no body. It is remembered only for its connection, and the credential is checked every time.
 """
 
 from __future__ import annotations
@@ -22,32 +21,28 @@ from headway.http.server.head import Head, RequestTarget, too_large
 from headway.model import Principal, RequestOptions
 
 HEAD = b"%b" + ID_PREFIX.encode() + b"%b\r\n%b%bcontent-length: %d\r\n\r\n"
-"""Header of an answer, of its opening, the request's id, two times further lines, and the bytes of its body."""
-
+"""Head of an answer: opening, request id, further lines twice, and the length of the body."""
 
 CODINGS = ("gzip", "x-gzip", "deflate")
-"""Codings of a body that some routes take."""
-
+"""Values of Content-Encoding that some routes accept."""
 
 _PREFERENCE = re.compile(rb'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
 _SECONDS = re.compile(rb"[0-9]{1,30}")
 
 
 class InferenceHead(msgspec.Struct, eq=False, frozen=True):
-    """Inference request without its body.
+    """What the head of an inference request says.
 
     Attributes:
-        codec: codec of its route.
-        options: options of the request.
-        read: reader of its body.
-        authorization: value of its header field, empty when there was none.
-        id: UUID text the client chose, empty when it chose none.
-        expects: whether the client waits for `100 Continue` before it sends the body.
-        repeatable: True if the same head can be expected again, and means the same whatever its Content-Length.
-        wish: whether it may become a task.
-        wait: seconds for which a client that has this wish waits for the answer.
-        coding: coding of its body; empty for none.
-        read_long: reader of a long body, in steps; None where `read` is short for any.
+        read: reads the body.
+        authorization: value of Authorization; empty if it was not sent.
+        id: UUID that the client chose; empty if it chose none.
+        expects: True if the client waits for `100 Continue` before it sends the body.
+        repeatable: True if the client may repeat this head, and it means the same with any Content-Length.
+        wish: the client's wish for a task; None if it waits for the answer.
+        wait: seconds that a client with this wish waits for the answer.
+        coding: Content-Encoding of the body; empty for none.
+        read_long: reads a long body in steps; None if `read` is fast for any body.
     """
 
     codec: Codec
@@ -71,18 +66,18 @@ def read_inference_head(
     origin: str | None,
     only: Collection[str] = (),
 ) -> InferenceHead:
-    """Read an inference request's head.
+    """Read the head of an inference request.
 
     Arguments:
-        codec: codec of the route it came to.
-        head: the head.
-        target: its target.
-        context: settings of the tiers, the longest timeout, and the largest body; what the models take.
+        codec: codec of its route.
+        head: the parsed header.
+        target: variable parts of the target.
+        context: settings and models of the service.
         origin: see RequestOptions.
-        only: the models that the credential may ask; empty for all.
+        only: models that the credential may use; empty for all.
 
     Raises:
-        RequestError: a header field or the target is wrong, or the body is announced as too large.
+        RequestError: a header field or the target is wrong, or the body would be too large.
     """
     settings = context.settings
     single, id, wish, wait = head.single, read_id(head.single), None, 0.0
@@ -116,7 +111,7 @@ def read_inference_head(
 
 
 def _coding(value: bytes, compressed: bool) -> str:
-    """Coding of a body by its header field; empty for none. `compressed`: whether the route takes any."""
+    """Return the coding that a Content-Encoding names; empty for none. `compressed`: True if the route accepts any."""
     coding = value.strip().lower().decode("latin-1")
     if coding in ("", "identity"):
         return ""
@@ -128,7 +123,7 @@ def _coding(value: bytes, compressed: bool) -> str:
 
 
 def several_as_task() -> BadRequest:
-    """Error of a request with several inputs whose client wants the id of a task, which is that of one input."""
+    """Return the error for a request with several inputs that wants to become a task, which has one input."""
     return BadRequest(
         "Prefer is respond-async, and a request with several inputs cannot become a task; send a request for each input, "
         "or leave Prefer out and wait for the outputs"
@@ -136,10 +131,10 @@ def several_as_task() -> BadRequest:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """Wish of a client that accepts the id of a task for an answer.
+    """Wish of a client that accepts a task id as the answer.
 
     Attributes:
-        wait: seconds for which it would rather wait for the answer itself; 0: not at all.
+        wait: seconds that it prefers to wait for the answer itself.
         applied: value of `Preference-Applied`.
     """
 
@@ -148,10 +143,9 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def read_prefer(value: bytes) -> Wish | None:
-    """Read `respond-async` and `wait` in the value of `Prefer`, several lines of it joined by commas.
+    """Read `respond-async` and `wait` from the value of `Prefer`. Return None if the client waits for the answer.
 
-    Other preferences, and malformed ones, are passed over; of a preference that is there twice the first counts. None:
-    the client waits for the answer.
+    Other and malformed preferences are ignored. If one is repeated, the first counts.
     """
     preferences: dict[bytes, bytes] = {}
     for preference in _PREFERENCE.findall(value):
@@ -166,7 +160,7 @@ def read_prefer(value: bytes) -> Wish | None:
 
 
 MOST_DIGITS = 9
-"""Most digits of the length of a body whose head is remembered."""
+"""Most digits of Content-Length in a head that is remembered."""
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % MOST_DIGITS)
 _UNREAD = InferenceHead(NO_ROUTE, RequestOptions(0.0), NO_ROUTE.read_json)
 _UNUSUAL = Usual(unusual, NO_ROUTE.write, b"", NO_ROUTE.write_one)
@@ -177,20 +171,20 @@ def _nobody() -> Principal | None:
 
 
 class KnownHead(msgspec.Struct, eq=False):
-    """Head of one request, or of all that repeat it on the same connection.
+    """Head of one request, or of all requests that repeat it on the same connection.
 
     Attributes:
-        codec: codec of its route.
-        marks: header lines that each answer gets whatever it is, each with its end.
-        head: what it says.
-        lane: lane of the requests with it.
-        usual: way of those that are one text; its answers have the lines `kind`.
-        open_by: facts for which the lane takes them with nothing more to be asked; None where it does not.
-        still: function that tells the principal of its credential, as it is now.
-        before: its beginning, up to the length of the body. Nothing begins with `()`.
-        after: what follows the length.
-        begin, latest: where the length begins, and where `after` ends at the latest.
-        skipped: bytes of `after`.
+        marks: header lines for every answer, each with its line ending.
+        head: what the head says.
+        lane: lane of its requests.
+        usual: fast path of its requests with one text.
+        kind: header lines of answers that `usual` writes.
+        open_by: `gateway.facts` for which requests may enter the lane without further checks; None if they may not.
+        still: returns the current principal of its credential.
+        before: bytes of the head before the value of Content-Length. `()` until remembered: no bytes start with that.
+        after: bytes of the head after that value.
+        begin, latest: where the value begins, and where `after` ends at the latest.
+        skipped: length of `after`.
     """
 
     codec: Codec
@@ -208,18 +202,18 @@ class KnownHead(msgspec.Struct, eq=False):
     skipped: int = 0
 
     def remember(self, raw: bytes, most: int, still: Callable[[], Principal | None]) -> bool:
-        """Remember the bytes of the head. False: requests that repeat it are to be parsed.
+        """Remember the bytes `raw` of the head. Return False if requests that repeat it have to be parsed.
 
         Arguments:
-            raw: the head as it came.
+            raw: the head as it arrived.
             most: most bytes of a head.
-            still: see above.
+            still: see the attribute.
         """
-        found = _LENGTH.search(raw)
-        if found is None or len(raw) + MOST_DIGITS > most:
+        match = _LENGTH.search(raw)
+        if match is None or len(raw) + MOST_DIGITS > most:
             return False
         self.still = still
-        self.before, self.after = raw[: found.start(1)], raw[found.end(1) :]
+        self.before, self.after = raw[: match.start(1)], raw[match.end(1) :]
         self.begin, self.skipped = len(self.before), len(self.after)
         self.latest = self.begin + MOST_DIGITS + self.skipped
         return True

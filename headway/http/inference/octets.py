@@ -1,7 +1,7 @@
-"""Octets on the wire as they are: bodies that are the input itself, with the model in the query, and answers that are the output.
+"""Raw octets: bodies that are the input itself, with the model in the query, and answers that are the output itself.
 
-An answer is the output itself where `Accept` asks for `application/octet-stream`, and, unless it asks for JSON, where the body
-came as octets and the output is octets, too.
+The answer is the output itself if `Accept` asks for `application/octet-stream`. It also is if both body and output are octets,
+unless `Accept` asks for JSON.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANGES = {
     OCTETS: (b"*/*", b"application/*", OCTETS),
     b"application/json": (b"*/*", b"application/*", b"application/json"),
 }
-"""Media ranges of `Accept` that take a type, the least precise first."""
+"""Media ranges of `Accept` that match a type, from the least to the most specific."""
 
 
 class Form(enum.Enum):
@@ -46,27 +46,23 @@ class Form(enum.Enum):
     JSON = "json"
     OCTETS = "octets"
     AS_OUTPUT = "as output"
-    """Octets where the output is octets, else JSON."""
+    """Octets if the output is octets, else JSON."""
 
 
 def read_accept(fields: Sequence[tuple[bytes, bytes]], otherwise: Form) -> Form:
-    """Form that the fields of a header ask for; `otherwise` where both forms will do.
-
-    Arguments:
-        fields: fields of a header, names in lower case.
-        otherwise: form of an answer of which nothing is said.
-    """
-    said = b",".join(value for name, value in fields if name == b"accept")
-    if not said:
+    """Return the form that `Accept` among the header fields prefers; `otherwise` if it has no preference."""
+    accept = b",".join(value for name, value in fields if name == b"accept")
+    if not accept:
         return otherwise
     ranges: dict[bytes, float] = {}
-    for part in said.lower().split(b","):
+    for part in accept.lower().split(b","):
         kind, *parameters = (word.strip() for word in part.split(b";"))
         ranges[kind] = next((_quality(word) for word in parameters if word.startswith(b"q=")), 1.0)
     if OCTETS not in ranges and b"application/json" not in ranges:
         return otherwise
     quality = {
-        kind: next((ranges[one] for one in reversed(those) if one in ranges), 0.0) for kind, those in _RANGES.items()
+        kind: next((ranges[media_range] for media_range in reversed(matching) if media_range in ranges), 0.0)
+        for kind, matching in _RANGES.items()
     }
     if quality[OCTETS] == quality[b"application/json"]:
         return otherwise
@@ -81,11 +77,11 @@ def _quality(word: bytes) -> float:
 
 
 def octets_of(output: Value) -> bytes:
-    """Output as octets: a text in UTF-8, any other JSON value as its text, one tensor of numbers as these.
+    """Return an output as octets: a text in UTF-8, another JSON value as JSON, a single tensor of numbers as its data.
 
     Raises:
-        UnicodeEncodeError: a text holds a lone surrogate.
-        BadRequest: it is other tensors than one of numbers.
+        UnicodeEncodeError: a text contains a lone surrogate.
+        BadRequest: the output is any other tensors.
     """
     if isinstance(output, Tensors):
         return octets_of_tensors(output)
@@ -93,7 +89,7 @@ def octets_of(output: Value) -> bytes:
 
 
 def octet_pieces(output: Value) -> Iterator[bytes]:
-    """Pieces of an output as octets; raises what `octets_of` does."""
+    """Yield an output as octets, piece by piece; see `octets_of`."""
     if not isinstance(output, str):
         yield from cut(octets_of(output))
         return
@@ -104,13 +100,13 @@ def octet_pieces(output: Value) -> Iterator[bytes]:
 def open_octets(
     text: Callable[[bytes], str], read_json: ReadRequest, read_long: ReadInSteps, write: WriteAnswer
 ) -> OpenHead:
-    """Make what opens the heads of a route that also takes octets, and answers with them.
+    """Make `Codec.open` for a route that also takes octets, and answers with them.
 
     Arguments:
-        text: body to the input, where the model takes no octets.
-        read_json: reader of bodies in JSON.
-        read_long: reader of long ones.
-        write: writer of an answer in JSON.
+        text: reads a body of octets for a model that takes texts.
+        read_json: reads a JSON body.
+        read_long: reads a long JSON body.
+        write: writes a JSON answer.
     """
 
     def write_octets(outcome: Outcome) -> Written:
@@ -144,7 +140,7 @@ def open_octets(
             if read_accept(head.fields, Form.JSON) is not Form.OCTETS:
                 return options, None
             return options, Reader(read_any, read_any_in_steps)
-        model, version = _named(target.query)
+        model, version = _model_and_version(target.query)
         writer = writers[read_accept(head.fields, Form.AS_OUTPUT)]
 
         def read(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
@@ -161,15 +157,15 @@ def open_octets(
     return open_head
 
 
-def _named(query: bytes) -> tuple[str, str]:
-    """Model and version that a query names; the version is empty where it names none."""
+def _model_and_version(query: bytes) -> tuple[str, str]:
+    """Return the model and the version that a query names; the version may be empty. Raises BadRequest."""
     if (error := too_many_members(query)) is not None:
         raise error
     try:
-        named = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict")
+        members = parse_qs(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except ValueError:
         raise BadRequest("the query is malformed; expected ?model_id=NAME") from None
-    models, versions = named.get("model_id", []), named.get("version", [""])
+    models, versions = members.get("model_id", []), members.get("version", [""])
     if len(models) != 1 or not models[0]:
         raise BadRequest("the query must name one model, ?model_id=NAME, as the body is application/octet-stream")
     if len(versions) != 1:

@@ -1,9 +1,9 @@
-"""One inference request, from its head to its answer: an object of its own for each.
+"""One inference request, from its head to its answer.
 
-    BODY ──▶ (a long body is read in turns) ──▶ ASKED, the gateway has it ──▶ answered ──▶ the connection goes on
-                                                   └── handed over: its client has the id of a task
+    BODY ──▶ (a long body is read in turns) ──▶ ASKED: the gateway has it ──▶ answered ──▶ next request
+                                                   └── handed over: the client gets a task id instead
 
-It is the sink of its reply. A reply to a request that its connection no longer has in hand is dropped.
+RequestInHand is the sink of its own reply. It ignores the reply if the connection has dropped it before.
 """
 
 from __future__ import annotations
@@ -41,19 +41,15 @@ class RequestInHand(msgspec.Struct, eq=False):
     """Request to an inference route; see `headway.http.server.connection.InHand`.
 
     Attributes:
-        connection: connection that it came on.
-        inference: context of the connection.
-        id: its id.
-        known: its head.
-        principal: who asks; NOBODY as long as that is not known.
-        begun: monotonic instant at which its body was complete, in seconds.
-        plain: whether an answer that is a short text is written by `known.usual`, and the connection goes on.
-        exchange: the request as its codec reads it; None where nothing of it has to be remembered.
-        pieces: its body, as far as it has come.
-        long: its body that is read in turns.
-        handoff: handover of one that may become a task.
-        fan_out: its parts if it has several inputs.
-        large: its large answer.
+        principal: who asks; NOBODY until known.
+        begun: monotonic seconds at which its body was complete.
+        plain: True if `known.usual` may write a short text answer, and the connection stays open.
+        exchange: the decoded request; None if the answer needs nothing of it.
+        pieces: the body so far.
+        long: set while a long body is read in turns.
+        handoff: set if the request may become a task.
+        fan_out: set if the request has several inputs.
+        large: set while a large answer is made and sent.
     """
 
     connection: Connection
@@ -72,24 +68,21 @@ class RequestInHand(msgspec.Struct, eq=False):
 
     @property
     def shown(self) -> str:
-        """See InHand."""
         return ID_PREFIX + self.id
 
     @property
     def tier(self) -> str:
-        """See InHand."""
         return "none" if self.principal is NOBODY else self.inference.tiers[self.principal.tier]
 
     def take(self, content: bytes) -> None:
-        """See InHand. A body of announced length has been counted whole."""
         connection, quotas = self.connection, self.inference.quotas
+        # A body of known length is reserved as a whole before.
         if connection.reader.missing < 0 and not quotas.reserve(connection, connection.reserved + len(content)):
             connection.reject(quotas.no_room(connection))
         elif self.pieces is not None:
             self.pieces.append(content)
 
     def complete(self) -> None:
-        """See InHand."""
         body = b"" if self.pieces is None else self.pieces.take()
         self.pieces = None
         self.begun = monotonic()
@@ -102,14 +95,14 @@ class RequestInHand(msgspec.Struct, eq=False):
             self.long.begin(body)
 
     def give_back(self) -> None:
-        """Give back the reservation of a body that came in pieces, and the charge of the request."""
+        """Release the reservation of a body that arrived in pieces, and refund the charge for it."""
         if self.long is not None:
             self.long.end()
         self.inference.quotas.reserve(self.connection, 0)
         self.inference.entrance.refund(self.principal)
 
     def ask(self, body: bytes, exchange: Exchange | None = None) -> None:
-        """Read a body, unless it is read already, and hand the request in, on the lane for it if that is open."""
+        """Decode the body, unless `exchange` has it decoded, and submit the request, on its lane if that is open."""
         known = self.known
         inference = self.inference
         principal = self.principal
@@ -132,7 +125,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         text = exchange.input
         parameters = exchange.parameters
         if isinstance(text, list) or exchange.options is not head.options:
-            self._ask_rarely(exchange)
+            self._submit_slow(exchange)
             return
         gateway = inference.gateway
         lane = known.lane
@@ -151,22 +144,22 @@ class RequestInHand(msgspec.Struct, eq=False):
             gateway.enter(self, lane, self.id, text, parameters)
         else:
             gateway.take_in(self, lane, head.options, self.id, text, parameters)
-        exchange.input = ""  # The gateway has it.
+        exchange.input = ""  # The gateway has the only reference.
 
-    def _ask_rarely(self, exchange: Exchange) -> None:
-        """Submit several inputs, or what asks for something that its head does not."""
+    def _submit_slow(self, exchange: Exchange) -> None:
+        """Submit several inputs, or a request whose body changes the options from its head."""
         entrance = self.inference.entrance
         principal = self.principal = entrance.principal_for(exchange, self.principal)
         owner = self.connection.owner or principal.tenant
         self.fan_out = entrance.submit(self, principal, self.id, exchange, owner)
 
     def charge_and_deny(self, error: RequestError) -> None:
-        """Count a request that was read to its end, and is wrong, and refuse it."""
+        """Charge and refuse a request that turned out wrong after its body was read."""
         over = self.inference.entrance.charge_wrong(self.principal, self.id)
         self.deny(over or error, over is not None)
 
     def deny(self, error: RequestError, counted: bool = False) -> None:
-        """Refuse a request that was read to its end. `counted`: whether the refusal has been counted."""
+        """Refuse a request whose body was read. `counted`: True if the refusal is counted already."""
         self.inference.trace_refused(self.known.head.options, self.shown, error, monotonic())
         self.write_error(error)
         self.inference.refused(error, None if counted else self.tier)
@@ -175,12 +168,12 @@ class RequestInHand(msgspec.Struct, eq=False):
     # The reply.
 
     def answer(self, reply: Reply, outputs: Sequence[Value] = (), tokens: Sequence[TokenCount | None] = ()) -> None:
-        """Take the reply.
+        """Write the answer.
 
         Arguments:
-            reply: the reply.
-            outputs: outputs of the inputs where there are several.
-            tokens: tokens of these.
+            reply: reply of the gateway.
+            outputs: outputs of a request with several inputs.
+            tokens: tokens of each of them.
         """
         connection = self.connection
         if connection.in_hand is not self:
@@ -188,7 +181,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         try:
             output = reply.output
             if not self.plain or type(output) is not str or len(output) > LARGE:
-                self._answer_rarely(reply, outputs, tokens)
+                self._answer_slow(reply, outputs, tokens)
                 return
             now = monotonic()
             inference = self.inference
@@ -227,16 +220,14 @@ class RequestInHand(msgspec.Struct, eq=False):
             connection.fault(exc)
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to all inputs, or the failure of one."""
         self.answer(joined(self.id, replies), list(map(_OUTPUT, replies)), list(map(_TOKENS, replies)))
 
     def admitted(self) -> None:
-        """Note that the request will have its outcome, whoever waits for it."""
         if self.handoff is not None:
             self.handoff.admitted()
 
-    def _answer_rarely(self, reply: Reply, outputs: Sequence[Value], tokens: Sequence[TokenCount | None]) -> None:
-        """Write an answer that is no text alone, that is large or marked, or that ends the connection."""
+    def _answer_slow(self, reply: Reply, outputs: Sequence[Value], tokens: Sequence[TokenCount | None]) -> None:
+        """Write any answer except a short plain text."""
         if self.handoff is not None:
             if reply.output is not None and self.handoff.due:
                 self._hand_over()
@@ -282,13 +273,13 @@ class RequestInHand(msgspec.Struct, eq=False):
                 head = HEAD % (inference.opening, self.id.encode(), self.ending(), marks + kind, len(body))
                 if len(body) < LARGE:
                     self.connection.transport.write(head + body)
-                else:  # What is large is not copied.
+                else:  # Don't copy a large body.
                     self.connection.transport.write(head)
                     self.connection.transport.write(body)
         self.end(now)
 
     def ending(self) -> bytes:
-        """Lines of an answer's header on the end of the connection and on the principal's limits, and its marks."""
+        """Return the header lines that any answer ends with: marks, `Connection: close`, and rate limits."""
         known, inference = self.known, self.inference
         ending = known.marks
         if self.connection.writer.last or inference.closing:
@@ -298,7 +289,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         return ending
 
     def write_error(self, error: AnyError, lines: bytes = b"") -> None:
-        """See InHand. `lines`: further lines of its header, each with its end."""
+        """Answer with an error. `lines` are further header lines, each with its line ending."""
         codec, limits = self.known.codec, self.principal.limits
         if limits:
             lines += codec.limit_lines(self.inference.rate_limits, limits)
@@ -306,7 +297,7 @@ class RequestInHand(msgspec.Struct, eq=False):
         self.connection.writer.write_error(error.code, self.shown, encoded, lines + self.known.marks)
 
     def _hand_over(self) -> None:
-        """Answer with the id of the task that the request has become."""
+        """Answer with the task id, because the request becomes a task."""
         try:
             self._end_handoff()
             inference, wish = self.inference, self.known.head.wish
@@ -320,7 +311,7 @@ class RequestInHand(msgspec.Struct, eq=False):
     # The end.
 
     def end(self, now: float = 0.0) -> None:
-        """End the request, which has been answered; `now` is a monotonic instant in seconds, 0 for the present one."""
+        """End the request after its answer; `now` is monotonic seconds, or 0 to read the clock."""
         connection = self.connection
         connection.in_hand = None
         if self.fan_out is not None or self.large is not None:
@@ -330,14 +321,13 @@ class RequestInHand(msgspec.Struct, eq=False):
                 connection.count_unfetched()
         if connection.writer.last or self.inference.closing or connection.unread.since:
             connection.finish()
-        else:  # Most go on; they are spared a call.
+        else:  # The common case, inlined from `finish` to save a call.
             connection.phase = IDLE
             connection.since = now or monotonic()
         if connection.reader.buffer:
             connection.advance()
 
     def leave(self) -> None:
-        """See InHand."""
         if self.connection.phase == ASKED and not self._sending:
             self.inference.gateway.abandon(self, self.principal.tenant, self.id)
             if self.fan_out is not None:
@@ -350,7 +340,6 @@ class RequestInHand(msgspec.Struct, eq=False):
         self._end_outputs()
 
     def reject(self, error: RequestError) -> bool:
-        """See InHand."""
         connection, sending = self.connection, self._sending
         if connection.phase == BODY:
             self.inference.trace_refused(self.known.head.options, self.shown, error, connection.since)
@@ -358,7 +347,6 @@ class RequestInHand(msgspec.Struct, eq=False):
         return not sending
 
     def resume(self) -> None:
-        """See InHand."""
         if self._sending and self.large is not None:
             self.large.wait()
 
@@ -379,11 +367,7 @@ class RequestInHand(msgspec.Struct, eq=False):
 
 
 class LongBody:
-    """Long or compressed body of a request, read a little in each turn of its client, within the time that the request has.
-
-    Arguments:
-        request: the request. It may end meanwhile; then the rest is dropped in its turn.
-    """
+    """Decodes a long or compressed body in turns, before the request's deadline. Stops if the request ends."""
 
     __slots__ = ("_alarm", "_request")
 
@@ -393,7 +377,7 @@ class LongBody:
         self._alarm = request.inference.loop.call_later(timeout, self._expire)
 
     def begin(self, body: bytes) -> None:
-        """Read the body, which is complete."""
+        """Start to decode the complete body."""
         request = self._request
         if coding := request.known.head.coding:
             self._wait(partial(self._unpack, Unpacker(body, coding, request.inference.settings)))
@@ -401,7 +385,7 @@ class LongBody:
             self._wait(partial(self._take, body))
 
     def end(self) -> None:
-        """Read no more of it."""
+        """Stop."""
         self._alarm.cancel()
         self._request.long = None
 
@@ -414,7 +398,6 @@ class LongBody:
         request.inference.large_bodies.wait(request.connection.owner or "", work)
 
     def _unpack(self, unpacker: Unpacker) -> None:
-        """Unpack some of a compressed body."""
         if self._ended:
             return
         request = self._request
@@ -434,7 +417,7 @@ class LongBody:
             connection.fault(exc)
 
     def _take(self, body: bytes) -> None:
-        """Begin to read a body that is not compressed any more."""
+        """Start to decode a body that is not compressed."""
         if self._ended:
             return
         request = self._request
@@ -444,7 +427,7 @@ class LongBody:
         self._go_on(steps, request.principal, 0)
 
     def _go_on(self, steps: Steps[Exchange], principal: Principal, size: int) -> None:
-        """Read some more of it, of which `size` bytes outside strings were read. Its principal pays for what was read in any case."""
+        """Decode for one turn; `size` bytes outside strings were decoded before. They are charged even if the request has ended."""
         request = self._request
         entrance, connection = request.inference.entrance, request.connection
         if self._ended:
@@ -475,7 +458,7 @@ class LongBody:
         connection.advance()
 
     def _expire(self) -> None:
-        """Refuse the request, whose time has passed before its body was read."""
+        """Refuse the request, whose deadline passed before its body was decoded."""
         request = self._request
         try:
             self.end()
@@ -487,13 +470,13 @@ class LongBody:
 
 
 class LargeSending:
-    """Large answer of a request: made, and then sent, a little in each turn of its client.
+    """Makes a large answer, and then sends it, a little in each turn of its client. Stops if the request ends.
 
     Arguments:
-        request: the request. It may end meanwhile.
+        request: the request.
         answer: body of the answer.
-        kind: lines of its header that say what it is.
-        marks: further lines, which the header of its failure has, too.
+        kind: header lines that describe the body.
+        marks: further header lines, which an error answer gets too.
     """
 
     __slots__ = ("_kind", "_marks", "_request", "answer")
@@ -502,7 +485,7 @@ class LargeSending:
         self._request, self.answer, self._kind, self._marks = request, answer, kind, marks
 
     def wait(self) -> None:
-        """Go on when it is its turn. Sending waits until the client has taken what was sent; making waits for nobody."""
+        """Continue in the client's next turn. Sending first waits until the client has read what was sent."""
         connection, sending = self._request.connection, self.answer.total > 0
         if not (sending and connection.unread.since):
             work = self._send if sending else self._make
@@ -544,7 +527,10 @@ class LargeSending:
             request.end()
 
     def _write(self, piece: bytes) -> None:
-        """Write a piece. Where the client leaves it, it is held to the whole answer; several outputs are counted by their fan-out."""
+        """Write a piece. If the client doesn't read it at once, measure its speed over the whole answer.
+
+        The bytes of several outputs are charged by their fan-out.
+        """
         connection, answer = self._request.connection, self.answer
         alone = self._request.fan_out is None
         connection.unsent = answer.length if alone else 0
@@ -556,40 +542,42 @@ class LargeSending:
 
 
 def _at_once(read: ReadRequest, body: bytes, options: RequestOptions, models: KnownModels) -> Steps[Exchange]:
-    """Read a body that takes no long time in one step."""
+    """Read a body that is fast to read, as a single step."""
     yield 0
     return read(body, options, models)
 
 
 class AsyncHandoff:
-    """Handover of one request.
+    """Turns a request into a task once its client has waited long enough and the gateway has admitted it.
+
+    A refusal comes before admission, so it is answered as an ordinary error.
 
     Arguments:
-        loop: event loop that keeps the time.
-        wait: seconds for which the client waits for the answer; 0: the handover is due at once.
-        tell: hands the request over; called at most once, and not after `end`.
+        loop: event loop for the timer.
+        wait: seconds that the client waits for the answer.
+        hand_over: turns the request into a task. Called at most once, and not after `end`.
 
     Attributes:
-        due: whether the client has waited long enough.
+        due: True once the client has waited long enough.
     """
 
-    __slots__ = ("_admitted", "_tell", "_timer", "due")
+    __slots__ = ("_admitted", "_pending", "_timer", "due")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wait: float, tell: Callable[[], None]) -> None:
-        self._tell: Callable[[], None] | None = tell
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait: float, hand_over: Callable[[], None]) -> None:
+        self._pending: Callable[[], None] | None = hand_over
         self._admitted = False
         self.due = wait <= 0.0
         self._timer = None if self.due else loop.call_later(wait, self._expire)
 
     def admitted(self) -> None:
-        """Note that the request will be answered, whoever waits for it."""
+        """Called once the gateway has admitted the request."""
         self._admitted = True
         if self.due:
             self._hand_over()
 
     def end(self) -> None:
-        """Note that the request has been answered, or its client has left."""
-        self._tell = None
+        """Called once the request is answered, or its client has left."""
+        self._pending = None
         if self._timer is not None:
             self._timer.cancel()
 
@@ -599,19 +587,19 @@ class AsyncHandoff:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        tell, self._tell = self._tell, None
-        if tell is not None:
-            tell()
+        hand_over, self._pending = self._pending, None
+        if hand_over is not None:
+            hand_over()
 
 
 def task_answer(shown: str, wish: Wish, date: bytes, ending: bytes) -> bytes:
-    """Whole HTTP/1.1 response with the id of the task that a request has become.
+    """Return the complete HTTP/1.1 response 202 for a request that has become a task.
 
     Arguments:
-        shown: the id as clients see it, `req_…`.
+        shown: its id as clients see it, `req_…`.
         wish: the client's wish.
-        date: value of its Date header.
-        ending: further lines of its header, each with its end.
+        date: value of the Date header.
+        ending: further header lines, each with its line ending.
     """
     id, body = shown.encode(), msgspec.json.encode(Result(shown, "PENDING"))
     return (

@@ -1,4 +1,4 @@
-"""Inference routes: the codec of each path. Their requests are answered on the fast path."""
+"""Inference routes: the codec of each path, and the form of errors by path."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ROUTES: Mapping[str, Callable[[Settings], Codec]] = {
     "/v2/models/{model:path}/infer": infer,
     "/v2/infer": infer,
 }
-"""Makers of the codecs, by path of the inference route.
+"""Functions that make the codecs, by path.
 
-A part of a path may be left open, as in `/v2/models/{model}/infer`. It takes any text without a slash; a slash in it is
-written as %2F. As `{model:path}` it takes slashes, too. Of several routes for a path the first counts.
+A placeholder `{model}` matches any text without a slash, which may contain %2F; `{model:path}` matches slashes too. If
+several routes match a path, the first counts.
 """
 
-_OF_BULK = ("batches", "files")
-"""Routes of OpenAI's that are served where there is a folder of bulk jobs (`bulk_dir`)."""
+_BULK = ("batches", "files")
+"""OpenAI's routes that are served if there is a folder for bulk jobs (`bulk_dir`)."""
 _UNSERVED = (
     "assistants", "audio", "conversations", "fine_tuning", "images", "moderations", "threads", "uploads", "vector_stores", "videos",
 )  # fmt: skip
-"""Routes of OpenAI's that are not served here; its clients read why."""
+"""OpenAI's routes that are not served here. They answer 404 in the form that its clients understand."""
 
 ERROR_FORMS: Mapping[str, EncodeError] = {
     "/v2": encode_oip_error,
@@ -58,48 +58,44 @@ ERROR_FORMS: Mapping[str, EncodeError] = {
     "/embeddings": encode_stray_error,
     "/models": encode_stray_error,
     "/responses": encode_stray_error,
-    **{f"/v1/{name}": encode_path_error for name in (*_OF_BULK, *_UNSERVED)},
-    **{f"/{name}": encode_stray_error for name in (*_OF_BULK, *_UNSERVED)},
+    **{f"/v1/{name}": encode_path_error for name in (*_BULK, *_UNSERVED)},
+    **{f"/{name}": encode_stray_error for name in (*_BULK, *_UNSERVED)},
 }
-"""Encoders of errors by path, for the path itself and all below it, also where nothing is served."""
+"""Encoders of errors by path. They apply to all paths below, even if nothing is served there."""
 
-_NOWHERE: Mapping[str, str] = {}
+_NO_NAMES: Mapping[str, str] = {}
 
 
 def codecs(settings: Settings) -> dict[str, Codec]:
-    """Codecs by path, with the checks that these settings ask for."""
+    """Make the codecs of all inference routes, by path."""
     return {path: replace(make(settings), way=f"POST {path.replace(':path', '')}") for path, make in ROUTES.items()}
 
 
 class Routes:
-    """Routes of one listener.
-
-    Arguments:
-        settings: settings of the codecs.
-    """
+    """Inference routes of one listener."""
 
     def __init__(self, settings: Settings) -> None:
-        made = codecs(settings)
-        self._exact = {path.encode(): codec for path, codec in made.items() if "{" not in path}
-        self._open = [(_pattern(path), codec) for path, codec in made.items() if "{" in path]
+        by_path = codecs(settings)
+        self._exact = {path.encode(): codec for path, codec in by_path.items() if "{" not in path}
+        self._open = [(_pattern(path), codec) for path, codec in by_path.items() if "{" in path]
         self._forms = [(path.encode(), form) for path, form in ERROR_FORMS.items()]
 
     def find(self, target: bytes) -> tuple[Codec, RequestTarget] | None:
-        """Codec of a request target, and what its path leaves open; None: it is no inference route."""
+        """Return the codec for a request target, and the target's variable parts; None if it is no inference route."""
         path, query = _split(target)
         codec = self._exact.get(unquote_to_bytes(path) if b"%" in path else path)
         if codec is not None:
-            return codec, RequestTarget(_NOWHERE, query)
+            return codec, RequestTarget(_NO_NAMES, query)
         for pattern, codec in self._open:
-            if (found := pattern.fullmatch(path)) is not None:
+            if (match := pattern.fullmatch(path)) is not None:
                 names = {
-                    name: unquote_to_bytes(part).decode(errors="replace") for name, part in found.groupdict().items()
+                    name: unquote_to_bytes(part).decode(errors="replace") for name, part in match.groupdict().items()
                 }
                 return codec, RequestTarget(names, query)
         return None
 
     def error_form(self, target: bytes) -> EncodeError:
-        """Encoder of errors for a request target, whatever is served there."""
+        """Return the encoder of errors for any request target."""
         path, _ = _split(target)
         for prefix, form in self._forms:
             if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
@@ -116,7 +112,7 @@ def _pattern(path: str) -> re.Pattern[bytes]:
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request target, as they stand there."""
+    """Return the path and the query of a request target, still encoded."""
     path, _, query = target.partition(b"?")
     if not path.startswith(b"/"):
         try:

@@ -1,7 +1,7 @@
-"""Answers of completions: a choice for each output, as one JSON object or as server-sent events.
+"""Answers of completions and chats: one choice for each output, as a JSON object or as server-sent events.
 
-A stream has one event for each choice, since a model's answer is there as a whole. A target that knows more than a text
-gives an object with the text as `text`, and `usage` or `finish_reason` if it likes.
+A model's output arrives as a whole, so a stream has one event for each choice. An output is a text, or an object with
+`text` and optionally `usage` and `finish_reason`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from headway.doors.exchange import JSON, Outcome, ReadText, Usual, WriteText, Wr
 from headway.model import Tensors, TokenCount, Value
 
 EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-"""Lines of a stream's header."""
+"""Header lines of a stream."""
 
 FINISHED = "stop"
 TEXT = "text_completion"
 CHAT = "chat.completion"
-"""Kinds of completions, as their member `object` says."""
+"""Values of an answer's member `object`."""
 _Tokens = Sequence[TokenCount | None]
 _Head = tuple[str, str, int, str]
-"""Members with which an answer begins: id, object, created, model."""
+"""First members of an answer: id, object, created, model."""
 
 
 class Usage(msgspec.Struct, gc=False):
@@ -38,7 +38,7 @@ class Usage(msgspec.Struct, gc=False):
 
 
 class RichText(msgspec.Struct, gc=False):
-    """Output of a target that knows more than a text, or a text as if it did."""
+    """Output of a target: its text, and what it says about it."""
 
     text: str
     usage: Usage | None = None
@@ -98,11 +98,11 @@ class ChoicesWriter(msgspec.Struct):
     """Writer of the answer to one request.
 
     Attributes:
-        model: name of the model as the client sent it.
-        chat: whether the answer is to a chat.
-        stream: whether it comes as server-sent events.
-        usage: whether a stream ends with an event about usage.
-        choices: choices of each prompt, whose tokens count once for all of them.
+        model: name of the model, as the client sent it.
+        chat: True for an answer to a chat.
+        stream: True for server-sent events.
+        usage: True if a stream ends with an event about usage.
+        choices: choices of each prompt. The prompt's tokens count once for all of them.
     """
 
     model: str
@@ -112,7 +112,6 @@ class ChoicesWriter(msgspec.Struct):
     choices: int = 1
 
     def __call__(self, outcome: Outcome) -> Written:
-        """Write the answer."""
         head = self._prefix + outcome.id[4:], self._kind(), int(time()), self.model
         write = self._events if self.stream else self._object
         return EVENTS if self.stream else JSON, write(head, outcome.outputs, outcome.tokens)
@@ -121,10 +120,10 @@ class ChoicesWriter(msgspec.Struct):
         empty = None if self.usage else msgspec.UNSET
         used: list[Usage | None] = []
         for index, output in enumerate(released(outputs)):
-            told = told_of(output, tokens[index])
-            used.append(told.usage)
+            answer = rich_text(output, tokens[index])
+            used.append(answer.usage)
             yield b"data: "
-            yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, told),))
+            yield from array_within(_encode(_Body(*head, (), empty)), "choices", (self._choice(index, answer),))
             yield b"\n\n"
         if self.usage:
             yield b"data: %b\n\n" % _encode(_Body(*head, (), _sum(used, self.choices) or Usage()))
@@ -134,17 +133,17 @@ class ChoicesWriter(msgspec.Struct):
         used: list[Usage | None] = []
         yield _encode(_Body(*head, ())).removesuffix(b"]}")
         for index, output in enumerate(released(outputs)):
-            told = told_of(output, tokens[index])
-            used.append(told.usage)
+            answer = rich_text(output, tokens[index])
+            used.append(answer.usage)
             yield b"," if index else b""
-            yield from self._choice(index, told)
+            yield from self._choice(index, answer)
         usage = _sum(used, self.choices)
         if usage is None and not self.chat:
-            usage = Usage()  # Some clients of this route, LangChain among them, fail without it.
+            usage = Usage()  # Some clients, LangChain among them, fail without it.
         yield b"]}" if usage is None else b'],"usage":%b}' % _encode(usage)
 
     def usual(self, read: ReadText) -> Usual | None:
-        """Way of requests alike, each with one choice, that `read` reads; None where a stream is to end with the usage."""
+        """Return the fast path for requests with one choice that `read` reads; None if a stream ends with its usage."""
         write = self._text_writer(msgspec.UNSET if self.chat or self.stream else Usage())
         if not self.stream:
             return Usual(read, write, JSON, self)
@@ -155,7 +154,7 @@ class ChoicesWriter(msgspec.Struct):
         return None if self.usage else Usual(read, write_events, EVENTS, self)
 
     def _text_writer(self, unknown: Usage | msgspec.UnsetType) -> WriteText:
-        """Make the writer of an object with one text. `unknown`: usage that it tells where none is known."""
+        """Make the writer of an answer with one text. `unknown` stands for the usage if none is known."""
         kind, model, prefix, chat = self._kind(), self.model, self._prefix, self.chat
         message_choice = _DeltaChoice if self.stream else _ChatChoice
 
@@ -179,27 +178,26 @@ class ChoicesWriter(msgspec.Struct):
             return TEXT
         return "chat.completion.chunk" if self.stream else CHAT
 
-    def _choice(self, index: int, told: RichText) -> Iterator[bytes]:
-        if len(told.text) <= PIECE:
-            yield _encode(self._shown(index, told.text, told.finish_reason))
+    def _choice(self, index: int, answer: RichText) -> Iterator[bytes]:
+        if len(answer.text) <= PIECE:
+            yield _encode(self._choice_struct(index, answer.text, answer.finish_reason))
             return
-        head, _, tail = _encode(self._shown(index, "", told.finish_reason)).partition(b'""')
+        head, _, tail = _encode(self._choice_struct(index, "", answer.finish_reason)).partition(b'""')
         yield head
-        yield from text_pieces(told.text)
+        yield from text_pieces(answer.text)
         yield tail
 
-    def _shown(self, index: int, text: str, reason: str) -> Any:
+    def _choice_struct(self, index: int, text: str, reason: str) -> Any:
         if not self.chat:
             return _TextChoice(index, text, None, reason)
         message = _Message("assistant", text, None)
         return (_DeltaChoice if self.stream else _ChatChoice)(index, message, None, reason)
 
 
-def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
-    """Text of an output, and what the target tells besides. `tokens`: those that its input has used, where that is told apart.
+def rich_text(output: Value, tokens: TokenCount | None = None) -> RichText:
+    """Return the text of an output, and what the target says about it.
 
-    Raises:
-        RequestError: the output is tensors that JSON cannot hold.
+    `tokens` is the usage if the target reports it apart from its output. Raises RequestError for tensors that JSON can't hold.
     """
     usage = None if tokens is None else Usage(tokens.prompt, tokens.used - tokens.prompt)
     if isinstance(output, str):
@@ -208,20 +206,20 @@ def told_of(output: Value, tokens: TokenCount | None = None) -> RichText:
         return RichText(b"".join(tensor_pieces(output)).decode(), usage)
     if isinstance(output, bytes) and output[:1] == b"{":
         try:
-            told = _decode(output)
+            answer = _decode(output)
         except msgspec.MsgspecError:
             pass
         else:
-            return told if told.usage is not None else RichText(told.text, usage, told.finish_reason)
+            return answer if answer.usage is not None else RichText(answer.text, usage, answer.finish_reason)
     return RichText(shown_value(output), usage)
 
 
 def _sum(each: Sequence[Usage | None], choices: int) -> Usage | None:
-    """Usage of all, as far as it was told; None where that of none was. Each prompt counts once, whatever its choices."""
+    """Add up the usages that are known; None if none is. A prompt's tokens count once for all of its choices."""
     known = [usage for usage in each if usage is not None]
     if not known:
         return None
-    prompts = (filter(None, each[first : first + choices]) for first in range(0, len(each), choices))
-    prompt = sum(one.prompt_tokens for told in prompts if (one := next(told, None)) is not None)
-    completion = sum(one.completion_tokens for one in known)
+    by_prompt = (filter(None, each[first : first + choices]) for first in range(0, len(each), choices))
+    prompt = sum(usage.prompt_tokens for usages in by_prompt if (usage := next(usages, None)) is not None)
+    completion = sum(usage.completion_tokens for usage in known)
     return Usage(prompt, completion, prompt + completion)

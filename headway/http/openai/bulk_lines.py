@@ -1,9 +1,9 @@
-"""Lines of batches in OpenAI's form: a request in, its answer out, as the route of the request would have answered.
+"""Lines of OpenAI's batch files: each line is a request, and becomes a record with the answer that its route would give.
 
     {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {…}}
     {"id": "batch_req_…", "custom_id": "1", "response": {"status_code": 200, "request_id": "req_…", "body": {…}}, "error": null}
 
-Records of errors also have `line`, the number of the line.
+Error records also have `line`, the line number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ READERS: Mapping[str, Callable[[Settings], Reader]] = {
     "/v1/chat/completions": chat_reader,
     "/v1/embeddings": embeddings_reader,
 }
-"""Makers of the readers of bodies, by the endpoint of a batch."""
+"""Functions that make the reader of bodies, by endpoint."""
 
 _EXPIRED = {
     "code": "batch_expired",
@@ -48,9 +48,9 @@ _EXPIRED = {
 _OPTIONS = RequestOptions(0.0)
 _MOST_CUSTOM_ID = 512
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""Marks with which files of UTF-16 begin."""
+"""Byte order marks of UTF-16."""
 _HERE = msgspec.Raw(b"null")
-"""Body that stands for one which takes its place, as large ones are copied no more often than need be."""
+"""Placeholder for the body, which may be large and is copied only once, in its place."""
 
 
 class _Line(msgspec.Struct, gc=False):
@@ -88,12 +88,12 @@ class OpenAILines(LineForm):
     """Reader and writer of lines; see `headway.bulk.forms.LineForm`.
 
     Arguments:
-        settings: bounds of bodies.
+        settings: limits of bodies.
         served: models that the process serves.
-        new_id: makes the text of a fresh UUIDv7.
+        new_id: makes a UUIDv7.
 
     Raises:
-        SettingError: a template of chats cannot be used.
+        SettingError: a chat template can't be used.
     """
 
     def __init__(self, settings: Settings, served: ServedModels, new_id: Callable[[], str]) -> None:
@@ -139,7 +139,7 @@ class OpenAILines(LineForm):
             raise PayloadTooLarge(f"the line is larger than {self._most} bytes (max_body_bytes)")
         if text.startswith(_UTF_16):
             raise BadRequest("the file is UTF-16; expected UTF-8")
-        if text.startswith(b"\0"):  # Of a file of UTF-16 it is the other octet of the line's end before.
+        if text.startswith(b"\0"):  # In UTF-16 this is the second octet of the line end before.
             raise BadRequest(
                 "the line begins with a zero octet; expected JSON in UTF-8 (files of UTF-16 have such octets)"
             )
@@ -156,7 +156,7 @@ class OpenAILines(LineForm):
         return line
 
     def _exchange(self, job: BulkJob, line: _Line) -> Steps[Exchange]:
-        """Exchange of a line that may run. Raises RequestError."""
+        """Decode the body of a line. Raises RequestError if the line can't run, NotYet if nobody knows its model yet."""
         if line.url != job.endpoint:
             raise BadRequest(f"expected {job.endpoint}, the endpoint of the batch - at `$.url`")
         only = frozenset(job.models)
@@ -181,14 +181,14 @@ class OpenAILines(LineForm):
         return exchange
 
     def _check(self, model: str, inputs: Sequence[Value]) -> Failure | None:
-        """Failure of a line one of whose inputs the model does not take."""
+        """Return the failure of a line with an input that the model doesn't take; None if it takes all."""
         for part, input in enumerate(inputs):
             if (failure := self._served.check(model, input)) is not None:
                 return failures.of_input(part, len(inputs), failure)
         return None
 
     def _answered(self, number: int, custom_id: str, exchange: Exchange, replies: Sequence[Reply]) -> Making:
-        """Make the record of outputs; that of an error where they are no answer."""
+        """Make the record with the answer; an error record if the outputs can't be answered with."""
         shown = ID_PREFIX + self._new_id()
         ran = joined("", replies).ran
         version = (ran.version if ran is not None else "") or self._version
@@ -199,7 +199,7 @@ class OpenAILines(LineForm):
             for piece in (written,) if isinstance(written, bytes) else written:
                 pieces.append(
                     piece.translate(None, b"\r\n")
-                )  # As the white space between the parts of an output's JSON.
+                )  # An output's JSON may contain line breaks as white space.
                 size += len(piece)
                 if size >= AT_ONCE:
                     size = 0
@@ -214,12 +214,12 @@ class OpenAILines(LineForm):
             yield True, b"".join((head, here[:-4], *pieces, tail))
 
     def _fault(self, job: str, number: int, custom_id: str | None, exc: Exception) -> bytes:
-        """Record of a line at which nobody foresaw what was raised, which is logged."""
+        """Log an unexpected exception, and return the error record of its line."""
         log.error("a line of a bulk job failed", job=job, line=number, exc_info=exc)
         return self._failed(number, custom_id, Failure(errors.INTERNAL, UNFORESEEN))
 
     def _failed(self, number: int, custom_id: str | None, error: AnyError) -> bytes:
-        """Record of a line that has no output, with the error as its route would have told it."""
+        """Return the error record of a line, with the error as its route would answer it."""
         shown = ID_PREFIX + self._new_id()
         _, body = encode_error(error, shown)
         response = _Response(errors.STATUS[error.code], shown, msgspec.Raw(body))
@@ -230,7 +230,7 @@ class OpenAILines(LineForm):
 
 
 def _custom_id(text: bytes) -> str | None:
-    """`custom_id` of a line of which nothing else may be right."""
+    """Return the `custom_id` of a line that may be invalid otherwise; None if there is none."""
     try:
         return _decode_known(text).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,8 @@
-"""Codec of POST /v1/chat/completions: a template makes one text of the messages, and the model answers it."""
+"""Codec of POST /v1/chat/completions. A template turns the messages into one text for the model.
+
+The template `plain` writes a line `role: content` for each message, and `assistant:` at the end. Any other is a file with a
+Jinja template, as models on the Hugging Face Hub have. It runs in Jinja's sandbox and sees only the messages.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -41,29 +45,29 @@ from headway.http.openai.members import (
 from headway.model import RequestOptions
 
 PLAIN = "plain"
-"""Setting of the template that is no file."""
+"""Value of the setting that names no file."""
 
 Message = dict[str, str]
 """Message with `role`, `content`, and perhaps `name`."""
 
 Render = Callable[[Sequence[Message]], str]
-"""Function from messages to text. Raises BadRequest for messages that a template does not take."""
+"""Render messages as one text. Raises BadRequest for messages that the template refuses."""
 
 RenderInSteps = Callable[[Sequence[Message]], Steps[str]]
-"""The same of a long conversation, in steps."""
+"""Render a long conversation in steps."""
 
 _SETTING = "chat_template"
 _LINE = "{role}: {content}\n".format_map
 _ALWAYS = {"add_generation_prompt": True, "bos_token": "", "eos_token": ""}
 _PIECES = 64
-"""Pieces of a text that are rendered between two yields."""
+"""Pieces of a text to render between two yields."""
 
 
 def load_template(chosen: str) -> Render:
     """Load the template that the setting names.
 
     Raises:
-        SettingError: the file cannot be read, is no template, or Jinja is not installed.
+        SettingError: the file can't be read or is no template, or Jinja is not installed.
     """
     template = _load(chosen)
     if template is None:
@@ -79,7 +83,7 @@ def load_template(chosen: str) -> Render:
 
 
 def load_long_template(chosen: str) -> RenderInSteps:
-    """Load a template for long conversations, of which a little is rendered at a time; see `load_template`."""
+    """Load a template that renders long conversations in steps; see `load_template`."""
     template = _load(chosen)
 
     def render(messages: Sequence[Message]) -> Steps[str]:
@@ -103,7 +107,7 @@ def _not_taken(exc: Exception) -> BadRequest:
 
 
 def _load(chosen: str) -> Any:
-    """Template of Jinja's; None for the one that is no file. Raises SettingError."""
+    """Return the Jinja template; None for `plain`. Raises SettingError."""
     if chosen == PLAIN:
         return None
     try:
@@ -189,32 +193,26 @@ _decode_plain = msgspec.json.Decoder(_Plain).decode
 _PLAIN = frozenset(_Plain.__struct_fields__)
 
 MOST_PARTS = 1024
-"""Most parts of a message of a long conversation."""
+"""Most parts of a message in a long conversation."""
 TOGETHER = 256
-"""Messages that are read between two yields."""
+"""Messages to read between two yields."""
+
+T = TypeVar("T")
 
 _take_messages = member(list[_Sent])
 _take_format = member(Format)
 
 
 def chat(settings: Settings) -> Codec:
-    """Make the codec.
-
-    Raises:
-        SettingError: the template cannot be used.
-    """
+    """Make the codec. Raises SettingError if a template can't be used."""
     return openai_codec(chat_reader(settings))
 
 
 def chat_reader(settings: Settings) -> Reader:
-    """Make the reader of bodies.
-
-    Raises:
-        SettingError: the template cannot be used.
-    """
+    """Make the reader of request bodies. Raises SettingError if a template can't be used."""
     most = min(MOST_INPUTS, settings.max_queue)
     parameters = parameters_reader(settings)
-    render_for = templates(settings)
+    render_for = templates(settings, load_template)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
@@ -242,16 +240,16 @@ def chat_reader(settings: Settings) -> Reader:
 
 
 def _read_plain(render: Render, stream: bool, body: bytes) -> tuple[str | None, str, bytes]:
-    asked = read_plain(_decode_plain, stream, body)
-    if not (messages := asked.messages):
+    request = read_plain(_decode_plain, stream, body)
+    if not (messages := request.messages):
         raise UNUSUAL
     text = check_text(render(msgspec.to_builtins(messages)))
-    return asked.model, text, b'{"messages":%b}' % msgspec.json.encode(messages)
+    return request.model, text, b'{"messages":%b}' % msgspec.json.encode(messages)
 
 
 def _converse(settings: Settings) -> Converse:
-    """Make what makes the text of a long conversation."""
-    render_for = long_templates(settings)
+    """Make the function that renders long conversations."""
+    render_for = templates(settings, load_long_template)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
         raw = members.get("messages", msgspec.Raw(b"null"))
@@ -260,12 +258,12 @@ def _converse(settings: Settings) -> Converse:
         sent = _take_messages({"messages": raw}, "messages")
         check_parts(sent or (), "messages")
         yield 0
-        found = [] if sent else _messages_of(None)
-        for place, one in enumerate(sent or ()):
-            found.append(_message(place, one))
-            if place % TOGETHER == 0 or isinstance(one.content, list):
+        messages = [] if sent else _messages_of(None)
+        for place, message in enumerate(sent or ()):
+            messages.append(_message(place, message))
+            if place % TOGETHER == 0 or isinstance(message.content, list):
                 yield 0
-        text = yield from render_for(model)(found)
+        text = yield from render_for(model)(messages)
         yield 0
         return check_text(text), raw
 
@@ -274,40 +272,28 @@ def _converse(settings: Settings) -> Converse:
 
 def check_parts(sent: Sequence[Any], name: str) -> None:
     """Check that no message has too many parts. Raises PayloadTooLarge."""
-    for place, one in enumerate(sent):
-        if isinstance(one.content, list) and len(one.content) > MOST_PARTS:
+    for place, message in enumerate(sent):
+        if isinstance(message.content, list) and len(message.content) > MOST_PARTS:
             raise PayloadTooLarge(
-                f"{len(one.content)} parts; at most {MOST_PARTS} are taken, so join some - at `$.{name}[{place}].content`"
+                f"{len(message.content)} parts; at most {MOST_PARTS} are taken, so join some - at `$.{name}[{place}].content`"
             )
 
 
-def long_templates(settings: Settings) -> Callable[[str], RenderInSteps]:
-    """Make the function from a model's name to its template for long conversations. Raises SettingError."""
-    usual = load_long_template(settings.chat_template)
-    of_models = {name: load_long_template(one.chat_template) for name, one in settings.served.items()}
-    return lambda model: of_models.get(model, usual)
-
-
-def templates(settings: Settings) -> Callable[[str], Render]:
-    """Make the function from a model's name to its template.
-
-    Raises:
-        SettingError: a template cannot be used.
-    """
-    usual = load_template(settings.chat_template)
-    of_models = {name: load_template(one.chat_template) for name, one in settings.served.items()}
-    return lambda model: of_models.get(model, usual)
+def templates(settings: Settings, load: Callable[[str], T]) -> Callable[[str], T]:
+    """Load the templates of all models, and return a function from a model's name to its template. Raises SettingError."""
+    default = load(settings.chat_template)
+    by_model = {name: load(model.chat_template) for name, model in settings.served.items()}
+    return lambda model: by_model.get(model, default)
 
 
 def _messages(members: Members) -> list[Message]:
-    """Messages with one text each."""
     return _messages_of(_take_messages(members, "messages"))
 
 
 def _messages_of(sent: Sequence[_Sent] | None) -> list[Message]:
     if not sent:
         raise BadRequest("Expected at least one message, an object with `role` and `content` - at `$.messages`")
-    return [_message(place, one) for place, one in enumerate(sent)]
+    return [_message(place, message) for place, message in enumerate(sent)]
 
 
 def _message(place: int, sent: _Sent) -> Message:
@@ -320,12 +306,12 @@ def _message(place: int, sent: _Sent) -> Message:
 
 
 def text_of(content: str | list[Part], where: str, kinds: Collection[str]) -> str:
-    """Text of a message's content.
+    """Return the text of a message.
 
     Arguments:
         content: the text, or parts whose texts are joined by line breaks.
-        where: path of the message in the body.
-        kinds: types of parts that are text.
+        where: path of the message in the body, for errors.
+        kinds: types of text parts.
 
     Raises:
         BadRequest: a part is no text.

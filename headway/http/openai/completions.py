@@ -1,4 +1,4 @@
-"""Codec of POST /v1/completions: each prompt is an entry of its own, as often as `n` says."""
+"""Codec of POST /v1/completions. Each prompt becomes `n` entries."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def completions(settings: Settings) -> Codec:
 
 
 def completions_reader(settings: Settings) -> Reader:
-    """Make the reader of bodies."""
+    """Make the reader of request bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
@@ -90,9 +90,9 @@ def _read_plain(model: str, stream: bool, body: bytes) -> tuple[str, str, bytes]
 
 
 def choices(members: Members, room: int) -> int:
-    """Take `n` out of the members: how many choices each prompt gets, of which `room` fit into one request."""
-    asked: int | None = take_number(members, "n")
-    count = 1 if asked is None else asked
+    """Take the member `n`, the choices of each prompt. At most `room` fit into one request. Raises RequestError."""
+    n: int | None = take_number(members, "n")
+    count = 1 if n is None else n
     if not 1 <= count <= MOST_CHOICES:
         raise BadRequest(f"n is {count}; expected a number from 1 to {MOST_CHOICES} - at `$.n`")
     if count > room:
@@ -101,13 +101,13 @@ def choices(members: Members, room: int) -> int:
 
 
 def _drop_best_of(members: Members, count: int) -> None:
-    """Drop `best_of` where it asks for no more choices than are answered."""
+    """Drop `best_of` if it equals the number of choices, which makes it meaningless."""
     if bytes(members.get("best_of", b"")) == b"%d" % count:
         del members["best_of"]
 
 
 def writer(members: Members, model: str, chat: bool, count: int) -> ChoicesWriter:
-    """Take the members about streams out of the members, and make the writer of the answer."""
+    """Take the members about streaming, and make the writer of the answer. Raises BadRequest."""
     stream = bool(take_flag(members, "stream"))
     options = _take_stream_options(members, "stream_options")
     if options is not None and not stream:

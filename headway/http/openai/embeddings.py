@@ -1,4 +1,4 @@
-"""Codec of POST /v1/embeddings: each input is an entry of its own, and each output a list of numbers, or a tensor of one axis."""
+"""Codec of POST /v1/embeddings. Each input becomes an entry, and each output is a list of numbers, or a tensor of one axis."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from headway.model import RequestOptions, Tensors, TokenCount, Value
 FLOAT, BASE64 = "float", "base64"
 
 
-class _Told(msgspec.Struct, gc=False):
-    """Output of a target that knows more than the numbers."""
+class _RichEmbedding(msgspec.Struct, gc=False):
+    """Output of a target that also reports tokens."""
 
     embedding: list[float]
     prompt_tokens: int = 0
@@ -54,7 +54,7 @@ class _Embedding(msgspec.Struct, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 _numbers = msgspec.json.Decoder(list[float]).decode
-_told = msgspec.json.Decoder(_Told).decode
+_rich_embedding = msgspec.json.Decoder(_RichEmbedding).decode
 
 
 def embeddings(settings: Settings) -> Codec:
@@ -63,7 +63,7 @@ def embeddings(settings: Settings) -> Codec:
 
 
 def embeddings_reader(settings: Settings) -> Reader:
-    """Make the reader of bodies."""
+    """Make the reader of request bodies."""
     most = min(MOST_TEXTS, settings.max_queue)
     parameters = parameters_reader(settings)
 
@@ -75,10 +75,10 @@ def embeddings_reader(settings: Settings) -> Reader:
         encoding = take_text(members, "encoding_format") or FLOAT
         if encoding not in (FLOAT, BASE64):
             raise BadRequest(f"expected `{FLOAT}` or `{BASE64}` - at `$.encoding_format`")
-        asked = members.get("dimensions")
+        raw = members.get("dimensions")
         dimensions = take_number(members, "dimensions")
-        if asked is not None and dimensions is not None:
-            members["dimensions"] = asked  # A model that can shorten its embeddings may heed it.
+        if raw is not None and dimensions is not None:
+            members["dimensions"] = raw  # Also a parameter, for models that can shorten their embeddings.
         if "user" in members:
             drop_user(members, known[name])
         write = _Writer(name, encoding == BASE64, dimensions)
@@ -93,9 +93,9 @@ class _Writer(msgspec.Struct, frozen=True):
     """Writer of the answer to one request.
 
     Attributes:
-        model: name of the model as the client sent it.
-        packed: whether an embedding is the base64 of its numbers, each in four bytes.
-        dimensions: how many numbers the client wants; None: as many as there are.
+        model: name of the model, as the client sent it.
+        packed: True to send an embedding as base64 of float32 numbers.
+        dimensions: how many numbers the client expects; None for any.
     """
 
     model: str
@@ -105,7 +105,7 @@ class _Writer(msgspec.Struct, frozen=True):
     def __call__(self, outcome: Outcome) -> Written:
         return JSON, self._pieces(outcome.outputs, outcome.tokens)
 
-    def _pieces(self, outputs: Sequence[Value], told: Sequence[TokenCount | None]) -> Iterator[bytes]:
+    def _pieces(self, outputs: Sequence[Value], reported: Sequence[TokenCount | None]) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
         tokens, inputs = 0, len(outputs)
         for index, output in enumerate(released(outputs)):
@@ -122,14 +122,14 @@ class _Writer(msgspec.Struct, frozen=True):
                 raise BadRequest(message)
             yield b"," if index else b""
             yield _encode(_Embedding("embedding", index, embedding))
-            used = None if counted else told[index]
+            used = None if counted else reported[index]
             tokens += counted if used is None else used.used
         yield b'],"model":%b,"usage":%b}' % (_encode(self.model), _encode(_Usage(tokens, tokens)))
 
     def _of_tensors(self, output: Tensors, position: int, inputs: int) -> tuple[int, int, str | msgspec.Raw]:
-        """Count of an output's numbers, the tokens of its input that it tells, none, and its embedding as it is sent.
+        """Return the count of an output's numbers, 0 for its tokens, and its embedding as it is sent.
 
-        `position`: that of its input among so many `inputs`, for errors.
+        `position` is that of its input among `inputs`, for errors. Raises RequestError.
         """
         try:
             tensor = _one_embedding(output)
@@ -147,7 +147,7 @@ class _Writer(msgspec.Struct, frozen=True):
 
 
 def _read(output: Value) -> tuple[list[float], int]:
-    """Numbers of one output, and the tokens of its input where the target says so. Raises RequestError."""
+    """Return the numbers of an output, and the tokens that the target reports with them, or 0. Raises RequestError."""
     text = octets(output)
     if isinstance(output, str) and text.lstrip()[:1] not in (b"[", b"{"):
         raise BadRequest(
@@ -155,8 +155,8 @@ def _read(output: Value) -> tuple[list[float], int]:
         )
     try:
         if text.lstrip()[:1] == b"{":
-            told = _told(text)
-            numbers, tokens = told.embedding, told.prompt_tokens
+            rich = _rich_embedding(text)
+            numbers, tokens = rich.embedding, rich.prompt_tokens
         else:
             numbers, tokens = _numbers(text), 0
     except (msgspec.MsgspecError, RecursionError) as exc:

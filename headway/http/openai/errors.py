@@ -1,7 +1,7 @@
 """Errors in OpenAI's form: an object `error` with `message`, `type`, `param` and `code`.
 
-OpenAI's clients try again twice on 408, 409, 429 and every 5xx, and obey `x-should-retry`. A failure that has already been
-tried again here, or that took all the time there is, says `false`: else an overload would triple itself.
+OpenAI's clients retry 408, 409, 429 and every 5xx twice, but obey `x-should-retry`. Failures that were already retried here,
+or that used up the deadline, say `false`, because retries would triple an overload.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from headway.http.problem import Encoded, escaped, problem_header
 from headway.model import Failure
 
 MODEL_NOT_FOUND = "model_not_found"
-"""Code of an error about a model that is not there."""
-
 UNKNOWN_URL = "unknown_url"
-"""Code of an error about a path where nothing is served."""
 
 _CODES = {
     errors.UNAUTHENTICATED: "invalid_api_key",
@@ -32,11 +29,11 @@ _CODES = {
     errors.NO_WORKERS: "server_is_overloaded",
     errors.DRAINING: "server_is_overloaded",
 }
-"""Codes of OpenAI's; of other errors the code is ours in lower case."""
+"""OpenAI's codes. Other errors have Headway's code in lower case."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_exceeded"}
 _SPENT = frozenset((errors.BACKEND_ERROR, errors.DEADLINE_EXCEEDED))
-"""Codes of failures that a client's own retry would only repeat."""
+"""Errors that a client should not retry."""
 
 _PARAM = re.compile(r"`\$\.(\w+)")
 
@@ -53,7 +50,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
-    """Encode an error; see `headway.http.problem.EncodeError`. `name`: its `code`, where it is a special one."""
+    """Encode an error; see `headway.http.problem.EncodeError`. `name` overrides its `code`."""
     code, message = error.code, error.message
     fields = problem_header(error)
     fields["content-type"] = "application/json"
@@ -62,19 +59,19 @@ def encode_error(error: AnyError, shown: str, name: str = "") -> Encoded:
     status = errors.STATUS[code]
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     named = name or _CODES.get(code, errors.SHOWN.get(code, code).lower())
-    found = _PARAM.search(message)
-    param = "model" if named == MODEL_NOT_FOUND else found[1] if found else None
+    match = _PARAM.search(message)
+    param = "model" if named == MODEL_NOT_FOUND else match[1] if match else None
     text = escaped(message)
     return fields, msgspec.json.encode(_Body(_Error(text, kind, param, named)))
 
 
 def encode_path_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error for a path under this API's prefixes. A 404 there means an unknown URL, not an unknown model."""
+    """Encode an error of an ordinary route under OpenAI's paths, where 404 means an unknown URL, not an unknown model."""
     return encode_error(error, shown, UNKNOWN_URL if error.code == errors.NOT_FOUND else "")
 
 
 def encode_stray_error(error: AnyError, shown: str) -> Encoded:
-    """Encode an error of a path that a client asks whose base URL lacks `/v1`."""
+    """Encode an error for a client whose base URL lacks `/v1`."""
     if error.code == errors.NOT_FOUND:
         hint = "set the client's base_url to one that ends in /v1, such as http://HOST:8000/v1"
         error = Failure(error.code, f"{error.message}; {hint}", error.retry_after, error.reason)

@@ -1,10 +1,13 @@
-"""Heads and members of OpenAI's requests: the fields that its clients send, and of a body those that the API has, each decoded by itself, and the others, which become the target's parameters."""
+"""Members of OpenAI's request bodies. Those that the API knows are decoded one by one; all others become parameters.
+
+Also reads the header fields that OpenAI's clients send.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -22,69 +25,68 @@ from headway.http.server.head import Head, OpenHead, RequestTarget
 from headway.model import RequestOptions
 
 MOST_TEXTS = 2048
-"""Most texts of one request, as in OpenAI's own API, whose clients make lists of that length by themselves."""
+"""Most texts in one request. OpenAI has the same limit, and some of its clients make lists of exactly that length."""
 
 MOST_MESSAGES = 4096
-"""Most messages of one conversation."""
+"""Most messages in one conversation."""
 MOST_VALUES = 1 << 15
-"""Most values in these. Each message has two, and each of its parts two more."""
+"""Most JSON values in all messages together. A message has two, and each of its parts two more."""
 
-T = TypeVar("T")
 Members = dict[str, msgspec.Raw]
 Converse = Callable[[Members, KnownModels], Steps[tuple[str, msgspec.Raw]]]
-"""Function from members, which it leaves as they are, to the text of their messages and these as a parameter. Raises RequestError."""
+"""Return a conversation as one text, and its messages as a parameter, without changing the members. Raises RequestError."""
 
 _MOST_READ = {"metadata": SHORT, "stream_options": SHORT, "text": 1 << 16, "response_format": 1 << 16}
-"""Most bytes of members that the API reads."""
+"""Most bytes of some members that the API reads."""
 _STANDS_FOR = {b"[": msgspec.Raw(b"[0]"), b"{": msgspec.Raw(b'{"":0}')}
 _ONE_MESSAGE = msgspec.Raw(b'[{"role":"user","content":""}]')
 
 _read = msgspec.json.Decoder(Members).decode
 _TOKENS = re.compile(rb"\s*\[\s*(?:\[\s*)?-?[0-9]")
 _NOTHING = frozenset((b"null", b"false", b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'))
-"""Values of a member that ask for nothing. `logprobs` of 0 asks for those of the text's own tokens."""
+"""Values that ask for nothing, so they are accepted for unserved members. `logprobs: 0` does ask for something."""
 
 Unserved = Mapping[str, str]
-"""Members that would change the answer's form and are not served, each with what to do instead."""
+"""Members that would change the form of the answer and are not served; each with what to do instead."""
 
 _SECONDS = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _RETRIES = re.compile(rb"0*[1-9][0-9]*")
 
 
 def read_members(body: Any) -> Members:
-    """Members of a JSON object, unless it is in parts already. Of one that is there twice the last counts. Raises BadRequest."""
+    """Return the members of a JSON object; of duplicates the last. Members are returned as they are. Raises BadRequest."""
     try:
         if not body.isascii():
             body.decode()
         return _read(body)
-    except AttributeError:  # They are members, of a long body.
+    except AttributeError:  # Members of a long body, from `long_reader`.
         return cast(Members, body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise BadRequest(decode_problem(exc, body)) from None
 
 
 class Plain(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
-    """Body with nothing but what is asked, and whether the answer comes as a stream."""
+    """Body with no members except model, stream, and the input that a subclass adds."""
 
     model: str | None = None
     stream: bool | None = None
 
 
 def read_plain(decode: Callable[[bytes], Any], stream: bool, body: bytes) -> Any:
-    """Plain body whose answer is, or is not, to be a stream. Raises BadRequest for any other."""
+    """Read a Plain body whose member `stream` is as given. Raises UNUSUAL for any other body."""
     try:
         if not body.isascii():
             body.decode()
-        asked = decode(body)
+        request = decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise UNUSUAL from None
-    if bool(asked.stream) is not stream:
+    if bool(request.stream) is not stream:
         raise UNUSUAL
-    return asked
+    return request
 
 
 def member(kind: Any) -> Callable[[Members, str], Any]:
-    """Make the function that takes a member of this type out of the members; None where it is absent or null."""
+    """Make a function that removes and returns a member of this type; None if it is missing or null."""
     decode = msgspec.json.Decoder(kind | None).decode
 
     def take(members: Members, name: str) -> Any:
@@ -107,7 +109,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 
 
 def take_number(members: Members, name: str) -> int | None:
-    """Take a whole number out of the members, as 3 or as 3.0; None where it is absent or null. Raises BadRequest."""
+    """Remove and return a whole number, as 3 or as 3.0; None if it is missing or null. Raises BadRequest."""
     figure = _take_figure(members, name)
     if figure is None or isinstance(figure, int):
         return figure
@@ -117,10 +119,10 @@ def take_number(members: Members, name: str) -> int | None:
 
 
 def take_inputs(members: Members, name: str, most: int, check: Callable[[str], str]) -> list[str]:
-    """Take out a member that is a text, or a list of at least one and at most `most` texts.
+    """Remove and return a member that is a text, or a list of 1 to `most` texts.
 
     Raises:
-        RequestError: it is anything else, or absent, or `check` refuses a text.
+        RequestError: it is anything else, or missing, or `check` refuses a text.
     """
     raw = members.get(name)
     written = b"" if raw is None else bytes(raw)
@@ -136,20 +138,20 @@ def take_inputs(members: Members, name: str, most: int, check: Callable[[str], s
             f"token arrays are not taken, as the model has a tokenizer of its own; send text (in LangChain: "
             f"check_embedding_ctx_length=False) - at `$.{name}`"
         )
-    found = _take_texts(members, name)
-    if found is None:
+    texts = _take_texts(members, name)
+    if texts is None:
         raise BadRequest(f"Object missing required field `{name}`; expected a text, or a list of texts - at `$.{name}`")
-    if isinstance(found, str):
-        return [check(found)]
-    if not found:
+    if isinstance(texts, str):
+        return [check(texts)]
+    if not texts:
         raise BadRequest(f"Expected at least one text - at `$.{name}`")
-    if len(found) > most:
-        raise PayloadTooLarge(f"{len(found)} texts; at most {most} are taken in one request - at `$.{name}`")
-    return [check(text) for text in found]
+    if len(texts) > most:
+        raise PayloadTooLarge(f"{len(texts)} texts; at most {most} are taken in one request - at `$.{name}`")
+    return [check(text) for text in texts]
 
 
 def refuse(members: Members, unserved: Unserved) -> None:
-    """Refuse what is not served, and drop members that ask for nothing of it. Raises BadRequest."""
+    """Remove unserved members. Raises BadRequest unless their values ask for nothing."""
     for name in members.keys() & unserved.keys():
         value = bytes(members.pop(name)).translate(None, b" \t\r\n")
         if value not in _NOTHING and (name, value) != ("top_logprobs", b"0"):
@@ -157,29 +159,29 @@ def refuse(members: Members, unserved: Unserved) -> None:
 
 
 class Format(msgspec.Struct, gc=False):
-    """Form of an answer that a request asks for."""
+    """Requested format of the answer."""
 
     type: str
 
 
 def check_format(format: Format | None, model: ServedModel, name: str, place: str) -> None:
-    """Refuse any form of the answer but text where the model's target would never see the parameter with it. Raises BadRequest."""
+    """Refuse a format other than text if the model's target doesn't see the parameter `name`. Raises BadRequest."""
     if format is not None and format.type != "text" and not model.sees(name):
-        why = f"does not name {name} in its attribute together" if model.seen else "takes no parameters"
+        reason = f"does not name {name} in its attribute together" if model.seen else "takes no parameters"
         raise BadRequest(
-            f"the model cannot answer in the format {format.type[:40]!r}, as its target {why} and so never sees it; ask for "
+            f"the model cannot answer in the format {format.type[:40]!r}, as its target {reason} and so never sees it; ask for "
             f"JSON in a message, and leave it out - at `{place}`"
         )
 
 
 def drop_user(members: Members, model: ServedModel) -> None:
-    """Drop `user` where the target would not see it, so that the same request of several users is the same request."""
+    """Drop `user` if the target doesn't see it, so that equal requests of different users share an answer."""
     if not model.sees("user"):
         members.pop("user", None)
 
 
 def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
-    """Make the function that turns what is left of the members into parameters: text of a JSON object, or empty."""
+    """Make a function that turns the remaining members into parameters: a JSON object, or empty."""
     most = settings.max_parameters
 
     def parameters(members: Members) -> bytes:
@@ -187,7 +189,7 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
             return b""
         if len(members) > most:
             raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
-        text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+        text = _object(members)
         try:
             return checked_parameters(msgspec.Raw(text), most)
         except BadRequest as exc:
@@ -198,42 +200,44 @@ def parameters_reader(settings: Settings) -> Callable[[Members], bytes]:
     return parameters
 
 
+def _object(members: Members) -> bytes:
+    return b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+
+
 def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Converse | None = None) -> ReadInSteps:
-    """Make the reader of long bodies, out of that of others: it gets nothing that would take it long.
+    """Make a reader of long bodies from the reader of others, which gets placeholders for long members.
 
     Arguments:
-        make: reader of others.
-        settings: bounds of parameters.
-        name: member with the texts, or with the messages.
-        converse: makes the text of messages, and the parameter `messages`; None: there are none.
+        make: reader of other bodies.
+        settings: limits of parameters.
+        name: member with the texts or messages.
+        converse: renders messages; None if the API has none.
     """
     most, most_texts = settings.max_parameters, min(MOST_TEXTS, settings.max_queue)
 
     def read(body: bytes, options: RequestOptions, known: KnownModels) -> Steps[Exchange]:
-        found = yield from members_in_steps(body)
-        members = {name: msgspec.Raw(text) for name, text in found.items()}
-        told = None
+        texts = yield from members_in_steps(body)
+        members = {member: msgspec.Raw(text) for member, text in texts.items()}
+        conversation = None
         if converse is not None:
-            told = yield from converse(members, known)
-        elif (yield from _count(found.get(name, b""), most_texts)) > most_texts:
+            conversation = yield from converse(members, known)
+        elif (yield from _count(texts.get(name, b""), most_texts)) > most_texts:
             raise PayloadTooLarge(f"more than {most_texts} texts, which are the most in one request - at `$.{name}`")
-        long = {one: raw for one, raw in members.items() if one != name and len(found[one]) > SHORT}
-        for one in long:
-            if one in _MOST_READ:
-                if len(found[one]) > _MOST_READ[one]:
-                    raise PayloadTooLarge(
-                        f"{len(found[one])} bytes; at most {_MOST_READ[one]} are taken - at `$.{one}`"
-                    )
-                continue
-            members[one] = _STANDS_FOR.get(found[one][:1], members[one])
-        if told is not None:
+        long = {member: raw for member, raw in members.items() if member != name and len(texts[member]) > SHORT}
+        for member in long:
+            size = len(texts[member])
+            if member not in _MOST_READ:
+                members[member] = _STANDS_FOR.get(texts[member][:1], members[member])
+            elif size > _MOST_READ[member]:
+                raise PayloadTooLarge(f"{size} bytes; at most {_MOST_READ[member]} are taken - at `$.{member}`")
+        if conversation is not None:
             members[name] = _ONE_MESSAGE
         yield 0
-        exchange = make(cast(Any, members), options, known)  # It leaves the parameters.
-        parameters = {one: long.get(one, raw) for one, raw in members.items()}
-        if told is not None:
-            exchange.input = [told[0]] * len(exchange.input) if isinstance(exchange.input, list) else told[0]
-            parameters["messages"] = told[1]
+        exchange = make(cast(Any, members), options, known)  # Only parameters are left in `members` after this.
+        parameters = {member: long.get(member, raw) for member, raw in members.items()}
+        if conversation is not None:
+            text, parameters["messages"] = conversation
+            exchange.input = [text] * len(exchange.input) if isinstance(exchange.input, list) else text
         if parameters:
             exchange.parameters = yield from _joined(parameters, most)
         return exchange
@@ -242,18 +246,18 @@ def long_reader(make: ReadRequest, settings: Settings, name: str, converse: Conv
 
 
 def _count(text: bytes, most: int) -> Steps[int]:
-    """Number of elements of a long array, at most one more than `most`; 1 for anything else."""
-    if text[:1] != b"[" or _TOKENS.match(text):  # Those are refused by name.
+    """Return the number of elements of a long array, or `most` + 1 if there are more; 1 for anything else."""
+    if text[:1] != b"[" or _TOKENS.match(text):  # `take_inputs` refuses token arrays.
         return 1
-    found = yield from split(text, most)
-    return most + 1 if found is None else len(found)
+    elements = yield from split(text, most)
+    return most + 1 if elements is None else len(elements)
 
 
 def _joined(members: Members, most: int) -> Steps[bytes]:
-    """Text of long parameters. Raises BadRequest."""
+    """Return long parameters as a JSON object. Raises BadRequest."""
     if len(members) > most:
         raise BadRequest(f"{len(members)} members reach the model as parameters; at most {most} are taken")
-    text = b"{" + b",".join([msgspec.json.encode(name) + b":" + bytes(raw) for name, raw in members.items()]) + b"}"
+    text = _object(members)
     yield 0
     try:
         yield from parameters_in_steps(text, most)
@@ -263,7 +267,7 @@ def _joined(members: Members, most: int) -> Steps[bytes]:
 
 
 def check_messages(text: bytes, name: str) -> Steps[None]:
-    """Check that there are not too many messages in a long text. Raises PayloadTooLarge."""
+    """Check that a long array doesn't contain too many messages. Raises PayloadTooLarge."""
     if text[:1] != b"[":
         return
     if (yield from split(text, MOST_MESSAGES)) is None:
@@ -280,16 +284,16 @@ def check_messages(text: bytes, name: str) -> Steps[None]:
 
 
 def _at(name: str, exc: Exception, raw: bytes) -> str:
-    """Message about a wrong member, with the path from the body's root."""
+    """Return the message about a wrong member, with its path from the root of the body."""
     message = decode_problem(exc, raw)
     if not isinstance(exc, msgspec.ValidationError):
         return f"{message} - at `$.{name}`"
-    text, found, path = message.partition(" - at `$")
-    return f"{text} - at `$.{name}{path}" if found else f"{text} - at `$.{name}`"
+    text, separator, path = message.partition(" - at `$")
+    return f"{text} - at `$.{name}{path}" if separator else f"{text} - at `$.{name}`"
 
 
 def openai_codec(read: Reader) -> Codec:
-    """Make the codec of one route."""
+    """Make the codec of a route from the reader of its bodies."""
     return Codec(open=_opener(read), encode_error=encode_error, limit_lines=RateLimitHeaders.lines_and_counts)
 
 
@@ -310,7 +314,7 @@ def _opener(read: Reader) -> OpenHead:
         def count(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
             context.counters.client_retries += 1
             exchange = read.at_once(body, options, known)
-            exchange.usual = None  # The next one is counted, too.
+            exchange.usual = None  # Take no fast path, so that the next request is counted too.
             return exchange
 
         return options, Reader(count, read.in_steps)
@@ -319,6 +323,6 @@ def _opener(read: Reader) -> OpenHead:
 
 
 def _shortened(options: RequestOptions, value: bytes) -> RequestOptions:
-    """Options whose deadline is not behind the one at which the client gives up, by its own header field in seconds."""
+    """Shorten the timeout to the seconds after which the client gives up, if its header field says so."""
     seconds = float(value) if _SECONDS.fullmatch(value) else 0.0
     return msgspec.structs.replace(options, timeout=seconds) if 0.0 < seconds < options.timeout else options

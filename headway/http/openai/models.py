@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the models that a principal may ask."""
+"""GET /v1/models and /v1/models/{id}: the models that a principal may use."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PATH = "/v1/models"
 
 
 def routes(gateway: Gateway, known: Authentication) -> list[Route]:
-    """Both routes, for known principals."""
-    on = _Routes(gateway)
-    return [Route(PATH, known(on.all)), Route(f"{PATH}/{{id:path}}", known(on.one))]
+    """Return both routes."""
+    models = _Models(gateway)
+    return [Route(PATH, known(models.all)), Route(f"{PATH}/{{id:path}}", known(models.one))]
 
 
-class _Routes:
+class _Models:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._since = int(time())
 
     async def all(self, request: Request) -> RouteAnswer:
-        data = [self._told(model) for model in self._names(request.principal)]
+        data = [self._described(model) for model in self._names(request.principal)]
         return self._answer({"object": "list", "data": data})
 
     async def one(self, request: Request) -> RouteAnswer:
@@ -36,16 +36,16 @@ class _Routes:
         if not id:
             raise NoRoute
         if id in names:
-            return self._answer(self._told(id))
+            return self._answer(self._described(id))
         failure = self._gateway.served.absence(id, request.principal.models)
         return refusal(request.id, failure, encode_error)
 
     def _names(self, principal: Principal) -> list[str]:
         return self._gateway.served.visible(principal.models)
 
-    def _told(self, model: str) -> dict[str, Any]:
-        told = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
-        return {**told, "status": "failed"} if model in self._gateway.served.failed else told
+    def _described(self, model: str) -> dict[str, Any]:
+        content = {"id": model, "object": "model", "created": self._since, "owned_by": "headway"}
+        return {**content, "status": "failed"} if model in self._gateway.served.failed else content
 
     def _answer(self, content: dict[str, Any]) -> RouteAnswer:
         return RouteAnswer(msgspec.json.encode(content), media_type=JSON)

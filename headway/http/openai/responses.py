@@ -1,7 +1,6 @@
-"""Codec of POST /v1/responses: instructions and input are one conversation, as of a chat, and the model answers it with text.
+"""Codec of POST /v1/responses. Instructions and input are one conversation, which the model answers with text.
 
-Nothing is stored, so that a response is known to its own answer alone. A stream has all events of a response at once, since a
-model's answer is there as a whole.
+Responses are not stored. A model's output arrives as a whole, so a stream sends all events of a response at once.
 """
 
 from __future__ import annotations
@@ -21,8 +20,17 @@ from headway.errors import BadRequest
 from headway.gateway.served_model import ServedModel
 from headway.gateway.served_models import KnownModels
 from headway.http.inference.codecs import Codec
-from headway.http.openai.answers import EVENTS, RichText, told_of
-from headway.http.openai.chat import TOGETHER, Message, Part, check_parts, long_templates, templates, text_of
+from headway.http.openai.answers import EVENTS, RichText, rich_text
+from headway.http.openai.chat import (
+    TOGETHER,
+    Message,
+    Part,
+    check_parts,
+    load_long_template,
+    load_template,
+    templates,
+    text_of,
+)
 from headway.http.openai.members import (
     Converse,
     Format,
@@ -55,7 +63,7 @@ _UNSERVED = {
     "top_logprobs": "log probabilities are not served, as the model gives text only; leave it out",
 }
 _DROPPED = ("store", "stream_options", "parallel_tool_calls", "max_tool_calls", "truncation")
-"""Members that change nothing here."""
+"""Members that have no effect here."""
 
 _HOLE = HOLE.encode()
 _UNSET: dict[str, Any] = {
@@ -69,12 +77,12 @@ _UNSET: dict[str, Any] = {
     "top_p": 1.0,
     "user": None,
 }
-"""Members of an answer that say what was asked for, with what they say where nothing was: some clients take no null for a number."""
+"""Members that the answer repeats from the request, with their defaults. Some clients accept no null for a number."""
 _TEXTS = ("input_text", "output_text", "text")
-"""Types of parts that are text."""
+"""Types of text parts."""
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Reasons for which an answer has ended early, by the target's `finish_reason`."""
+"""Reasons for an incomplete response, by the target's `finish_reason`."""
 
 SETTLED: dict[str, Any] = {
     "background": False,
@@ -92,7 +100,7 @@ SETTLED: dict[str, Any] = {
     "text": {"format": {"type": "text"}},
     **_UNSET,
 }
-"""Members of an answer that the model has no part in, where the request says nothing of them."""
+"""Members of the answer that don't depend on the model, with their defaults."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -114,13 +122,9 @@ _ONE_ITEM = msgspec.Raw(b'""')
 
 
 def responses(settings: Settings) -> Codec:
-    """Make the codec.
-
-    Raises:
-        SettingError: a template of chats cannot be used.
-    """
+    """Make the codec. Raises SettingError if a chat template can't be used."""
     parameters = parameters_reader(settings)
-    render_for = templates(settings)
+    render_for = templates(settings, load_template)
 
     def make(body: bytes, options: RequestOptions, known: KnownModels) -> Exchange:
         members = read_members(body)
@@ -144,14 +148,14 @@ def responses(settings: Settings) -> Codec:
 
 
 def _converse(settings: Settings) -> Converse:
-    """Make what makes the text of a long conversation."""
-    render_for = long_templates(settings)
+    """Make the function that renders long conversations."""
+    render_for = templates(settings, load_long_template)
 
     def converse(members: Members, known: KnownModels) -> Steps[tuple[str, msgspec.Raw]]:
         yield from check_messages(bytes(members.get("input", b"")), "input")
-        found = {**members}
-        model = take_text(found, "model") or known.default
-        messages = yield from _messages_in_steps(found)
+        members = {**members}
+        model = take_text(members, "model") or known.default
+        messages = yield from _messages_in_steps(members)
         yield 0
         text = yield from render_for(model)(messages)
         yield 0
@@ -163,26 +167,26 @@ def _converse(settings: Settings) -> Converse:
 
 
 def _messages(members: Members) -> list[Message]:
-    """Conversation of instructions and input."""
+    """Return the messages of instructions and input."""
     instructions, sent = take_text(members, "instructions"), _take_input(members, "input")
     messages = [] if not instructions else [{"role": "system", "content": instructions}]
     if isinstance(sent, str):
         return [*messages, {"role": "user", "content": sent}]
     if not sent:
         raise BadRequest("Expected a text, or at least one message with `role` and `content` - at `$.input`")
-    return [*messages, *[_message(place, one) for place, one in enumerate(sent)]]
+    return [*messages, *[_message(place, item) for place, item in enumerate(sent)]]
 
 
 def _messages_in_steps(members: Members) -> Steps[list[Message]]:
-    """The same of a long conversation; see `_messages`."""
+    """Return the messages of a long conversation in steps; see `_messages`."""
     sent = _take_input({**members}, "input")
     if not isinstance(sent, list):
         return _messages(members)
     check_parts(sent, "input")
     messages = _messages({**members, "input": _ONE_ITEM})[:-1]
-    for place, one in enumerate(sent):
-        messages.append(_message(place, one))
-        if place % TOGETHER == 0 or isinstance(one.content, list):
+    for place, item in enumerate(sent):
+        messages.append(_message(place, item))
+        if place % TOGETHER == 0 or isinstance(item.content, list):
             yield 0
     return messages
 
@@ -199,65 +203,59 @@ def _message(place: int, item: _Item) -> Message:
 
 
 def _text_options(members: Members, model: ServedModel) -> Any:
-    """Options of the text as the answer tells them. They reach the target as they were sent. Raises BadRequest."""
+    """Check the member `text`, which stays a parameter, and return it as the answer repeats it. Raises BadRequest."""
     raw = members["text"]
-    asked = _take_text_options(members, "text")
+    options = _take_text_options(members, "text")
     members["text"] = raw
-    if asked is None:
+    if options is None:
         return SETTLED["text"]
-    check_format(asked.format, model, "text", "$.text.format")
-    return raw if asked.format is not None else {**_read_members(raw), **SETTLED["text"]}
+    check_format(options.format, model, "text", "$.text.format")
+    return raw if options.format is not None else {**_read_members(raw), **SETTLED["text"]}
 
 
 class _Writer(msgspec.Struct, frozen=True):
     """Writer of the answer to one request.
 
     Attributes:
-        model: name of the model as the client sent it.
-        stream: whether it comes as server-sent events.
-        rest: members of the answer that the request alone decides.
+        model: name of the model, as the client sent it.
+        stream: True for server-sent events.
+        echoed: members of the answer that only depend on the request.
     """
 
     model: str
     stream: bool
-    rest: dict[str, Any]
+    echoed: dict[str, Any]
 
     def __call__(self, outcome: Outcome) -> Written:
-        told, now, id = told_of(outcome.outputs[0], outcome.tokens[0]), int(time()), outcome.id[4:]
-        why = _INCOMPLETE.get(told.finish_reason)
-        status = "incomplete" if why else "completed"
-        is_large = len(told.text) > PIECE
-        part = {"type": "output_text", "text": HOLE if is_large else told.text, "annotations": [], "logprobs": []}
-        message = {
-            "type": "message",
-            "id": f"msg_{id}",
-            "status": status,
-            "role": "assistant",
-            "content": [part],
-        }
-        head = {"id": f"resp_{id}", "object": "response", "created_at": now, "model": self.model, **self.rest}
+        answer, now, id = rich_text(outcome.outputs[0], outcome.tokens[0]), int(time()), outcome.id[4:]
+        reason = _INCOMPLETE.get(answer.finish_reason)
+        status = "incomplete" if reason else "completed"
+        is_large = len(answer.text) > PIECE
+        part = {"type": "output_text", "text": HOLE if is_large else answer.text, "annotations": [], "logprobs": []}
+        message = {"type": "message", "id": f"msg_{id}", "status": status, "role": "assistant", "content": [part]}
+        head = {"id": f"resp_{id}", "object": "response", "created_at": now, "model": self.model, **self.echoed}
         ended = {
             **head,
             "status": status,
-            "incomplete_details": {"reason": why} if why else None,
-            "completed_at": None if why else now,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "completed_at": None if reason else now,
             "output": [message],
-            "usage": _usage(told),
+            "usage": _usage(answer),
         }
         if self.stream:
-            return EVENTS, _events(head, message, ended, told.text)
+            return EVENTS, _events(head, message, ended, answer.text)
         document = _encode(ended)
-        return JSON, value_within(document, told.text) if is_large else document
+        return JSON, value_within(document, answer.text) if is_large else document
 
 
 def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any], text: str) -> Iterator[bytes]:
-    """Server-sent events of one response, in pieces: five of them hold its text, or a hole for it."""
+    """Yield the server-sent events of a response, in pieces. Events may contain HOLE instead of a large `text`."""
     open_members = dict.fromkeys(("completed_at", "incomplete_details", "usage"))
     begun = {**head, "status": "in_progress", **open_members, "output": []}
     (part,) = message["content"]
     item = {"output_index": 0, "item": {**message, "status": "in_progress", "content": []}}
     place = {"item_id": message["id"], "output_index": 0, "content_index": 0}
-    each: list[tuple[str, dict[str, Any]]] = [
+    events: list[tuple[str, dict[str, Any]]] = [
         ("created", {"response": begun}),
         ("in_progress", {"response": begun}),
         ("output_item.added", item),
@@ -268,16 +266,16 @@ def _events(head: dict[str, Any], message: dict[str, Any], ended: dict[str, Any]
         ("output_item.done", {"output_index": 0, "item": message}),
         (ended["status"], {"response": ended}),
     ]
-    for number, (kind, more) in enumerate(each):
-        data = _encode({"type": f"response.{kind}", "sequence_number": number, **more})
+    for number, (kind, content) in enumerate(events):
+        data = _encode({"type": f"response.{kind}", "sequence_number": number, **content})
         yield b"event: response.%b\ndata: " % kind.encode()
         yield from value_within(data, text) if _HOLE in data else (data,)
         yield b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
-def _usage(told: RichText) -> dict[str, Any] | None:
-    usage = told.usage
+def _usage(answer: RichText) -> dict[str, Any] | None:
+    usage = answer.usage
     if usage is None:
         return None
     return {

@@ -49,7 +49,7 @@ FAR = 4 << 20
 """Bytes that a counted client may send ahead of its answers. Reading them shows when the client hangs up."""
 
 UNCOUNTED = 4_096
-"""Bytes sent ahead that are not yet charged to the client's quota."""
+"""Bytes that a client may send ahead of its answers before they count towards its quota."""
 
 TURNED_AWAY = 64
 """Refused connections that may linger beyond the limit; further ones are closed right after their answer."""

@@ -98,7 +98,7 @@ class ConnectionContext:
         self.date = formatdate(usegmt=True).encode()
 
     def retire(self) -> None:
-        """Make every further answer its connection's last."""
+        """From now on, close each connection after its next answer."""
         self.closing = True
 
     def close(self) -> None:

@@ -93,7 +93,9 @@ class _HeaderEvents:
         self.complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.fields.append((name.lower(), value.strip(b" \t")))  # Blanks around a value aren't part of it (RFC 9110, section 5.5).
+        self.fields.append(
+            (name.lower(), value.strip(b" \t"))
+        )  # Blanks around a value aren't part of it (RFC 9110, section 5.5).
 
     def on_headers_complete(self) -> None:
         self.complete = True

@@ -71,12 +71,7 @@ class Listener(ListeningPort):
         self._context: ConnectionContext | None = None
 
     @classmethod
-    def public(
-        cls,
-        entrance: Entrance,
-        answer: Handler,
-        certificates: Certificates | None = None,
-    ) -> Listener:
+    def public(cls, entrance: Entrance, answer: Handler, certificates: Certificates | None = None) -> Listener:
         """Make the listener for clients: inference routes take the fast path, `answer` has all others."""
         from headway.http.inference.context import InferenceContext
         from headway.http.inference.fast_path import FastPathConnection

@@ -1,0 +1,367 @@
+"""OpenAI's API for bulk jobs: /v1/files, uploaded and downloaded piece by piece, and /v1/batches."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from headway.bulk.folder import FileWriter, why
+from headway.bulk.jobs import BulkJobs
+from headway.doors.bodies import decode_problem
+from headway.errors import (
+    NOT_FOUND,
+    RATE_LIMITED,
+    SERVICE_OVERLOADED,
+    AnyError,
+    BadRequest,
+    FolderUnavailable,
+    NotFound,
+    RequestError,
+    StoreUnavailable,
+)
+from headway.http.form import FormPart, parts
+from headway.http.openai.bulk_lines import READERS
+from headway.http.openai.errors import encode_error
+from headway.http.problem import Encoded
+from headway.http.requests import JSON, Handler, Request, RouteAnswer, StreamedAnswer, refusal, without_reason
+from headway.http.routing import Authentication, Route
+from headway.model import Failure
+from headway.model.bulk import BulkFile, BulkJob, JobStatus
+from headway.runtime.logger import get_logger
+
+log = get_logger(__name__)
+
+FILES, BATCHES = "/v1/files", "/v1/batches"
+PURPOSE = "batch"
+_KEPT = "expires_after"
+_MOST_FILES, _MOST_BATCHES = 10_000, 100
+"""Longest lists of files and of batches."""
+_MOST_FIELD = 1_024
+_HEX = re.compile(r"[0-9a-f]{32}")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+_LONGEST = 30 * 86_400
+"""Longest completion window in seconds."""
+_WINDOW = re.compile(r"([1-9][0-9]{0,2})([hd])")
+_UNITS = {"h": 3_600, "d": 86_400}
+_MOST_BODY = 1 << 16
+_MOST_METADATA = 16
+_TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelled")
+
+
+class _BatchRequest(msgspec.Struct):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(_BatchRequest).decode
+
+
+def routes(jobs: BulkJobs, known: Authentication, new_id: Callable[[], str]) -> list[Route]:
+    """Return the routes of files and batches."""
+    files, batches = _Files(jobs, new_id), _Batches(jobs, new_id)
+
+    def route(path: str, handler: Handler, *methods: str, counts: bool = True) -> Route:
+        return Route(path, known(_openai_errors(handler), counts=counts), methods)
+
+    return [
+        route(FILES, files.collection, "GET", "POST"),
+        route(f"{FILES}/{{id}}", files.one, "GET", "DELETE"),
+        route(f"{FILES}/{{id}}/content", files.content, "GET"),
+        route(BATCHES, batches.collection, "GET", "POST"),
+        route(f"{BATCHES}/{{id}}", batches.one, "GET", counts=False),  # Clients poll it, so it counts as a poll.
+        route(f"{BATCHES}/{{id}}/cancel", batches.cancel, "POST"),
+    ]
+
+
+def _openai_errors(handler: Handler) -> Handler:
+    """Wrap a handler so that it answers errors in OpenAI's form. Only the log says where storage that is out of reach is."""
+
+    async def answer(request: Request) -> RouteAnswer:
+        try:
+            return await handler(request)
+        except RequestError as exc:
+            return refusal(request.id, without_reason(exc), _encode_error)
+        except StoreUnavailable as exc:
+            log.warning("bulk jobs are out of reach", error=str(exc), request_id=request.id)
+            part = "folder" if isinstance(exc, FolderUnavailable) else "database"
+            message = f"bulk jobs are not available just now, as their {part} is out of reach; try again"
+            return refusal(request.id, Failure(SERVICE_OVERLOADED, message, 1.0, "ledger"), _encode_error)
+
+    return answer
+
+
+def _encode_error(error: AnyError, shown: str) -> Encoded:
+    return encode_error(error, shown, "not_found" if error.code == NOT_FOUND else "")
+
+
+def _as_json(content: Any) -> RouteAnswer:
+    """Return the answer with a JSON object."""
+    return RouteAnswer(msgspec.json.encode(content), media_type=JSON)
+
+
+def _page(request: Request, prefix: str, usual: int, most: int) -> tuple[str, int]:
+    """Return the cursor and the page size of a list request. Raises BadRequest.
+
+    The cursor's object may have been deleted: ids begin with their time, which tells what is older.
+    """
+    if request.param("order") not in (None, "desc"):
+        raise BadRequest("`order` must be desc or left out: lists are always newest first - at `$.order`")
+    after = request.param("after") or ""
+    if after and not (after.startswith(prefix) and _HEX.fullmatch(after, len(prefix))):
+        raise BadRequest(f"expected an id, `{prefix}` and 32 hexadecimal digits - at `$.after`")
+    limit = request.param("limit")
+    if limit is None:
+        return after, usual
+    if not _WHOLE.fullmatch(limit) or not 1 <= int(limit) <= most:
+        raise BadRequest(f"expected a number from 1 to {most} - at `$.limit`")
+    return after, int(limit)
+
+
+def _not_kept(member: str) -> BadRequest:
+    """Return the error for a request that sets how long a file is kept."""
+    return BadRequest(f"files are kept for as long as the service says (keep_days); leave it out - at `$.{member}`")
+
+
+def _listed(objects: Sequence[dict[str, Any]], limit: int) -> RouteAnswer:
+    """Return the answer with a list of at most `limit` objects. One more in `objects` means that there are more."""
+    data = objects[:limit]
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    more = {"first_id": ends[0], "last_id": ends[1], "has_more": len(objects) > limit}
+    return _as_json({"object": "list", "data": data, **more})
+
+
+class _Files:
+    def __init__(self, jobs: BulkJobs, new_id: Callable[[], str]) -> None:
+        self._jobs, self._new_id = jobs, new_id
+
+    async def collection(self, request: Request) -> RouteAnswer:
+        if request.method == "POST":
+            return await self._create(request)
+        after, limit = _page(request, "file-", _MOST_FILES, _MOST_FILES)
+        purpose = request.param("purpose") or ""
+        files = await self._jobs.store.files(request.principal.tenant, after, limit + 1, purpose)
+        return _listed([_file_object(file) for file in files], limit)
+
+    async def one(self, request: Request) -> RouteAnswer:
+        file = await self._file(request)
+        if request.method != "DELETE":
+            return _as_json(_file_object(file))
+        if not await self._jobs.store.remove_file(file.tenant, file.id):
+            raise BadRequest("a batch that has not ended reads this file; cancel the batch, or wait for its end")
+        await self._jobs.folder.remove_file(file.id)
+        return _as_json({"id": file.id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> RouteAnswer:
+        file = await self._file(request)
+        folder = self._jobs.folder
+        size = await folder.size(file.id)
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            left = size
+            try:
+                async with aclosing(folder.pieces(folder.file(file.id))) as stored:
+                    async for piece in stored:
+                        left -= len(piece)
+                        yield piece
+            except FolderUnavailable as exc:
+                log.warning("a file cannot be sent to its end", file=file.id, error=why(exc), request_id=request.id)
+            if left:
+                request.cut()
+
+        fields = {"content-length": str(size), "content-disposition": "attachment"}
+        ended = self._jobs.begin_transfer(file.tenant)
+        return StreamedAnswer(pieces, fields, "application/octet-stream", ended)
+
+    async def _file(self, request: Request) -> BulkFile:
+        id = request.params["id"]
+        file = await self._jobs.store.file(request.principal.tenant, id)
+        if file is None:
+            raise NotFound(f"no such file: {id[:80]}")
+        return file
+
+    async def _create(self, request: Request) -> RouteAnswer:
+        tenant, id = request.principal.tenant, f"file-{self._new_id().replace('-', '')}"
+        writer = self._jobs.folder.writer(id)
+        name: str | None = None
+        purpose = ""
+        ended = self._jobs.begin_transfer(tenant)
+        try:
+            async with self._jobs.upload(tenant) as count:
+                async for part in parts(request.headers, request.pieces()):
+                    if part.name == "file" and name is None:
+                        name = part.filename or "file"
+                        await _write(part, writer, count)
+                    elif part.name.partition("[")[0] == _KEPT:
+                        raise _not_kept(_KEPT)
+                    else:
+                        text = await part.text(_MOST_FIELD)
+                        purpose = text if part.name == "purpose" else purpose
+                if purpose != PURPOSE:
+                    raise BadRequest(f"expected `{PURPOSE}`, the only purpose that is served - at `$.purpose`")
+                if name is None or not writer.size:
+                    raise BadRequest("the form has no file, or an empty one - at `$.file`")
+                file = BulkFile(id, tenant, _UNSAFE.sub("", name)[:255], writer.size, purpose,
+                    self._jobs.wall(),
+                )  # fmt: skip
+                await writer.commit()
+                if not await self._jobs.store.add_file(file, self._jobs.most):
+                    await self._jobs.folder.remove_file(file.id)
+                    raise self._jobs.too_much()
+        finally:
+            ended()
+            await writer.discard()
+        return _as_json(_file_object(file))
+
+
+async def _write(part: FormPart, writer: FileWriter, count: Callable[[int], None]) -> None:
+    async for piece in part.content:
+        count(len(piece))
+        await writer.write((piece,))
+
+
+def _file_object(file: BulkFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": int(file.created_at),
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
+    }
+
+
+class _Batches:
+    def __init__(self, jobs: BulkJobs, new_id: Callable[[], str]) -> None:
+        self._jobs, self._new_id = jobs, new_id
+
+    async def collection(self, request: Request) -> RouteAnswer:
+        if request.method == "POST":
+            return await self._create(request)
+        after, limit = _page(request, "batch_", 20, _MOST_BATCHES)
+        jobs = await self._jobs.store.jobs(request.principal.tenant, after, limit + 1)
+        return _listed([_batch_object(job, self._jobs.wall()) for job in jobs], limit)
+
+    async def one(self, request: Request) -> RouteAnswer:
+        id = request.params["id"]
+        return self._answer(await self._jobs.job(request.principal.tenant, id), id)
+
+    async def cancel(self, request: Request) -> RouteAnswer:
+        id = request.params["id"]
+        job = await self._jobs.store.cancel(request.principal.tenant, id)
+        if job is not None and job.status.ended and job.status is not JobStatus.CANCELLED:
+            raise BadRequest(f"the batch has ended already; its status is {job.status.value}")
+        self._jobs.feeder.hurry(id)
+        return self._answer(job, id)
+
+    async def _create(self, request: Request) -> RouteAnswer:
+        batch, principal, wall = await _read_batch(request), request.principal, self._jobs.wall()
+        if batch.endpoint not in READERS:
+            raise BadRequest(f"expected one of {', '.join(READERS)} - at `$.endpoint`")
+        seconds = _seconds(batch.completion_window)
+        file = await self._jobs.store.file(principal.tenant, batch.input_file_id)
+        if file is None:
+            raise NotFound(f"no such file: {batch.input_file_id[:80]} - at `$.input_file_id`")
+        if file.purpose != PURPOSE:
+            raise BadRequest(f"the file's purpose is {file.purpose}; expected {PURPOSE} - at `$.input_file_id`")
+        job = BulkJob(
+            id=f"batch_{self._new_id().replace('-', '')}",
+            tenant=principal.tenant,
+            user=principal.user,
+            key=principal.key,
+            models=tuple(sorted(principal.models)),
+            endpoint=batch.endpoint,
+            input_file=file.id,
+            window=batch.completion_window,
+            metadata=batch.metadata,
+            created_at=wall,
+            expires_at=wall + seconds,
+        )
+        most = self._jobs.settings.bulk_max_jobs
+        if not await self._jobs.store.add_job(job, most):
+            message = f"{most} of your batches have not ended; wait for one, or cancel one (bulk_max_bytes)"
+            raise RequestError(message, code=RATE_LIMITED, retry_after=60.0)
+        self._jobs.feeder.tell()
+        return _as_json(_batch_object(job, wall))
+
+    def _answer(self, job: BulkJob | None, id: str) -> RouteAnswer:
+        if job is None:
+            raise NotFound(f"no such batch: {id[:80]}")
+        return _as_json(_batch_object(job, self._jobs.wall()))
+
+
+async def _read_batch(request: Request) -> _BatchRequest:
+    body = b""
+    async for piece in request.pieces():
+        body += piece
+        if len(body) > _MOST_BODY:
+            raise BadRequest(f"the body has more than {_MOST_BODY} bytes")
+    try:
+        batch = _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadRequest(decode_problem(exc, body)) from None
+    if batch.output_expires_after not in (None, b"null"):
+        raise _not_kept("output_expires_after")
+    if batch.metadata is not None and (
+        len(batch.metadata) > _MOST_METADATA
+        or any(len(name) > 64 or len(text) > 512 for name, text in batch.metadata.items())
+    ):
+        reason = f"expected at most {_MOST_METADATA} names of at most 64 characters, with texts of at most 512"
+        raise BadRequest(f"{reason} - at `$.metadata`")
+    return batch
+
+
+def _seconds(window: str) -> int:
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match is not None else 0
+    if not 0 < seconds <= _LONGEST:
+        raise BadRequest(
+            "expected 24h, or another time from 1h to 30d, in whole hours or days, such as 2h or 7d - at `$.completion_window`"
+        )
+    return seconds
+
+
+def _batch_object(job: BulkJob, now: float) -> dict[str, Any]:
+    """Return a job as a batch; `now` is Unix time in seconds."""
+    status = job.status.value
+    if job.cancelling_at is not None and not job.status.ended:
+        status = "cancelling"
+    errors = [{"code": fault.code, "message": fault.message, "line": fault.line, "param": None} for fault in job.faults]
+    left = math.ceil(job.waits_until - now)
+    more = f"; {left} seconds more" if left > 0 else ""
+    for code, reason in (("paused", job.paused), ("waiting", job.waits)):
+        if reason and not job.status.ended:
+            errors.append({"code": code, "message": reason + more, "line": None, "param": None})
+    reached = {f"{name}_at": _whole(job.reached.get(name)) for name in _TIMES}
+    return {
+        "id": job.id,
+        "object": "batch",
+        "endpoint": job.endpoint,
+        "model": job.model or None,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": job.input_file,
+        "completion_window": job.window,
+        "status": status,
+        "output_file_id": job.output_file * job.status.ended or None,
+        "error_file_id": job.error_file * job.status.ended or None,
+        "created_at": int(job.created_at),
+        "expires_at": int(job.expires_at),
+        **reached,
+        "cancelling_at": _whole(job.cancelling_at),
+        "request_counts": {"total": job.total, "completed": job.completed, "failed": job.failed},
+        "metadata": job.metadata,
+    }
+
+
+def _whole(at: float | None) -> int | None:
+    return None if at is None else int(at)

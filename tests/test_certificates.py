@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from headway.errors import SettingError
 from headway.runtime import certificates
-from headway.runtime.certificates import DAY, Certificates
+from headway.runtime.certificates import DAY, Certificates, validity
 from headway.runtime.counters import TlsCounts
-from headway.runtime.pem import validity
 from headway.runtime.supervisor import Supervisor
 from tests.authority import Authority
 

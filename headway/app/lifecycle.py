@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from headway.controller.controller import Controller
     from headway.fleet.membership import Membership
     from headway.gateway.direct_mode import Fallback
+    from headway.gateway.fleet_watchers import WorkersWatcher
     from headway.gateway.gateway import Gateway
-    from headway.gateway.workers_watcher import WorkersWatcher
     from headway.worker.pools import Workers
 
 log = get_logger(__name__)

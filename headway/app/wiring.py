@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from headway.doors.entrance import Entrance
     from headway.fleet.models import FleetModels
     from headway.gateway.direct_mode import Fallback
+    from headway.gateway.fleet_watchers import Learner, WorkersWatcher
     from headway.gateway.gateway import Gateway
     from headway.gateway.ledger_writer import LedgerWriter
-    from headway.gateway.workers_watcher import Learner, WorkersWatcher
     from headway.worker.pool import WorkerPool
     from headway.worker.pools import Workers
 
@@ -404,7 +404,7 @@ class _Wiring:
         identity, stores = make_identity(settings, counters.store)
         traces = None
         if self.recorder is not None:
-            from headway.gateway.refusal_traces import RefusalTraces
+            from headway.gateway.request_traces import RefusalTraces
 
             traces = RefusalTraces(self.recorder, counters.spans_dropped, settings.scheme)
         entrance = Entrance(gateway, identity, new_id, traces)
@@ -423,7 +423,7 @@ class _Wiring:
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
         """Add the ports of the clients, and what follows the fleet for them; the public port, and what it goes by."""
-        from headway.gateway.capacity_watcher import CapacityWatcher
+        from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 
         settings, entrance, gateway = self.settings, clients.entrance, clients.entrance.gateway
@@ -450,7 +450,7 @@ class _Wiring:
         return [one for one in (self.fleet_models, served, gateway, ready, runner) if one is not None]
 
     def _workers_watcher(self, clients: Clients | None, ready: Readiness, every: Callable[[], float]) -> WorkersWatcher:
-        from headway.gateway.workers_watcher import WorkersWatcher
+        from headway.gateway.fleet_watchers import WorkersWatcher
 
         return WorkersWatcher(self._learners(clients, ready), self.bundle.broker, self.clock, every)
 

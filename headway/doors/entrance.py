@@ -16,7 +16,7 @@ from headway.errors import RequestError, Unauthenticated
 from headway.gateway.fan_out import FanOut
 from headway.gateway.gateway import Gateway
 from headway.gateway.pending import ReplySink
-from headway.gateway.refusal_traces import RefusalTraces
+from headway.gateway.request_traces import RefusalTraces
 from headway.identity.api_keys.credential import SERVICE
 from headway.identity.principals import AnonymousIdentity
 from headway.model import Failure, InferenceRequest, Principal, Reply, RequestOptions

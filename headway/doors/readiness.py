@@ -24,7 +24,7 @@ from headway.model import Scaling, WorkerInfo, WorkerStatus
 from headway.ports import Registry
 
 if TYPE_CHECKING:
-    from headway.gateway.workers_watcher import Learner
+    from headway.gateway.fleet_watchers import Learner
 
 SERVING = frozenset(("ok", "degraded"))
 """Words that count as ready."""

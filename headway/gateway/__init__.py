@@ -1,25 +1,24 @@
 """The client's side of a request.
 
-gateway            takes requests in, and answers each once
-pending            pending requests: their table, their sinks, how they end, who observes that
-served_models      the models that are served, and what requests for each go by
-workers_watcher    tells all who go by it what workers report
-outcome_counts     counts the outcomes of requests
-broker_session     dealings with one broker: what goes out, and what comes back
-resubmitter        offers again what a broker may have lost
+gateway            takes requests, and answers each once
+pending            pending requests, their sinks and observers
+deadlines          ends requests at their deadline
+lane               decisions shared by alike requests
+served_models      the served models, each a served_model with its version_choice
+fan_out            requests with several inputs: a part for each, and one outcome
+equal_inputs       runs equal inputs of one request once
+broker_session     session with one broker
+outbox             entries that wait for a call to the broker
 outcome_reader     reads the outcomes of tasks from the broker
-limiter            refuses by rate
-capacity_watcher   reads the fleet's capacity
-direct_mode        the gateway's own broker and workers, and what they answer while the shared broker is away
-ledger_writer      records outcomes in the ledger
-access_log         logs requests, all or a share
-request_traces     spans of sampled requests
-refusal_traces     spans of requests that a port refuses
-screened           way of requests through the input policy
-input_gate         the input policy, carried out
-judge              a function of the input policy, in processes of its own
-fan_out            requests with several inputs: a part for each, and one outcome for all
-lane               requests that ask alike and for nothing rare
-client_quotas      what one tenant may hold of connections, bodies and answers
-recent_requests    the last requests that were answered
+limiter            rate limits, and the throttle by the fleet's capacity
+client_quotas      bounds what a tenant holds of connections, bodies and answers
+fleet_watchers     follow the fleet's workers and capacity
+direct_mode        answers while the shared broker is out of reach
+input_gate         applies the input policy
+judge              runs a policy's function in processes of its own
+outcome_counts     counts outcomes
+recent_requests    remembers the last requests
+ledger_writer      records requests in the ledger
+access_log         logs requests
+request_traces     spans of requests, including refused ones
 """

@@ -1,6 +1,6 @@
-"""Access log: a line of the log for each request that has ended, or for a random share of them.
+"""Access log: a log line for each request that ends, or for a random share of them.
 
-Lines tell how a request ended and where its time went, never what was in it.
+A line tells how the request ended and where its time went, but nothing of its content.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LEFT = 499
-"""Status of a request whose client left, as nginx logs it; no client reads it."""
+"""Status of a request whose client left, as in nginx."""
 
 
 class AccessLog:
     """Observer that logs requests.
 
     Arguments:
-        share: share of the requests that are logged, above 0 to 1.
+        share: share of the requests to log, above 0 and up to 1.
         tiers: names of the tiers.
         rng: uniform in [0, 1).
     """
 
     def __init__(self, share: float, tiers: Sequence[str], rng: Callable[[], float]) -> None:
-        self._share = share
-        self._tiers = tiers
-        self._rng = rng
+        self._share, self._tiers, self._rng = share, tiers, rng
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Log the share of these requests. One with several inputs is one request, logged with the input that ended it."""
+        """Log a share of the requests. One with several inputs is logged once, with the input that ends it."""
         for request in requests:
             several = request.several
             if several is not None and not several.ends(request.reply.failure is not None):

@@ -1,14 +1,14 @@
-"""Session of a gateway with one broker: what goes out, what comes back, and what is done while the broker is away.
+"""Session of a gateway with one broker: entries go out, replies come back, and outages are bridged.
 
     submit ──▶ outbox ──intake──▶ enqueue          replies ──returns──▶ events
                  ▲                   │ no answer
-                 └───────────────────┘ offered again, with what is left of the time
+                 └───────────────────┘ offered again with the time that remains
 
-Large entries go out beside the outbox, where they take longer than others, so that nobody waits for the bytes of another's.
+Entries that gather during a call go out together in the next one. If they exceed one call, tenants take turns. Large entries
+have calls of their own, so small ones don't wait for their bytes.
 
-Entries that gathered while the last call was under way go as one call, or as several short ones in which tenants take turns. A call that was not answered may have been done;
-its entries are offered again under the same ids until that is known. While the broker is out of reach the intake probes
-it, with pauses that grow. `down_after` says for how long that may last before it is an event.
+A call without an answer may have succeeded. Its entries are offered again under the same ids until the broker answers.
+While the broker is out of reach, the intake probes it with growing pauses. After `down_after` seconds the session reports `Down`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ from headway.core.dedup import is_task, task_followed
 from headway.core.retry import backoff
 from headway.core.service_model import ArrivalRate
 from headway.errors import BrokerUnavailable
-from headway.gateway.outbox import LargeEntries, Outbox
+from headway.gateway.outbox import CHUNK, LargeEntries, Outbox, Resubmitter
 from headway.gateway.outcome_reader import OutcomeReader, Recalled
-from headway.gateway.resubmitter import CHUNK, Resubmitter
 from headway.model import Entry, Failure, Reply, Submission
 from headway.ports import RequestQueue
 from headway.runtime.availability import Availability
@@ -39,36 +38,35 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
 
 LARGE = 1 << 16
-"""Bytes of an output from which its reply has a turn of the event loop of its own: to write it holds the loop for about a millisecond."""
+"""An output of at least this many bytes gets a turn of the event loop to itself: writing it takes about a millisecond."""
 _OUTPUT = attrgetter("output")
 RETRY_AFTER = (1.0, 30.0)
-"""Least and most seconds after which a client should try again while the broker is away: as long as that has lasted."""
+"""Bounds in seconds of Retry-After during an outage, which otherwise equals the length of the outage so far."""
 WORTH_GATHERING = 2.0
-"""Least arrivals between two calls to the broker for which entries gather; a lone entry goes at once."""
+"""Entries gather only if at least this many arrive between two calls; a lone entry goes at once."""
 MOST_OFFERED = 64
-"""Most entries in one call, as the broker does nothing else meanwhile, and all its verdicts are dealt with in one turn of the loop."""
+"""Most entries in one call. The call blocks the broker, and its verdicts are handled in one turn of the event loop."""
 PROBE_AFTER = 0.5
-"""Seconds without an answered call after which a broker that holds requests is probed, as it may have lost them unseen.
-"""
+"""Seconds without an answered call after which a broker that holds requests is probed: it may have lost them silently."""
 SECOND_CHANCE = 0.1
-"""Least seconds between the first call that fails and the verdict that the broker is away, as one call may be lost."""
+"""Least seconds from the first failed call until the broker counts as down. A single call may get lost."""
 TRIES = 3
-"""Times that a call that a client waits for may fail while others are answered."""
+"""Number of failures after which a call that a client waits for is given up, if the broker answers other calls."""
 TAKEOVER = 5.0
-"""Most seconds for which requests are held for a broker that takes reads only: a takeover on purpose takes one or two."""
+"""Most seconds to hold requests for a broker that is read-only. A planned takeover lasts one or two."""
 AFTERMATH = 5.0
-"""Seconds after an outage in which the refusal of an entry that is offered again is put down to the outage."""
+"""Seconds after an outage in which refusals of entries that are offered again are blamed on the outage."""
 SETTLING = 2.0
-"""Seconds after the broker was found to have lost what it had, by which all gateways have offered again what they hold."""
+"""Seconds that all gateways need to resubmit their requests after the broker has lost its state."""
 SCARCE = "memory"
-"""Reason of a refusal that an entry may get although the broker has it: without memory the broker cannot even look."""
+"""Refusal reason that doesn't prove that the broker lacks the entry: without memory it can't look."""
 MOST_REPLIES = 64
-"""Most replies of one turn of the event loop. To answer one takes some 50 µs, and hundreds may have joined the same outcome."""
+"""Most replies in one turn of the event loop. Each takes about 50 µs, and hundreds of requests may share one outcome."""
 T = TypeVar("T")
 
 
 def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
-    """Split replies by turns of the loop: the small ones, MOST_REPLIES at most in each, then the large ones, one in each."""
+    """Split replies into turns of the event loop: up to MOST_REPLIES small ones in each, then each large one alone."""
     if len(replies) <= MOST_REPLIES and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:  # Mostly.
         return [replies]
     large = [reply for reply in replies if reply.output is not None and len(reply.output) >= LARGE]
@@ -78,7 +76,10 @@ def in_turns(replies: Sequence[Reply]) -> Sequence[Sequence[Reply]]:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """Event: the broker has an entry with dedup keys, with a trace, or for several inputs: queued, joined to another's answer, or answered already."""
+    """Event: the broker has accepted an entry with dedup keys, with a trace, or for several inputs.
+
+    The entry is queued, shares the run of an identical one, or has its answer already.
+    """
 
     entry: Entry
 
@@ -91,14 +92,19 @@ class EntryRefused(msgspec.Struct, frozen=True):
 
 
 class Replied(msgspec.Struct, frozen=True):
-    """Event: replies came. `held`: the pending requests that they are for, if they are outputs of a whole batch and nothing beside."""
+    """Event: replies came.
+
+    Attributes:
+        replies: the replies.
+        held: their pending requests, if the replies are plain outputs of one whole batch; otherwise empty.
+    """
 
     replies: Sequence[Reply]
     held: Sequence[Any] = ()
 
 
 class Down(msgspec.Struct, frozen=True):
-    """Event: the broker has been out of reach for longer than `down_after`."""
+    """Event: the broker has been out of reach for `down_after` seconds."""
 
 
 class Up(msgspec.Struct, frozen=True):
@@ -106,30 +112,29 @@ class Up(msgspec.Struct, frozen=True):
 
 
 class Waiting(Protocol):
-    """Pending request, as its session needs it."""
+    """What a session uses of a `PendingRequest`."""
 
     entry: Entry
     unadmitted: bool
 
     @property
     def left(self) -> bool:
-        """Whether its client has left."""
+        """See PendingRequest."""
 
 
 class WaitingTable(Protocol):
-    """Table of the pending requests, as a session needs it."""
+    """What a session uses of the `PendingTable`."""
 
-    def __len__(self) -> int:
-        """Their number."""
+    def __len__(self) -> int: ...
 
     def of(self, entry: Entry) -> Waiting | None:
-        """Pending request of an entry, unless another submission has its id by now."""
+        """See PendingTable."""
 
     def on(self, session: BrokerSession) -> Sequence[Waiting]:
-        """All requests that wait for an answer over a session."""
+        """See PendingTable."""
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """Entries that still wait for an answer over a session, with what is left of their time."""
+        """See PendingTable."""
 
 
 SessionEvent = Admitted | EntryRefused | Replied | Down | Up
@@ -141,21 +146,20 @@ class BrokerSession:
     Arguments:
         broker: the broker.
         gateway: id of the gateway, to which replies are addressed.
-        pending: requests that the gateway holds, on all its sessions; read only.
-        on_event: takes the events of entries and of the broker, in order.
+        pending: requests of all the gateway's sessions; read only.
+        on_event: called with each event, in order.
         room: most entries in the outbox.
-        down_after: seconds for which the broker may be out of reach until it counts as down.
+        down_after: seconds of an outage before the broker counts as down.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
 
     Attributes:
-        room: most entries in the outbox; the gateway's to set.
-        near: the broker's way without a wait; None where it is in another process.
-        waits: whether something has to reach the broker before an entry that comes now.
-        taken: entries that a near broker has had, and that the rate does not count yet.
-        followers: followers of tasks that wait on this session; the gateway's to count. They take no room of requests, go behind them, and
-            are none in the rate.
-        outcome: reads a task's outcome from the broker; see RequestQueue.
+        room: most entries in the outbox; the gateway sets it.
+        near: synchronous interface of a broker in this process; None for a remote one.
+        waits: True if something must reach the broker before the next entry.
+        taken: entries handed to a near broker that the rate doesn't count yet.
+        followers: number of followers of tasks on this session; the gateway counts them. They use no room, go out after
+            requests, and don't count in the rate.
     """
 
     def __init__(
@@ -172,26 +176,23 @@ class BrokerSession:
         self.broker, self.near, self.waits = broker, broker.near, False
         self.room, self.followers = room, 0
         self._outbox = Outbox()
-        """Entries not handed to the broker yet, or handed to it in a call that was not answered."""
+        """Entries that were not sent yet, or whose call had no answer."""
         self._on_their_way: list[Sequence[Entry]] = []
-        """Entries of calls under way. To offer one beside its call could end in another way than that does."""
+        """Entries of calls under way. They mustn't be offered a second time: the two calls might end differently."""
         self._large = LargeEntries(lambda entries: self._offer_again(entries, late=False))
         self._rate, self.taken = ArrivalRate(), 0
         self._outcomes = OutcomeReader(broker, lambda: self.unreachable_seconds > 0.0)
-        self._gateway = gateway
-        self._pending = pending
-        self._on_event = on_event
-        self._down_after = down_after
-        self._clock = clock
-        self._rng = rng
+        self._gateway, self._pending, self._on_event, self._down_after = gateway, pending, on_event, down_after
+        self._clock, self._rng = clock, rng
         self._work = asyncio.Event()
         self._called = -math.inf
         """Instant of the last call with entries."""
         self._doubtful = False
-        """Whether entries of the outbox may have been offered before, or have lost time in it."""
+        """True if entries in the outbox may have been offered before, or have waited for long."""
         self._departed: list[Submission] = []
+        """Submissions to withdraw."""
         self._departed_ids = Counter[tuple[str, str]]()
-        """Tenants and ids of these. There may be many of them, so nothing looks through all."""
+        """Their tenants and ids, for look-up: the list may be long."""
         self._cancelled: list[tuple[str, str]] = []
         self._cursor = 0
         self._reading: asyncio.Timeout | None = None
@@ -205,7 +206,7 @@ class BrokerSession:
         self._resubmitter = Resubmitter(self._handed_over, partial(self._offer_again, admitted=True), rng)
 
     def start(self, supervisor: Supervisor, name: str) -> None:
-        """Start the loops: what goes to the broker, what comes back, and what is offered again."""
+        """Start the loops that send entries, read replies, and resubmit entries."""
         supervisor.start(f"{name} intake", self._intake)
         supervisor.start(f"{name} large intake", self._large.run)
         supervisor.start(f"{name} resubmitter", self._resubmitter.run)
@@ -223,15 +224,12 @@ class BrokerSession:
 
     @property
     def away(self) -> bool:
-        """Whether the broker has been out of reach for longer than `down_after`."""
+        """True once the broker has been out of reach for `down_after` seconds."""
         return self._is_down
 
     @property
     def in_sync(self) -> bool:
-        """Whether the broker has all that it took and has not ended, as far as is known.
-
-        It has then lost nothing that is not offered again yet.
-        """
+        """True unless the broker may have lost entries that this session has yet to resubmit."""
         return (
             not (self._doubtful or self._resubmitter.open or self._availability.since)
             and self.broker.epoch == self._epoch
@@ -239,24 +237,23 @@ class BrokerSession:
 
     @property
     def settled(self) -> bool:
-        """Whether the broker has lately lost nothing that another gateway may be about to offer again, as far as is known."""
+        """True once other gateways have had time to resubmit after the broker lost its state."""
         lost = self._epoch and self.broker.epoch != self._epoch
         return not lost and self._clock() >= self._settled_at
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
-        """See Broker. What shows that the broker has lost its state is noted at once."""
+        """Read a task's outcome; see RequestQueue. Retries while the broker may be back soon."""
         known = self.broker.epoch
-        found = await self._made_again(lambda: self._outcomes.outcome(tenant, id))
+        found = await self._retry(lambda: self._outcomes.outcome(tenant, id))
         if known and self.broker.epoch != known:
             self._settled_at = self._clock() + SETTLING
         return found
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """See RequestQueue."""
-        await self._made_again(lambda: self.broker.cancel_task(tenant, id))
+        """Cancel a task; see RequestQueue. Retries while the broker may be back soon."""
+        await self._retry(lambda: self.broker.cancel_task(tenant, id))
 
-    async def _made_again(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Answer to a call that a client waits for: it is made again while the broker may be back soon."""
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         failures, alone = 0, 0
         while True:
             began = self._clock()
@@ -265,52 +262,52 @@ class BrokerSession:
             except BrokerUnavailable as error:
                 self.note_silence(began, error)
                 failures += 1
-                alone += self._availability.since is None  # Other calls are answered.
+                alone += self._availability.since is None  # The broker answers other calls.
                 if self._is_down or alone >= TRIES:
                     raise
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     @property
     def _late(self) -> bool:
-        """Whether entries that are offered again may have been held while the broker was out of reach."""
+        """True if entries that are offered again may have waited for the broker to come back."""
         return self._clock() - self._back_at < AFTERMATH
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that another call of this process, begun at instant `began`, was not answered, unless one of this session was since.
+        """Note that another call of this process failed. Ignored if this session has had an answer since instant `began`.
 
-        A session that rests waits for replies only, and would hear of a broker that stands still seconds later.
+        An idle session only waits for replies, and would notice a stalled broker seconds later.
         """
         if self._answered < began:
             self._lost(began, error)
 
     def no_room(self) -> Failure:
-        """Refusal of a request that there is no room for. An outage is expected to last as long again as it has."""
+        """Return the refusal of a request that doesn't fit into the outbox."""
         if self.unreachable_seconds > 0.0:
             return self.out_of_reach()
         message = "more requests wait than can be handed on"
         return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
 
     def out_of_reach(self) -> Failure:
-        """Failure for a broker that does not answer. It does not name the broker's address, since clients read it."""
-        least, most = RETRY_AFTER
+        """Return the failure that clients read during an outage. It hides the broker's address."""
+        least, most = RETRY_AFTER  # An outage is expected to last as long again.
         wait = min(max(self.unreachable_seconds, least), most)
         return Failure(errors.SERVICE_OVERLOADED, "the queue is out of reach; try again later", wait, "broker")
 
     def full(self, count: int) -> bool:
-        """Whether the outbox has no room for `count` further requests."""
+        """Return True if the outbox has no room for `count` more requests."""
         outbox = self._outbox
         return len(outbox.fresh) + outbox.later + self._large.waiting.count + count > self.room + self.followers
 
     def rate(self, now: float) -> float:
-        """Entries handed over per second, averaged over about a second."""
+        """Return the entries sent per second, averaged over about a second."""
         if self.taken:
             self._rate.observe(self.taken, now)
             self.taken = 0
         return self._rate.at(now)
 
     def offer(self, entry: Entry) -> None:
-        """Offer an entry to the broker: at once where that is near, unless something has to go before it, else with the next call."""
-        # The inputs of a list go together, so that none is in before the one that pays for all.
+        """Offer an entry to the broker: at once if the broker is near and nothing goes first, otherwise with the next call."""
+        # The inputs of a list go in one call: none may get in before the input that pays for the list.
         if self.near is not None and not self.waits and not entry.payer and entry.count == 1:
             self.taken += 1
             failure = self.near.take(entry)
@@ -325,20 +322,20 @@ class BrokerSession:
         self._outbox.fresh[entry.nonce] = entry
 
     def take_over(self, entries: Sequence[Entry]) -> None:
-        """Take entries in that have waited elsewhere."""
+        """Offer entries that another session has held so far."""
         self._outbox.fresh.update((entry.nonce, entry) for entry in entries)
         self._doubtful = self.waits = bool(self._outbox)
         self._work.set()
 
     def give_up(self) -> None:
         """Drop the entries that another session has taken over."""
-        mine = {one.entry.submission for one in self._pending.on(self)}
+        mine = {pending.entry.submission for pending in self._pending.on(self)}
         self._outbox.keep(lambda entry: entry.submission in mine)
         self._doubtful = self._doubtful and bool(self._outbox)
         self._large.waiting.keep(lambda entry: entry.submission in mine)
 
     def withdraw(self, submission: Submission) -> None:
-        """Withdraw a submission: at once if it was never offered, else as soon as the broker can be told."""
+        """Withdraw a submission. If it may have been offered, the broker is told with the next call."""
         if not self._doubtful and self._outbox.drop(submission):
             return
         self._departed.append(submission)
@@ -347,7 +344,7 @@ class BrokerSession:
         self._work.set()
 
     def cancel_later(self, tenant: str, id: str) -> None:
-        """Cancel a task that may be on its way, once it has arrived."""
+        """Cancel a task once the broker has it."""
         self._cancelled.append((tenant, id))
         self.waits = True
         self._work.set()
@@ -356,7 +353,7 @@ class BrokerSession:
         failures = 0
         while True:
             await self._work.wait()
-            if len(self._outbox) < MOST_OFFERED and not self._cancelled:  # Else it goes at once.
+            if len(self._outbox) < MOST_OFFERED and not self._cancelled:
                 now, linger = self._clock(), self.broker.linger
                 if now < self._called + linger and self.rate(now) * linger >= WORTH_GATHERING:
                     await asyncio.sleep(linger)
@@ -370,14 +367,11 @@ class BrokerSession:
                 await asyncio.sleep(backoff(failures, self._rng()))
 
     async def _flush(self) -> None:
-        """Withdraw submissions whose clients have left, cancel tasks, and then offer what gathered.
-
-        A submission that is withdrawn is not offered. Of many withdrawals only one call goes before the next entries: otherwise
-        these would wait for all that the clients of one tenant leave behind.
-        """
+        """Withdraw submissions, cancel tasks, and then offer entries."""
         probe = bool(self._cancelled) or self._probe_due or self._availability.since is not None
         if probe or self._departed:
             self._probe_due = False
+            # Usually one call's worth: entries mustn't wait for the many withdrawals that one tenant may cause.
             await self._let_go(whole=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
@@ -386,10 +380,10 @@ class BrokerSession:
         self.waits = bool(self._outbox or self._departed or self._cancelled)
 
     async def _hand_over(self, probe: bool) -> None:
-        """Offer what gathered, as far as one call takes it."""
+        """Offer the entries of one call."""
         again = probe or self._doubtful
         entries = self._outbox.take(MOST_OFFERED)
-        if not self._doubtful:  # What is left of a probe's entries is doubtful from now on.
+        if not self._doubtful:  # After a probe the whole outbox becomes doubtful, so it is counted now.
             counted = [*entries, *self._outbox] if again else entries
             self._rate.observe(len(_followers_last(counted)[0] if self.followers else counted), self._clock())
         if self._outbox:
@@ -398,9 +392,8 @@ class BrokerSession:
             self._doubtful = bool(self._outbox)
             await self._offer_again(entries)
             return
-        if (
-            departed := self._departed_ids
-        ):  # The broker would take an entry for the one of its id that is not withdrawn yet.
+        if departed := self._departed_ids:
+            # While a submission is yet to be withdrawn, the broker would refuse a new one under its id.
             self._outbox.put_back([entry for entry in entries if (entry.tenant, entry.id) in departed])
             entries = [entry for entry in entries if (entry.tenant, entry.id) not in departed]
         if self.broker.apart_from < math.inf:
@@ -412,10 +405,10 @@ class BrokerSession:
             await self._offer(entries)
 
     async def _let_go(self, whole: bool) -> None:
-        """Withdraw what has departed, cancel the tasks that may have been on their way, and probe where there is neither.
+        """Withdraw departed submissions and cancel tasks; probe the broker if there are none.
 
         Arguments:
-            whole: whether all of it has to go; if not, as much goes as one call takes.
+            whole: False to withdraw no more than one call's worth.
         """
         if not self._departed and not self._cancelled:
             await self._ask(self.broker.probe(self._gateway))
@@ -435,14 +428,14 @@ class BrokerSession:
             del self._cancelled[0]
 
     async def _offer(self, entries: list[Entry], admitted: bool = False, again: bool = False) -> None:
-        """Offer entries: requests in one call, followers in one behind it, as the broker may have to look for their tasks."""
+        """Offer requests in one call, and then their followers in another, because the broker looks for the followers' tasks."""
         self._on_their_way.append(entries)
         parts = [part for part in _followers_last(entries) if part] if self.followers else [entries]
         try:
             for part in parts:
                 self._heed(part, await self._ask(self.broker.enqueue(part)), admitted, again)
         except (BrokerUnavailable, asyncio.CancelledError):
-            if not admitted:  # Else it is offered again when the broker is back.
+            if not admitted:  # Admitted entries are resubmitted when the broker is back.
                 left = parts[parts.index(part) :]
                 self._outbox.put_back(list(itertools.chain.from_iterable(left)))
                 self._doubtful = True
@@ -452,10 +445,11 @@ class BrokerSession:
             self._on_their_way.remove(entries)
 
     def _heed(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
-        """Tell what became of entries that were offered."""
+        """Report the broker's verdicts on entries."""
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
-                # Without memory the broker cannot even look whether it has the entry. A task may be offered again after its followers.
+                # Neither refusal is final: without memory the broker can't look for the entry, and a follower's task may be
+                # resubmitted after the follower.
                 if admitted and (failure.reason == SCARCE or task_followed(entry)):
                     continue
                 self._on_event(self, EntryRefused(entry, _too_late(failure) if again and self._late else failure))
@@ -463,26 +457,25 @@ class BrokerSession:
                 self._on_event(self, Admitted(entry))
 
     async def _offer_again(self, entries: Sequence[Entry], admitted: bool = False, late: bool = True) -> None:
-        """Offer entries again that still wait.
+        """Offer those of the entries again that still wait.
 
-        An entry that is answered meanwhile may have been taken for new. It is withdrawn, unless later requests can use
-        its outcome. A task that is cancelled or refused meanwhile is withdrawn, too: the broker may have forgotten the one by then, and
-        have heard of the other by another call.
+        If an entry ends during the call, the broker may take it for new, so it is withdrawn. A task is withdrawn only if it
+        was cancelled or refused; otherwise its outcome stays of use.
 
         Arguments:
             entries: entries to offer.
-            admitted: whether they were admitted once, and are most likely still there.
-            late: whether they may have been offered before, or have waited for a broker that was away.
+            admitted: True if the broker had admitted them, and most likely still has them.
+            late: True if they may have been offered before, or have waited during an outage.
         """
         offered = self._pending.refreshed(self, entries, self._clock())
         if not offered:
             return
-        if admitted:  # They have been charged.
+        if admitted:  # The rate limits were charged the first time.
             offered = [msgspec.structs.replace(entry, limits=()) if entry.limits else entry for entry in offered]
         held = [self._pending.of(entry) for entry in offered]
         try:
             await self._offer(offered, admitted, again=late)
-        finally:  # A call without an answer may have been done.
+        finally:  # A call without an answer may have succeeded.
             wanted = {entry.submission for entry in self._pending.refreshed(self, offered, self._clock())}
             for entry, pending in zip(offered, held, strict=True):
                 unwanted = pending is not None and (pending.left or pending.unadmitted)
@@ -490,10 +483,10 @@ class BrokerSession:
                     self.withdraw(entry.submission)
 
     def _handed_over(self) -> list[Entry]:
-        """Entries that were handed over and still wait."""
+        """Return the entries that the broker should have."""
         under_way = itertools.chain.from_iterable(self._on_their_way)
         outside = {entry.submission for entry in (*self._outbox, *self._large.waiting, *under_way)}
-        held = [one.entry for one in self._pending.on(self)]
+        held = [pending.entry for pending in self._pending.on(self)]
         return [entry for entry in held if entry.submission not in outside]
 
     async def _returns(self) -> None:
@@ -510,17 +503,17 @@ class BrokerSession:
             if replies is not None:
                 self._found()
                 await self._pass_on(replies)
-            replies = None  # Else the last outputs would be there until the next ones come.
+            replies = None  # Frees the outputs now instead of when the next replies come.
 
     async def _pass_on(self, replies: Sequence[Reply]) -> None:
         first, *later = in_turns(replies)
         self._on_event(self, Replied(first))
-        for some in later:
+        for turn in later:
             await asyncio.sleep(0)
-            self._on_event(self, Replied(some))
+            self._on_event(self, Replied(turn))
 
     def _delivered(self, replies: Sequence[Reply], held: Sequence[Any]) -> None:
-        """Take replies that a near broker hands over; see `NearQueue.attach`."""
+        """Take replies from a near broker; see `NearQueue.attach`."""
         self.rate(self._clock())
         if held and sum(map(len, filter(None, map(_OUTPUT, replies)))) < LARGE:
             self._on_event(self, Replied(replies, held))
@@ -534,7 +527,7 @@ class BrokerSession:
             asyncio.get_running_loop().call_soon(self._deliver_turns, later)
 
     async def _read(self) -> Sequence[Reply] | None:
-        """Read the next replies; None when a new epoch began meanwhile."""
+        """Return the next replies; None if the broker began a new epoch in the meantime."""
         try:
             async with asyncio.timeout(None) as reading:
                 self._reading = reading
@@ -557,7 +550,7 @@ class BrokerSession:
                 self._work.set()
 
     async def _ask(self, call: Awaitable[T]) -> T:
-        """Make one call, and note whether it is answered."""
+        """Await a call, and record whether the broker answers it."""
         began = self._clock()
         try:
             answer = await call
@@ -568,7 +561,7 @@ class BrokerSession:
         return answer
 
     def _lost(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that a call was not answered. The intake finds out when the broker is back."""
+        """Note that a call failed, and wake the intake to probe the broker."""
         self._availability.failed(began, error)
         if self._verdict is None and not self._is_down:
             pause = max(began + self._down_after - self._clock(), SECOND_CHANCE)
@@ -576,7 +569,7 @@ class BrokerSession:
         self._work.set()
 
     async def _give_up(self, pause: float) -> None:
-        """Count the broker as down after a pause. While a replica takes over, wait on for a while, also for an address that moves."""
+        """Count the broker as down after a pause, which is extended while a replica takes over or an address moves."""
         verdict, read_at = asyncio.current_task(), -math.inf
         await asyncio.sleep(pause)
         while self._verdict is verdict and self.unreachable_seconds < TAKEOVER:
@@ -585,16 +578,12 @@ class BrokerSession:
             elif self._clock() - read_at >= self._down_after:
                 break
             await asyncio.sleep(SECOND_CHANCE)
-        if self._verdict is verdict:  # Else the broker is back, and a library has swallowed the cancellation.
+        if self._verdict is verdict:  # If not, the broker is back, and a library has swallowed the cancellation.
             self._verdict, self._is_down = None, True
             self._on_event(self, Down())
 
     def _found(self) -> None:
-        """Note that a call was answered.
-
-        If it is the first since one was not, or if it shows that the broker has lost its state, everything is offered
-        again.
-        """
+        """Note that a call succeeded. Resubmit everything if that ends an outage, or shows that the broker has lost its state."""
         self._answered = self._clock()
         if self.broker.epoch != self._epoch:
             known, self._epoch = self._epoch, self.broker.epoch
@@ -614,7 +603,7 @@ class BrokerSession:
         self._resubmitter.ask()
 
     def _rewind(self) -> None:
-        """Read replies from the first one on; a reader that waits for those after an old cursor would miss them."""
+        """Restart reading at the first reply: the old cursor means nothing in a new epoch."""
         self._cursor = 0
         if self._reading is not None:
             self._reading.reschedule(0.0)
@@ -622,10 +611,7 @@ class BrokerSession:
 
 
 def _too_late(failure: Failure) -> Failure:
-    """Failure of an entry that was held during an outage, and is refused when offered at last.
-
-    No client is shed for a load that was not there when its request came.
-    """
+    """Blame the outage when an entry that waited for the broker is refused for load: that load came after the request."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
     message = "the queue was out of reach, and can no longer answer in time"
@@ -633,7 +619,7 @@ def _too_late(failure: Failure) -> Failure:
 
 
 def _followers_last(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Entries that follow no task, and those that do."""
+    """Split entries into requests and followers of tasks."""
     parts: tuple[list[Entry], list[Entry]] = [], []
     for entry in entries:
         parts[bool(task_followed(entry))].append(entry)

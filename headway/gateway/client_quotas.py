@@ -1,10 +1,11 @@
-"""Quotas of the clients of a process, through all of its ports: connections, and bytes of unfinished bodies and of answers.
+"""Quotas of a process's clients, over all of its ports: connections, and bytes of unfinished bodies and unread answers.
 
-No client's share keeps the others out. A connection is its tenant's from the first request on. Until then it is a
-stranger's, and all strangers together are one owner: when they have had their share, the one that came first and has
-not spoken makes room for the next, so that a flood of silent connections keeps nobody from speaking. Without
-authentication, the owner is the client's address. A proxy in front is then one owner, and its connections are only
-bounded if that is asked for.
+No client can take so much that others are kept out. A connection belongs to its tenant from its first request on. Before that
+it belongs to an owner that stands for all strangers. When strangers have used up their quota, the oldest silent connection is
+closed for the next one, so a flood of silent connections keeps nobody out.
+
+Without authentication, a connection belongs to the client's address. A proxy is then a single owner, so its connections are
+bounded only on request.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from headway.errors import PAYLOAD_TOO_LARGE, RATE_LIMITED, SERVICE_OVERLOADED, 
 from headway.model import Failure
 
 STRANGERS = "\0"
-"""Owner of the connections on which no request has come yet."""
+"""Owner of connections without a request so far."""
 
 REFUSED = "\1"
-"""Owner of the connections that their tenant, or their address, has too many of. They last until they have their answer."""
+"""Owner of connections beyond their tenant's or address's quota. They are closed after an error was sent."""
 
 TURNED_AWAY, TURNED_AWAY_SHARE = 64, 32
-"""Most of these at once, and the part of all connections that they may be; further ones are cut off without an answer."""
+"""Most refused connections at once, and their bound as a fraction of all. Further ones are closed without an answer."""
 
 _LOOKED_AT = 64
-"""Most strangers that are looked at to find one that makes room."""
+"""Most strangers to search for a silent one."""
 
 UNHELD = 1 << 16
-"""Bytes of the outputs of one request up to which they are not counted, as most answers are read at once."""
+"""Outputs of one request aren't counted up to this many bytes: most answers are read at once."""
 
 
 class HeldBytes(Budget):
     """Budget of the bytes that clients hold.
 
     Attributes:
-        freed: is told whenever there is more room; None while nobody waits for some.
+        freed: called whenever bytes are given back; None while nothing waits for room.
     """
 
     __slots__ = ("freed",)
@@ -55,16 +56,16 @@ class HeldBytes(Budget):
 
 
 class AnswerRoom:
-    """Room for the outputs of one request with several inputs, from the first that comes until its answer has left.
+    """Room for the outputs of a request with several inputs, from the first output until the answer is written.
 
     Arguments:
         bytes: budget of the bytes that clients hold.
-        owner: owner for whom they are counted.
-        most: most bytes that the outputs may have together.
-        why: what that bound comes from, for the message of a request that passes it.
+        owner: owner whose bytes they are.
+        most: most bytes of all outputs together.
+        why: origin of that bound, for the error.
 
     Attributes:
-        held: bytes that are counted; 0 for a small answer.
+        held: bytes counted so far; 0 for a small answer.
     """
 
     __slots__ = ("_bytes", "_most", "_owner", "_why", "held")
@@ -74,7 +75,7 @@ class AnswerRoom:
         self.held = 0
 
     def hold(self, amount: int) -> Failure | None:
-        """Hold `amount` bytes in all; the failure of the request when they are too many, for one or beside its owner's others."""
+        """Grow to `amount` bytes. Returns a failure if that is too much for one request, or with its owner's other bytes."""
         if amount > self._most:
             return too_large(self._most, self._why)
         more = amount - self.held if amount > UNHELD else 0
@@ -85,25 +86,25 @@ class AnswerRoom:
         return None
 
     def shrink(self, amount: int) -> None:
-        """Hold no more than `amount` bytes."""
+        """Shrink to `amount` bytes."""
         if self.held > amount:
             self._bytes.give(self._owner, self.held - amount)
             self.held = amount
 
 
 def too_large(most: int, why: str = "memory_mb") -> Failure:
-    """Failure of a request whose outputs have more than so many bytes together."""
+    """Return the failure of a request whose outputs exceed `most` bytes together."""
     message = f"the outputs are more than {most} bytes together; ask for fewer in one request ({why})"
     return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
 
 
 class CountedConnection(Protocol):
-    """Connection as the quotas count it.
+    """What the quotas use of a connection.
 
     Attributes:
-        owner: name of the owner it counts for; None when it is not counted.
-        reserved: bytes of bodies that it holds.
-        unfetched: bytes of answers that its client has not taken, as far as they are counted.
+        owner: name of its owner; None if it isn't counted.
+        reserved: counted bytes of its unfinished bodies.
+        unfetched: counted bytes of answers that its client hasn't read.
     """
 
     owner: str | None
@@ -112,7 +113,7 @@ class CountedConnection(Protocol):
 
     @property
     def silent(self) -> bool:
-        """Whether no request of its client is under way."""
+        """True while no request is under way."""
 
     def shutdown(self) -> None:
         """Close at once."""
@@ -122,7 +123,7 @@ class Quotas:
     """Budgets of one process.
 
     Arguments:
-        settings: settings of the bounds, and whether clients are authenticated.
+        settings: bounds, and whether clients are authenticated.
 
     Attributes:
         bytes: budget of the bytes of bodies, messages and answers.
@@ -138,25 +139,25 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Room for the outputs of a request of an owner: half of what all clients may hold, or `most` bytes where that is less.
+        """Return room for the outputs of an owner's request: half of all clients' bytes, or `most` if that is less.
 
-        `why` tells what `most` comes from.
+        `why` tells where `most` comes from.
         """
         if most and most < self._most_answer:
             return AnswerRoom(self.bytes, owner, most, why)
         return AnswerRoom(self.bytes, owner, self._most_answer)
 
     def fit(self, connections: int) -> None:
-        """Share no more connections than this, where that is less than were to be shared."""
+        """Lower the total number of connections to this, if it is higher."""
         connections = max(connections, 1)
         if connections < self._total:
             self._connections.free -= self._total - connections
             self._total = connections
 
     def enter(self, counted: CountedConnection, address: str) -> bool:
-        """Count a new connection; False when there is no room for it: then it lasts until it has its answer.
+        """Count a new connection. Returns False if there is no room: the caller sends an error and closes it.
 
-        Without an owner it must not linger after that, as too many do.
+        If its owner is None afterwards, even that is too much, and it must be closed at once.
         """
         if not self._named:
             if not self._connections.take(address, 1):
@@ -177,16 +178,16 @@ class Quotas:
         return True
 
     def too_many(self) -> RequestError:
-        """Error of a connection that `enter` has refused."""
+        """Return the error for a connection that `enter` has refused."""
         if not self._connections.free:
             return RequestError("too many connections are open", code=SERVICE_OVERLOADED, retry_after=1.0)
         return too_many("too many connections of this client are")
 
     def belong(self, counted: CountedConnection, tenant: str) -> None:
-        """Count a connection for the tenant whose request has come on it.
+        """Assign a connection to the tenant of its first request.
 
         Raises:
-            RequestError: the tenant has too many connections; this one must not be kept.
+            RequestError: the tenant has too many connections. This one must be closed after the error.
         """
         owner = counted.owner
         if not self._named or owner is None or owner == tenant:
@@ -199,7 +200,7 @@ class Quotas:
         counted.owner = tenant
 
     def _let_linger(self, counted: CountedConnection) -> bool:
-        """Let a connection last until it has its answer; False where too many such do."""
+        """Let a refused connection live until its error is sent. Returns False if there are too many of them."""
         if not self._connections.take(REFUSED, 1, max(1, min(TURNED_AWAY, self._total // TURNED_AWAY_SHARE))):
             return False
         counted.owner = REFUSED
@@ -215,7 +216,7 @@ class Quotas:
             counted.owner = None
 
     def reserve(self, counted: CountedConnection, amount: int) -> bool:
-        """Let a connection hold `amount` bytes in all; False, and nothing is changed, when its owner has too many."""
+        """Count `amount` bytes of bodies for a connection, in all. Returns False, without effect, if its owner has too many."""
         more = amount - counted.reserved
         if counted.owner is not None and more:
             if more < 0:
@@ -226,9 +227,9 @@ class Quotas:
         return True
 
     def keep(self, counted: CountedConnection, amount: int) -> None:
-        """Count `amount` bytes of answers that wait for a connection's client, in all, with the bodies of its owner.
+        """Count `amount` bytes of unread answers for a connection, in all.
 
-        An owner that has too many loses those connections whose answers have waited longest.
+        If its owner has too many, those of its connections are closed whose answers have waited longest.
         """
         owner = counted.owner
         if owner is None:
@@ -239,7 +240,7 @@ class Quotas:
         while more > 0 and not self.bytes.take(owner, more):
             oldest = next(iter(slow))
             if oldest is counted:
-                more = 0  # One answer may wait in any case, however large.
+                more = 0  # A single answer may wait, however large.
             else:
                 oldest.shutdown()
                 self.leave(oldest)
@@ -252,12 +253,12 @@ class Quotas:
                 del self._slow[owner]
 
     def no_room(self, counted: CountedConnection) -> RequestError:
-        """Error of a body that `reserve` has refused."""
+        """Return the error for a body that `reserve` has refused."""
         return no_room(0 if counted.owner is None else self.bytes.used(counted.owner))
 
 
 def no_room(used: int) -> RequestError:
-    """Error of a body or an answer for which there is no room beside the `used` bytes that its owner holds."""
+    """Return the error for a body or answer that doesn't fit. `used`: bytes that its owner holds already."""
     if not used:
         message = "too many bytes of bodies and answers are on their way (memory_mb)"
         return RequestError(message, code=SERVICE_OVERLOADED, retry_after=1.0, reason="bodies")
@@ -266,6 +267,6 @@ def no_room(used: int) -> RequestError:
 
 
 def too_many(whose: str) -> RequestError:
-    """Error of a connection beyond its owner's; `whose` begins its message."""
+    """Return the error for a connection beyond its owner's quota. `whose` begins the message."""
     message = f"{whose} open already; use fewer (max_connections)"
     return RequestError(message, code=RATE_LIMITED, retry_after=1.0, reason="connections")

@@ -1,13 +1,11 @@
-"""Direct mode: a gateway answers by itself while the broker that the fleet shares is away.
+"""Direct mode: a gateway answers by itself while the fleet's shared broker is out of reach.
 
-Its fallback is the machinery of a single process, started beside: a broker of its own, batchers, and the loop that expires
-what is overdue. So batching, retries, isolation of bad inputs and admission are the same there as everywhere. Its backends come
-up with the gateway, to be warm when they are needed; a fallback that does not come up is tried again and again and keeps no
-gateway from starting.
+Its fallback consists of the parts of a single-process server: a broker, batchers, and a loop that expires overdue entries. So
+batching, retries, isolation of bad inputs and admission work as usual. The backends start with the gateway, to be warm when
+they are needed. A fallback that fails to start is retried, and doesn't keep the gateway from starting.
 
-A fallback answers for some models, and for no request that names a version. All other requests that came before the outage, and
-all tasks, wait for that broker, as at a gateway without a fallback; those that come during it are refused. So a task is either the
-shared broker's, which may have it unheard, or the fallback's, and who deletes it there has deleted it.
+The fallback serves certain models, and no request that names a version. When an outage begins, all other pending requests and
+all tasks wait for the shared broker; new ones are refused. So every task belongs to exactly one broker, where it can be deleted.
 """
 
 from __future__ import annotations
@@ -31,30 +29,28 @@ if TYPE_CHECKING:
 
 
 class Fallback:
-    """A gateway's own broker and the slots that serve it.
+    """A gateway's own broker and its workers.
 
     Arguments:
-        broker: in this process.
-        workers: workers over it, for each model one for each batch that may run at once.
-        models: names of the models that it answers for.
+        broker: broker in this process.
+        workers: its workers, for each model one for every batch that may run at once.
+        models: names of the models that it serves.
     """
 
     def __init__(self, broker: Broker, workers: Workers, models: Collection[str]) -> None:
-        self.broker = broker
-        self.workers = workers
-        self.models = models
+        self.broker, self.workers, self.models = broker, workers, models
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its loops, which bring the backends up."""
+        """Start the loops, which start the backends."""
         supervisor.start("direct reaper", partial(reap_on, self.broker))
         self.workers.run(supervisor)
 
     async def wind_down(self) -> None:
-        """Return when the batches that run now are done; no other is begun."""
+        """Start no more batches, and wait until the running ones are done."""
         await self.workers.wind_down()
 
     async def stop(self) -> None:
-        """Let go of the backends, after the loops have been stopped."""
+        """Stop the backends. Call it after the loops have been stopped."""
         await self.workers.stop()
 
 
@@ -62,21 +58,20 @@ class DirectMode:
     """Way of requests to a gateway's fallback.
 
     Arguments:
-        session: session with the broker of the fallback.
-        models: names of the models that the fallback answers for.
+        session: session with the fallback's broker.
+        models: names of the models that the fallback serves.
     """
 
     def __init__(self, session: BrokerSession, models: Collection[str]) -> None:
-        self.session = session
-        self._models = models
+        self.session, self._models = session, models
 
     def refusal(self, model: str, version: str, away: Failure) -> Failure | None:
-        """Refusal of a new request in direct mode; None where the fallback answers it.
+        """Return the refusal of a new request in direct mode; None if the fallback serves it.
 
         Arguments:
-            model: name of a model that is served.
+            model: name of a served model.
             version: version that the request names; empty for none.
-            away: refusal of a gateway without a fallback.
+            away: refusal that a gateway without a fallback would give.
         """
         if model not in self._models:
             return msgspec.structs.replace(away, message=failures.no_fallback(model))
@@ -85,17 +80,16 @@ class DirectMode:
         return None
 
     def take_over(self, shared: BrokerSession, pending: PendingTable) -> None:
-        """Take over from the session with the shared broker what the fallback answers."""
-        moved = [one for one in pending.on(shared) if self._answers(one)]
-        for one in moved:
-            one.session, entry = self.session, one.entry
-            # It may have been charged; a burst that was let in is not refused now. Nobody there claims for a version.
-            one.entry = msgspec.structs.replace(entry, limits=(), version="", pinned=False)
-            shared.withdraw(entry.submission)  # A key may be used at any gateway, which the broker sees to.
+        """Move the requests that the fallback serves from the session with the shared broker."""
+        moved = [request for request in pending.on(shared) if self._serves(request)]
+        for request in moved:
+            request.session, entry = self.session, request.entry
+            # The limits let these requests in before. The fallback's workers don't claim by version.
+            request.entry = msgspec.structs.replace(entry, limits=(), version="", pinned=False)
+            shared.withdraw(entry.submission)  # So that another gateway can use the idempotency key.
         shared.give_up()
-        self.session.take_over([one.entry for one in moved])
+        self.session.take_over([request.entry for request in moved])
 
-    def _answers(self, one: PendingRequest) -> bool:
-        """Whether the fallback answers a request. A task is asked for, followed, and deleted, at any gateway."""
-        entry, of_task = one.entry, one.task or one.follows
+    def _serves(self, request: PendingRequest) -> bool:
+        entry, of_task = request.entry, request.task or request.follows  # Other gateways must find tasks.
         return entry.model in self._models and not entry.pinned and not of_task

@@ -1,12 +1,10 @@
-"""Equal inputs of one request: where identical requests run once, the first of them is submitted, and the others get its outcome here.
-
-The broker would do the same, entry by entry. But then a list of 1,024 equal texts is as many entries, and all of them have their
-outcome in the one step that the first one's is told in: 16 ms of Redis.
+"""Equal inputs of one request: if identical requests share answers, only the first is submitted, and the others copy its output.
 
     first ──submitted──▶ output ──┐
     equal ── waits ───────────────┴─▶ the same output, some in each turn of the event loop
 
-An input whose first has failed gets nothing here: that failure is the outcome of the whole request, which lets go of the others.
+The broker would do the same for each entry. But 1,024 equal texts would then be 1,024 entries that all end in one step, which
+takes Redis 16 ms. If the first input fails, so does the whole request, and the others are abandoned.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from headway.model import DedupKind, Entry
 from headway.runtime.fair_turns import FairTurns
 
 AT_ONCE = 64
-"""Most inputs that get their outcome in one turn of the event loop."""
+"""Most inputs that get their output in one turn of the event loop."""
 
 
 class EqualInputs:
@@ -30,9 +28,9 @@ class EqualInputs:
 
     Arguments:
         pending: requests that the gateway holds.
-        turns: line in which they wait for their outcomes.
-        limiter: hears of those that have taken nothing of the capacity.
-        finish: ends requests that have left the table, with their replies.
+        turns: turns of tenants, in which outputs are copied.
+        limiter: limiter, told of inputs that have used no capacity.
+        finish: ends requests that have their replies and have left the table.
     """
 
     def __init__(
@@ -45,57 +43,57 @@ class EqualInputs:
         self._pending, self._turns, self._limiter, self._finish = pending, turns, limiter, finish
 
     def follows(self, pending: PendingRequest) -> bool:
-        """Return True if a newly held input equals an earlier one of its request. It takes that one's outcome, and isn't submitted."""
+        """Add a new input. Returns True if it equals an earlier one of its request, so it mustn't be submitted."""
         several, key = pending.several, _shared_key(pending.entry)
         if several is None or not key:
             return False
-        those = several.equal.setdefault(key, [])
-        those.append(pending)
-        if len(those) == 2 and those[0].ended:
-            self._wait(those)
-        return len(those) > 1
+        inputs = several.equal.setdefault(key, [])
+        inputs.append(pending)
+        if len(inputs) == 2 and inputs[0].ended:
+            self._wait(inputs)
+        return len(inputs) > 1
 
     def pass_on(self, first: PendingRequest) -> None:
-        """Pass the output of an input on to those that are equal to it."""
-        those = self._equal_to(first)
-        if len(those) > 1 and those[0] is first:
-            self._wait(those)
+        """Copy an input's output to the inputs equal to it."""
+        inputs = self._equal_to(first)
+        if len(inputs) > 1 and inputs[0] is first:
+            self._wait(inputs)
 
     def is_later(self, pending: PendingRequest) -> bool:
-        """Whether an input gets the outcome of an earlier one."""
-        those = self._equal_to(pending)
-        return bool(those) and those[0] is not pending
+        """Return True if an input will get the output of an earlier one."""
+        inputs = self._equal_to(pending)
+        return bool(inputs) and inputs[0] is not pending
 
     def _equal_to(self, pending: PendingRequest) -> list[PendingRequest]:
         several = pending.several
         return several.equal.get(_shared_key(pending.entry), []) if several is not None and several.equal else []
 
-    def _wait(self, those: list[PendingRequest]) -> None:
-        self._turns.wait(those[0].entry.tenant, partial(self._give, those))
+    def _wait(self, inputs: list[PendingRequest]) -> None:
+        self._turns.wait(inputs[0].entry.tenant, partial(self._give, inputs))
 
-    def _give(self, those: list[PendingRequest]) -> None:
-        """Give some of those that wait the outcome of their first."""
-        reply = those[0].reply
+    def _give(self, inputs: list[PendingRequest]) -> None:
+        """Give the first input's output to the next AT_ONCE."""
+        reply = inputs[0].reply
         shared = DedupKind.SAME if reply.shared is None else reply.shared
-        some = [one for one in those[1 : AT_ONCE + 1] if self._pending.of(one.entry) is one]
-        del those[1 : AT_ONCE + 1]
-        for one in some:
-            entry = one.entry
-            one.reply = msgspec.structs.replace(reply, id=entry.id, nonce=entry.nonce, shared=shared)
+        ended = [pending for pending in inputs[1 : AT_ONCE + 1] if self._pending.of(pending.entry) is pending]
+        del inputs[1 : AT_ONCE + 1]
+        for pending in ended:
+            entry = pending.entry
+            pending.reply = msgspec.structs.replace(reply, id=entry.id, nonce=entry.nonce, shared=shared)
             del self._pending[entry.tenant, entry.id]
             self._limiter.not_run(entry)
-        if len(those) > 1:  # Before these end, as their request may end with them.
-            self._wait(those)
-        self._finish(some)
+        if len(inputs) > 1:  # Before `finish`, which may end the whole request.
+            self._wait(inputs)
+        self._finish(ended)
 
 
 def _shared_key(entry: Entry) -> str:
-    """Key by which an entry would join an identical one that runs; empty where it would not.
+    """Return the key by which an entry would join an identical one; empty if it wouldn't.
 
-    Under an idempotency key each part has its own outcome, which the broker keeps: whoever asks again may ask for answers of
-    their own, or may have done so the first time.
+    With an idempotency key, the broker keeps an outcome for each part: the client may want answers of its own when it repeats
+    the request, or may have wanted them the first time.
     """
     keys = entry.dedup_keys
     if keys and keys[0].kind is not DedupKind.SAME:
         return ""
-    return next((one.key for one in keys if one.joins), "")
+    return next((dedup_key.key for dedup_key in keys if dedup_key.joins), "")

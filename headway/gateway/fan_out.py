@@ -1,17 +1,18 @@
-"""Requests with several inputs: an entry for each, and one outcome for all.
+"""Requests with several inputs: a part for each input, and one outcome for all.
 
     submit ──▶ part 0, which pays for all ──┐
           ├──▶ part 1 ──────────────────────┼── all have an output ──▶ the replies, in order
           └──▶ part 2 … ────────────────────┘
                     └── one fails ──▶ that failure; the other parts are abandoned
 
-The parts share the principal, the options and the deadline. They are let in together, all or none: the gateway judges the
-first part for as many as they are, and no other is submitted when it is refused. They count towards a rate limit in one
-charge, which the first part carries. Few parts go in as one, where their lane is open. Many are submitted in slices, which wait for their turns with those of other requests,
-so that nobody else waits for all of them. What they wait is of their deadline.
+The parts share the principal, the options and the deadline. They are let in together or not at all: the gateway judges the
+first part on behalf of all, and submits no other if it is refused. The first part also carries the charge of the rate limits.
 
-Under an idempotency key the other parts are submitted when the broker has the first, or has answered it. Of two requests that
-differ under one key, at any two gateways, the one whose first part comes first is so answered whole, and nothing of the other runs.
+Few parts go in at once. Many are submitted in slices that take turns with those of other requests. The time spent waiting
+counts towards the deadline.
+
+With an idempotency key, the other parts are submitted once the broker has accepted or answered the first. If two different
+requests use one key, even at two gateways, the one whose first part comes first is answered, and nothing of the other runs.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from headway.runtime.request_id import new_id
 MOST_INPUTS = 1024
 """Most inputs of one request."""
 AT_ONCE = 64
-"""Most parts that are submitted in one turn of the event loop."""
+"""Most parts submitted in one turn of the event loop."""
 BYTES_AT_ONCE = 1 << 20
-"""Bytes of inputs and parameters from which no further part is submitted in that turn."""
+"""Bytes of inputs and parameters that end such a turn."""
 MOST_BODIES = 8
-"""Most bytes of inputs and parameters in one request, as a multiple of the largest body. Each input has the parameters with it."""
+"""Bound on the bytes of all inputs, each with the parameters, as a multiple of the largest body."""
 LEAST_TIME = 0.001
-"""Least seconds that a part gets, which has waited for its turn until its deadline."""
+"""Seconds left to a part that has waited for its turn until the deadline."""
 FEW = 16
-"""Most parts of a request that is submitted at once, without waiting for its turn."""
+"""Requests of up to this many parts are submitted at once, without waiting for a turn."""
 
 
 _RAN, _MARKS = attrgetter("ran"), attrgetter("shared", "kept", "unkept", "tokens")
 _UNMARKED = {(None, False, False, None)}
-"""Marks of replies of which nothing has to be joined."""
+"""Marks of plain replies, which need no joining."""
 
 OF_ALL = (errors.IDEMPOTENCY_CONFLICT, errors.IDEMPOTENCY_MISUSE)
-"""Codes of failures that blame the request and not its first input, whose key and id it has."""
+"""Codes of failures that concern the whole request, though the first part brings them."""
 
 
 class FanOut(ReplySink):
@@ -57,15 +58,14 @@ class FanOut(ReplySink):
 
     Arguments:
         gateway: gateway that takes the parts.
-        request: the request, without its inputs; no task. Its principal is that for its model, whose limits are charged once for each
-            input. Its id and its idempotency key are those of its first part; each other has a key that no client can write.
+        request: the request, without its inputs; not a task. The limits of its principal are those for its model. The first
+            part gets its id and idempotency key; other parts get keys that no client can write.
         inputs: at least one.
-        ended: gets the replies in the order of the inputs, each with an output; or the one reply that is a failure. Called
-            once, unless the request is abandoned.
-        room: room for the outputs; None: that of the principal's tenant.
+        ended: called once with all replies, in the order of the inputs, or with a single failure. Not called after `abandon`.
+        room: room for the outputs; None for a share of the tenant's.
 
     Attributes:
-        room: room for the outputs. Whoever gets them gives it back when the answer has left.
+        room: room for the outputs. The receiver gives it back when the answer has been written.
     """
 
     def __init__(
@@ -81,24 +81,24 @@ class FanOut(ReplySink):
         self._id, self._options = request.id, request.options
         self._ended: Callable[[Sequence[Reply]], None] | None = ended
         self._places: dict[str, int] = {}
-        """Places of the parts that were handed in, by their ids."""
+        """Positions of the submitted parts, by id."""
         self._replies: list[Reply | None] = [None] * len(inputs)
         self._count = self._missing = len(inputs)
         self._several = SeveralInputs(request.id, inputs, request.parameters)
         self._refused = False
-        """Whether a part was refused by the gateway itself, so that no other is submitted."""
+        """True once the gateway itself has refused a part; no other is submitted then."""
         self._awaits_first = self._has_to_wait()
-        """Whether the parts but the first wait until the broker has that one."""
+        """True while the other parts wait until the broker has the first."""
         self._several.ahead = self._awaits_first or bool(request.options.key)
         self._is_wrong = False
-        """Whether the first part is refused as one wrong request, as its model is not there."""
+        """True if the model isn't served; the request is then charged as one."""
         self._let_in = 0
-        """Parts that were let in with the first, and not submitted yet."""
+        """Number of parts that were let in with the first and are yet to be submitted."""
         self._whole = b""
         self._begun = 0.0
         self.room = room or gateway.quotas.answer_room(request.principal.tenant)
         self._bytes = 0
-        """Bytes of the outputs that have come."""
+        """Bytes of the outputs so far."""
         self._failed_part = ""
 
     def start(self) -> None:
@@ -121,9 +121,9 @@ class FanOut(ReplySink):
             self._submit()
 
     def _turn_away(self, failure: Failure) -> None:
-        """Refuse the request as a whole, as a wrong one that counts as one, unless it is over a limit anyway.
+        """Refuse the whole request, and charge it as one unless it exceeds a limit.
 
-        It is told the failure also then: when to come back would be no answer to what never fits.
+        Even then the client gets `failure`: a Retry-After wouldn't help a request that never fits.
         """
         gateway, principal = self._gateway, self._principal
         limits = gateway.counted(principal.limits)
@@ -134,7 +134,7 @@ class FanOut(ReplySink):
         asyncio.get_running_loop().call_soon(self._end, [reply])
 
     def _has_to_wait(self) -> bool:
-        """Whether the first part goes ahead: what comes of it decides for more than one call to the broker could hold."""
+        """Return True if the first part must be accepted before the others go, because they wouldn't fit into one call."""
         several, count = self._several, self._count
         if count == 1:
             return False
@@ -144,14 +144,14 @@ class FanOut(ReplySink):
         return bool(apart) and max(map(len, several.inputs)) + len(several.parameters) > apart
 
     def abandon(self) -> None:
-        """Let go of all parts and outputs, as the client has left."""
+        """Drop all parts and outputs, because the client has left."""
         self._let_go()
         self._replies = []
         self.room.shrink(0)
         self._note(self._failed(failures.left()))
 
     def _let_go(self) -> None:
-        """Let go of the parts that have no reply."""
+        """Drop the parts that have no reply."""
         self._ended = None
         self._several.forget_equal()
         if self._missing:
@@ -163,7 +163,7 @@ class FanOut(ReplySink):
             self._let_in = 0
 
     def _leave(self, left: Sequence[str]) -> None:
-        """Let go of some parts, and of the others in later turns of the loop."""
+        """Abandon parts, AT_ONCE in each turn of the event loop."""
         tenant = self._principal.tenant
         for id in left[:AT_ONCE]:
             self._gateway.abandon(self, tenant, id)
@@ -171,7 +171,7 @@ class FanOut(ReplySink):
             self._gateway.turns.wait(tenant, lambda: self._leave(left[AT_ONCE:]))
 
     def answer(self, reply: Reply) -> None:
-        """Take the reply to a part."""
+        """Take the reply to a part; see ReplySink."""
         if self._ended is None:
             return
         position = self._places[reply.id]
@@ -188,12 +188,12 @@ class FanOut(ReplySink):
             return
         self._missing -= 1
         if not self._missing:
-            self._end([one for one in self._replies if one is not None])
+            self._end([reply for reply in self._replies if reply is not None])
         elif not position:
             self.admitted()
 
     def admitted(self) -> None:
-        """Note that the broker has the first part, or has answered it. No other is handed in before."""
+        """Submit the other parts, now that the broker has accepted or answered the first."""
         if not self._awaits_first:
             return
         self._awaits_first = False
@@ -203,7 +203,7 @@ class FanOut(ReplySink):
             self._wait_turn()
 
     def _enter(self) -> bool:
-        """Hand all parts in at once, where their lane is open. False: they are to be submitted."""
+        """Hand in all parts at once on their lane. Returns False if they must be submitted instead."""
         several, gateway, count = self._several, self._gateway, self._count
         lane = gateway.lane(self._principal, self._options, self._model)
         if not lane.open or lane.throttled or not gateway.lets_in(lane, count):
@@ -223,7 +223,7 @@ class FanOut(ReplySink):
         return True
 
     def _submit(self) -> None:
-        """Submit the next parts, and see to it that the rest follow."""
+        """Submit the next parts, and wait for a turn to submit the rest."""
         begin, left = len(self._places), BYTES_AT_ONCE
         end = 1 if self._awaits_first else min(begin + AT_ONCE, self._count)
         for position in range(begin, end):
@@ -234,15 +234,9 @@ class FanOut(ReplySink):
             left -= len(self._several.inputs[position]) + len(self._several.parameters)
             id = new_id() if position else self._id
             self._places[id] = position
-            asked = InferenceRequest(
-                self._payer(position),
-                id,
-                self._options_of(position),
-                self._model,
-                self._several.inputs[position],
-                self._several.parameters,
-            )
-            if not self._gateway.submit(self, asked, self._several):
+            payer, options, several = self._payer(position), self._options_of(position), self._several
+            part = InferenceRequest(payer, id, options, self._model, several.inputs[position], several.parameters)
+            if not self._gateway.submit(self, part, several):
                 self._refused = True
                 return
             self._let_in = self._let_in - 1 if position else self._count - 1
@@ -257,7 +251,7 @@ class FanOut(ReplySink):
             self._submit()
 
     def _payer(self, position: int) -> Principal:
-        """Principal of a part. The first one's limits are such that one request counts as all."""
+        """Return the principal of a part. With the first part's limits, it is charged for all."""
         limits = self._principal.limits
         if not limits or self._is_wrong or (counted := 0 if position else self._counted()) == 1:
             return self._principal
@@ -265,7 +259,7 @@ class FanOut(ReplySink):
         return replace(self._principal, limits=charged)
 
     def _counted(self) -> int:
-        """Requests as which this one counts towards a limit."""
+        """Return how many requests the limits charge."""
         return self._gateway.served[self._model].counted(self._several.inputs)
 
     def _options_of(self, position: int) -> RequestOptions:
@@ -275,7 +269,8 @@ class FanOut(ReplySink):
         key = f"{options.key}{PART}{position}" if options.key and position else options.key
         chosen = options.chosen and not position
         count = 0 if position else self._count
-        if options.key and (position == 0 or (position == 1 and self._several.inspected)):  # They may have changed.
+        # The input policy may have changed the inputs after the first part.
+        if options.key and (position == 0 or (position == 1 and self._several.inspected)):
             self._whole = self._several.digest(QueueName(self._model, options.version))
         left = options.timeout - (asyncio.get_running_loop().time() - self._begun)
         return replace(
@@ -283,17 +278,17 @@ class FanOut(ReplySink):
         )
 
     def _shown(self, position: int, reply: Reply) -> Failure:
-        """Failure of a part, as that of the whole request."""
+        """Return a part's failure as that of the whole request, with the input named if the input is to blame."""
         failure, count = failures.failure_of(reply), self._count
         if count == 1 or reply.failure is None:
             return failure
-        if failure.reason == failures.POLICY:  # It names the input itself.
+        if failure.reason == failures.POLICY:  # The message names the input already.
             return failure
         if not position and (failure.code in OF_ALL or failure.reason == failures.LIST):
             return failure
         if failure.code == errors.RATE_LIMITED:
             return failure
-        if self._refused and len(self._places) == 1:  # Nothing is wrong with this input: it was judged for all.
+        if self._refused and len(self._places) == 1:  # The first input was judged on behalf of all.
             return failure
         return failures.of_input(position, count, failure)
 
@@ -303,7 +298,7 @@ class FanOut(ReplySink):
         return replace(reply, id=self._id, output=None, failure=failure)
 
     def _note(self, reply: Reply, failed_part: str = "") -> None:
-        """Note the outcome of the request for those who tell of it by its id."""
+        """Record the outcome of the whole request for the observers."""
         self._several.whole.end(reply, asyncio.get_running_loop().time() - self._begun, failed_part)
 
     def _end(self, replies: Sequence[Reply]) -> None:
@@ -319,7 +314,7 @@ class FanOut(ReplySink):
 
 
 def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -> Failure | None:
-    """Failure of a request whose several inputs have too many bytes together; `most_body`: those of the largest body."""
+    """Return a failure if several inputs have too many bytes together. `most_body`: bytes of the largest body."""
     count, total, most = len(inputs), sum(map(len, inputs)), MOST_BODIES * most_body
     if count == 1 or total + count * len(parameters) <= most:
         return None
@@ -331,9 +326,9 @@ def too_many_bytes(inputs: Sequence[Value], parameters: bytes, most_body: int) -
 
 
 def joined(id: str, replies: Sequence[Reply]) -> Reply:
-    """One reply for several, with the first output; or their failure. It is marked as another's outcome when all of them are.
+    """Join replies into one, with the first output or the failure. It counts as shared if all of them are.
 
-    Its run tells all versions that answered, `3,4`: one may have left meanwhile, or have answered before, under a key.
+    The run names all versions that answered, as in `3,4`: versions may change between parts, or some outcomes may be older.
     """
     first = replies[0]
     if (
@@ -342,8 +337,8 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
         or (first.id == id and set(map(_MARKS, replies)) == _UNMARKED and len({*map(_RAN, replies)}) == 1)
     ):
         return first
-    alike, ran = all(one.shared is first.shared for one in replies), first.ran
-    versions = dict.fromkeys(one.ran.version for one in replies if one.ran is not None)
+    alike, ran = all(reply.shared is first.shared for reply in replies), first.ran
+    versions = dict.fromkeys(reply.ran.version for reply in replies if reply.ran is not None)
     if ran is not None and len(versions) > 1:
         ran = replace(ran, version=",".join(filter(None, versions)))
     return replace(
@@ -351,7 +346,7 @@ def joined(id: str, replies: Sequence[Reply]) -> Reply:
         id=id,
         ran=ran,
         shared=first.shared if alike else None,
-        kept=all(one.kept for one in replies),
-        unkept=any(one.unkept for one in replies),
-        tokens=added_up([one.tokens for one in replies]),
+        kept=all(reply.kept for reply in replies),
+        unkept=any(reply.unkept for reply in replies),
+        tokens=added_up([reply.tokens for reply in replies]),
     )

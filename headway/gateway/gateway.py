@@ -1,11 +1,11 @@
 """The gateway: the client's side of requests, from submission to answer.
 
-Per request there is one small record and two dictionary operations; no task, no future, no timer of its own. The record
-carries the way back, so that the answer is written by whoever brings it.
+A request costs one small record and two dictionary operations, but no task, future or timer of its own. The record holds the
+sink of the answer, so whatever brings the answer can write it.
 
-Requests go over a `BrokerSession` to the broker that the fleet shares. While that is away, they go over another session
-to a broker of the gateway's own, if there is one, and are refused otherwise. A request ends once, in `_finish`,
-whatever its sessions bring: the first answer takes the record away.
+Requests go over a `BrokerSession` to the fleet's shared broker. During an outage they go over another session to the
+gateway's own broker if it has a fallback, and are refused otherwise. A request ends exactly once, in `_finish`, whatever its
+sessions bring: the first answer removes the record.
 """
 
 from __future__ import annotations
@@ -28,21 +28,12 @@ from headway.core import failures
 from headway.core.dedup import digest_of, follower, named, unkept
 from headway.core.ratelimit import all_counting_as
 from headway.errors import BrokerUnavailable
-from headway.gateway.broker_session import (
-    Admitted,
-    BrokerSession,
-    Down,
-    EntryRefused,
-    Replied,
-    SessionEvent,
-    Up,
-)
+from headway.gateway.broker_session import Admitted, BrokerSession, Down, EntryRefused, Replied, SessionEvent, Up
 from headway.gateway.client_quotas import Quotas
-from headway.gateway.deadlines import Deadlines
+from headway.gateway.deadlines import Deadlines, LateTasks
 from headway.gateway.direct_mode import DirectMode, Fallback
 from headway.gateway.equal_inputs import EqualInputs
 from headway.gateway.lane import ANY_KEY, Lane, asks_nothing_rare
-from headway.gateway.late_tasks import LateTasks
 from headway.gateway.limiter import CHARGED, Limiter
 from headway.gateway.outcome_counts import OutcomeCounts, RolloutCounts, TenantCounts
 from headway.gateway.pending import (
@@ -85,8 +76,7 @@ from headway.runtime.supervisor import Supervisor
 from headway.runtime.timing_wheel import DEADLINE_GRAIN
 
 if TYPE_CHECKING:
-    from headway.gateway.input_gate import InputGate
-    from headway.gateway.screened import Screening
+    from headway.gateway.input_gate import InputGate, Screening
 
 log = get_logger(__name__)
 
@@ -94,40 +84,39 @@ _SESSION, _DEADLINE = attrgetter("session"), attrgetter("deadline")
 _KEY = attrgetter("key")
 
 WOKEN_EVERY = 0.5
-"""Least seconds between two words to the controller that a model at zero is asked for."""
+"""Least seconds between two messages to the controller about demand for models at zero."""
 MOST_LANES = 10_000
-"""Most open lanes that are known, so that requests of several connections have one in common."""
+"""Most lanes to cache, for connections to share."""
 
 
 class Gateway:
-    """Gateway of one process: takes requests in, hands them to the broker, and brings each answer to its sink.
+    """Gateway of one process: hands requests to the broker, and each answer to its sink.
 
     Arguments:
-        settings: settings of time-outs, bounds and tier names.
-        models: names of the models that are served.
-        broker: broker that entries go to.
+        settings: timeouts, bounds and tier names.
+        models: names of the served models.
+        broker: the shared broker.
         counters: counters of outcomes.
         clock: monotonic seconds.
-        direct: fallback that entries go to while `broker` is away; without it they are refused then.
-        observers: observers of every request that has ended.
-        gate: gate of the input policy that every request goes through first; None: there is no policy.
-        traces: traces of the requests; None where none are recorded.
-        held: table for the pending requests, to be looked at only by others; None: a new one.
-        woken: called when a model at zero is asked for, so that the controller hears of it.
-        in_doubt: whether other models and versions may be served, of which this process has not heard.
+        direct: fallback during an outage of `broker`; None to refuse requests then.
+        observers: observers of all requests that end.
+        gate: gate of the input policy; None if there is no policy.
+        traces: traces of the requests; None if none are recorded.
+        held: table for the pending requests, which others only read; None for a new one.
+        woken: called on demand for a model at zero, to tell the controller.
+        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
         rng: uniform in [0, 1), for pauses.
 
     Attributes:
-        closed: whether every further request is refused.
-        limiter: refuses requests over a limit or the fleet's capacity.
-        quotas: quotas of the clients of the process.
-        served: models that are served.
+        limiter: rate limits, and the throttle by the fleet's capacity.
+        quotas: quotas of the process's clients.
+        served: served models.
         tenant_counts: counts of tenants that ask for statistics.
-        rollout_counts: counts of the versions of models with a rollout under way.
-        broker: broker that new requests go to: the shared one or, in direct mode, the gateway's own.
-        held: pending requests; to be looked at only.
-        equal_inputs: inputs that get the outcome of an equal one of their request.
-        facts: facts by which lanes are open, as one object that is compared by identity.
+        rollout_counts: counts by version during rollouts.
+        broker: broker for new requests: the shared one or, in direct mode, the gateway's own.
+        held: pending requests; read-only.
+        equal_inputs: inputs that copy the output of an equal one of their request.
+        facts: token that is replaced whenever cached lanes become stale. Compare it by identity.
     """
 
     def __init__(
@@ -160,7 +149,7 @@ class Gateway:
         )
         self._screening: Screening | None = None
         if gate is not None:
-            from headway.gateway.screened import Screening
+            from headway.gateway.input_gate import Screening
 
             self._screening = Screening(gate, self.served, self.limiter, self._hand_on, self._answer)
         self._next_nonce = itertools.count(1).__next__
@@ -170,8 +159,8 @@ class Gateway:
         counts = OutcomeCounts(counters, self._tiers, self.served)
         traced = () if traces is None else (traces,)
         self._observers: tuple[Observer, ...] = (counts, self._recent, *observers, *traced)
-        self.tenant_counts = TenantCounts(self._tiers, self.served, self._tell_too)
-        self.rollout_counts = RolloutCounts(self._tell_too)
+        self.tenant_counts = TenantCounts(self._tiers, self.served, self._observe)
+        self.rollout_counts = RolloutCounts(self._observe)
         self._emptied = asyncio.Event()
         make_session = partial(
             BrokerSession, gateway=self.name, pending=self._pending, on_event=self.on_event, room=settings.max_queue,
@@ -181,46 +170,46 @@ class Gateway:
         self._direct_mode = DirectMode(make_session(direct.broker), direct.models) if direct else None
         self._direct = self._direct_mode.session if self._direct_mode is not None else None
         self._session = self._shared
-        """Session that new requests go over."""
+        """Session for new requests."""
         self.broker = broker
         self.facts: object = None
         self._woken, self._woken_at = woken, -math.inf
         self._lanes: dict[tuple[int, RequestOptions, str | None], Lane] = {}
-        """Open lanes, by the identity of who asks, options and model asked."""
+        """Lanes by the identity of the asker, options, and requested model."""
         self.learn()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops: what goes to the brokers, and what comes back."""
+        """Start the loops of the sessions."""
         self._shared.start(supervisor, "gateway")
         if self._direct is not None:
             self._direct.start(supervisor, "gateway direct")
 
     @property
     def pending(self) -> int:
-        """Number of pending requests, and of those who follow tasks."""
+        """Number of pending requests and of followers of tasks."""
         return len(self._pending)
 
     @property
     def holding(self) -> bool:
-        """Whether new requests are held for the shared broker, whether it answers now or not."""
+        """True while new requests go to the shared broker, or wait for it because it may soon be back."""
         return not self._shared.away
 
     def note_silence(self, began: float, error: BrokerUnavailable) -> None:
-        """Note that a call of this process to the shared broker was not answered; `began`: its instant."""
+        """Note that another call to the shared broker failed; see BrokerSession."""
         self._shared.note_silence(began, error)
 
     @property
     def requests_per_second(self) -> float:
-        """Requests handed on, averaged over about a second."""
+        """Requests sent to brokers per second, averaged over about a second."""
         return sum(session.rate(self._clock()) for session in (self._shared, self._direct) if session is not None)
 
     def submit(self, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None = None) -> bool:
-        """Take a request in; its answer, also a refusal, goes to `sink` on a later turn of the loop. False: it is refused.
+        """Take a request. Returns False if it is refused; `sink` gets that refusal, too.
 
         Arguments:
-            sink: gets the reply, exactly once unless the request is abandoned.
+            sink: gets the reply on a later turn of the event loop, once unless the request is abandoned.
             request: the request.
-            several: request with several inputs of which this is one.
+            several: list of inputs that it belongs to.
         """
         judgement = None
         if self._screening is not None:
@@ -237,7 +226,7 @@ class Gateway:
             and direct.near is not None
             and direct.near.knows(principal.tenant, request.id)
         ):
-            session = direct  # Its id stands for what came while the other broker was away.
+            session = direct  # The client chose this id during an outage, so the fallback has its outcome.
         alone = session is not self._shared
         limits = self.limiter.parts(principal.limits) if alone else principal.limits
         entry = self.served[model].entry(request, limits, self.name, self._next_nonce(), several, alone)
@@ -254,20 +243,20 @@ class Gateway:
     def _screened(
         self, screening: Screening, sink: ReplySink, request: InferenceRequest, several: SeveralInputs | None
     ) -> tuple[InferenceRequest, Judgement | None] | None:
-        """Request as the input policy leaves it, and the verdict that it waits for. None: the policy has refused it."""
+        """Return a request as the input policy leaves it, and the verdict that it waits for; None if the policy refuses it."""
         principal, model = request.principal, request.model
         if model not in self.served or (principal.models and model not in principal.models):
-            return request, None  # It is refused for that, and the policy isn't shown.
+            return request, None  # `submit` refuses it for its model, without showing the policy.
         principal = principal.asking(model)
         limits = self.counted(principal.limits)
-        screened = screening.inspect(request, several, limits, self._session.broker)
-        if screened.failure is not None:
-            self._refuse(sink, principal, unqueued(screened.request, limits), screened.failure, several)
+        request, failure, judgement = screening.inspect(request, several, limits, self._session.broker)
+        if failure is not None:
+            self._refuse(sink, principal, unqueued(request, limits), failure, several)
             return None
-        return screened.request, screened.judgement
+        return request, judgement
 
     def _hand_on(self, pending: PendingRequest) -> None:
-        """Hand a request that has waited for a verdict to the broker of new ones, with what is left of its time."""
+        """Offer a request that has waited for a verdict, with the time that remains."""
         if self.equal_inputs.is_later(pending):
             return
         session, entry = self._session, pending.refreshed(self._clock())
@@ -280,7 +269,7 @@ class Gateway:
 
     @property
     def closed(self) -> bool:
-        """Whether every further request is refused."""
+        """True while all new requests are refused."""
         return self._closed
 
     @closed.setter
@@ -289,12 +278,12 @@ class Gateway:
         self.learn()
 
     def learn(self, workers: Sequence[WorkerInfo] = ()) -> None:
-        """Close the lanes if what they were decided by has changed, as it may by what workers report."""
+        """Close all lanes if the facts behind them have changed, for example by the reports of workers."""
         served = self.served
         of_each = [
-            (model, one, one.versions.sole, one.traces is None, one.settings, one.takes, one.is_plain, one.takes_rows)
-            for model, one in served.items()
-        ]
+            (name, model, model.versions.sole, model.traces is None, model.settings, model.takes, model.is_plain, model.takes_rows)
+            for name, model in served.items()
+        ]  # fmt: skip
         facts = (
             self._closed,
             self._session,
@@ -309,7 +298,7 @@ class Gateway:
             self._lanes.clear()
 
     def lane(self, principal: Principal, options: RequestOptions, asked: str | None) -> Lane:
-        """Lane of requests of a principal with these options that name model `asked`."""
+        """Return the lane for requests of a principal that have these options and name model `asked`."""
         known = self._lanes.get((id(principal), options, asked))
         if known is not None and known.facts is self.facts:
             return known
@@ -348,9 +337,16 @@ class Gateway:
         self, sink: ReplySink, lane: Lane, id: str, input: Value, parameters: bytes,
         pattern: Entry | None = None, several: SeveralInputs | None = None,
     ) -> Entry | None:  # fmt: skip
-        """Take a request in on a lane that is open for its input, under a fresh id; see `submit`. Returns its entry; None: it is refused.
+        """Take a request, with a new id, on an open lane; see `submit`. Returns its entry, or None if it is refused.
 
-        A request that has more than its lane's `pattern` brings its own. It asks `lets_in` first.
+        Arguments:
+            sink: see `submit`.
+            lane: lane of the request.
+            id: id of the request.
+            input: value for the model.
+            parameters: JSON object, or empty.
+            pattern: pattern to use instead of the lane's. The caller has checked `lets_in`.
+            several: list of inputs that it belongs to.
         """
         session, entry = self._session, pattern or lane.pattern
         now = self._clock()
@@ -359,7 +355,8 @@ class Gateway:
             near = None
             if pattern is None and (
                 session.full(1) or (entry.limits and self.limiter.excess(entry.limits, session.broker))
-            ):  # It is told why.
+            ):
+                # `submit` refuses it with the reason.
                 self.submit(sink, InferenceRequest(lane.asker, id, lane.options, lane.model, input, parameters))
                 return None
         key = entry.tenant, id
@@ -384,7 +381,7 @@ class Gateway:
         return entry
 
     def lets_in(self, lane: Lane, count: int) -> bool:
-        """Whether so many requests may go in by a lane together, as far as is known here."""
+        """Return True if `count` requests may enter a lane together, as far as this gateway knows."""
         session, limits = self._session, lane.pattern.limits
         if session.near is not None and not (session.waits or (limits and self.limiter.debts)):
             return True
@@ -394,7 +391,7 @@ class Gateway:
     def take_in(
         self, sink: ReplySink, lane: Lane, options: RequestOptions, id: str, input: Value, parameters: bytes
     ) -> None:
-        """Take a request in whose lane is not open: to be kept, if the lane is for that, else by `submit`."""
+        """Take a request whose lane isn't open: on the lane if it keeps outcomes, otherwise by `submit`."""
         if not (lane.keeps and self.lets_in(lane, 1)):
             self.submit(sink, InferenceRequest(lane.asker, id, options, lane.model, input, parameters))
             return
@@ -404,28 +401,28 @@ class Gateway:
         if self.enter(sink, lane, id, input, parameters, pattern) is not None and options.task:
             pending = self._pending[pattern.tenant, id]
             pending.unadmitted = True
-            if not self._session.waits:  # Else it is told when the broker has it.
+            if not self._session.waits:  # If it waits, the session reports when the broker has it.
                 asyncio.get_running_loop().call_soon(self._admitted, pending)
 
     def _enter_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Answer a request that a near broker has refused."""
+        """Answer a request that a near broker refused in `enter`."""
         entry = pending.entry
         throttle = self.limiter.throttles[entry.model]
         if entry.count > 1 and entry.timeout >= throttle.least_seconds:
-            # The first input of a list is refused for all of it, and alone was counted.
+            # The first input is refused on behalf of its list, but only it was counted.
             throttle.higher += entry.count - 1
         self._note_refused(pending, failure)
         ending = Ending.TURNED_AWAY if failure.code == errors.RATE_LIMITED else Ending.REFUSED
         self._refuse(pending.sink, pending.principal, entry, failure, pending.several, ending)
 
     def _note_refused(self, pending: PendingRequest, failure: Failure) -> None:
-        """Note that the broker refuses an entry. If that pays for a list, nothing of the list counts any more."""
+        """Give back the capacity of an entry that the broker refuses, and of the list that it pays for."""
         self.limiter.refused(pending.entry, failure)
-        if pending.several is not None and pending.entry.count > 1:  # It stands for all of them.
+        if pending.several is not None and pending.entry.count > 1:
             pending.several.payer = 0
 
     def counted(self, limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
-        """Limits as they are counted now: whole by the broker that all share, in part while this gateway is alone."""
+        """Return limits as they apply now: whole at the shared broker, or this gateway's parts in direct mode."""
         return limits if self._session is self._shared else self.limiter.parts(limits)
 
     def _hold(
@@ -443,16 +440,14 @@ class Gateway:
             session.offer(entry)
 
     def detach(self, tenant: str, id: str) -> None:
-        """Stop waiting for a task, which goes on."""
+        """Stop waiting for a task, which keeps running."""
         if (pending := self._pending.get((tenant, id))) is not None:
             pending.sink = NOBODY
             if self.served.traces is not None:
                 self.served.traces.detached(pending.entry)
 
     def abandon(self, sink: ReplySink, tenant: str, id: str) -> None:
-        """Drop a request whose client left; the broker decides what becomes of the entry. Before the handover it is no
-        task.
-        """
+        """Drop a request whose client has left. The broker decides if its entry still runs, for example for others that joined."""
         pending = self._pending.get((tenant, id))
         if pending is None or pending.sink is not sink:
             return
@@ -464,7 +459,7 @@ class Gateway:
         self._withdraw(pending)
 
     async def ask(self, request: InferenceRequest) -> Reply:
-        """Submit a request, and wait for its reply. A cancelled call abandons the request."""
+        """Submit a request, and return its reply. Cancelling the call abandons the request."""
         sink = FutureSink()
         self.submit(sink, request)
         return await self._reply(sink, request.principal.tenant, request.id)
@@ -478,31 +473,31 @@ class Gateway:
         return reply
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Outcome or state of a task; None when it is unknown, forgotten, or no task of the tenant's.
+        """Return the outcome or state of a task; None if the tenant has no such task, or it is forgotten.
 
         Raises:
-            BrokerUnavailable: the broker does not answer now.
+            BrokerUnavailable: the broker doesn't answer now.
         """
         pending = self._pending.get((tenant, id))
         if pending is not None and pending.task:
             if (session := pending.session) is None:  # It waits for the input policy.
                 return EntryState.QUEUED
             admitted = not pending.unadmitted
-            found = await session.outcome(tenant, id)
-            if found is None and not admitted:
+            outcome = await session.outcome(tenant, id)
+            if outcome is None and not admitted:
                 return EntryState.QUEUED
-            if found is None and not session.in_sync:  # It may be lost and offered again soon, or cancelled elsewhere.
+            if outcome is None and not session.in_sync:  # Lost and about to be resubmitted, or cancelled elsewhere.
                 raise BrokerUnavailable("what the broker has lost is being offered again")
-            return found
-        if self._direct is not None and (found := await self._direct.outcome(tenant, id)) is not None:
-            return found
-        found = await self._shared.outcome(tenant, id)
-        if found is None and not self._shared.settled:
+            return outcome
+        if self._direct is not None and (outcome := await self._direct.outcome(tenant, id)) is not None:
+            return outcome
+        outcome = await self._shared.outcome(tenant, id)
+        if outcome is None and not self._shared.settled:
             raise BrokerUnavailable("the broker has lost what it had, and another gateway may hold the task")
-        return found
+        return outcome
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
-        """Outcome of a task, waited for at most `seconds` seconds; None when it is not known by then."""
+        """Wait up to `seconds` for the outcome of a task. Returns None if it isn't known by then."""
         task = self._pending.get((tenant, id))
         session = (task.session if task is not None else None) or self._session
         model, version = (task.entry.model, task.entry.version) if task is not None else ("", "")
@@ -511,7 +506,7 @@ class Gateway:
         session.followers += 1
         try:
             self._hold(sink, Principal("", tenant, 0), entry, unadmitted=False, several=None, session=session)
-            session.taken = taken  # It is no request.
+            session.taken = taken  # A follower doesn't count in the rate.
             async with asyncio.timeout(seconds):
                 reply = await self._reply(sink, tenant, entry.id)
         except TimeoutError:
@@ -521,32 +516,32 @@ class Gateway:
         return reply if reply.shared is not None else None
 
     async def cancel(self, tenant: str, id: str) -> None:
-        """Forget a task and its outcome; if it is not on a GPU yet, it never gets there.
+        """Forget a task and its outcome. If the task isn't on a GPU yet, it will not run.
 
         Raises:
-            BrokerUnavailable: the task may not have been forgotten.
+            BrokerUnavailable: the task may still exist.
         """
         pending = self._pending.get((tenant, id))
         task = pending if pending is not None and pending.task else None
         is_certain = task is not None and (task.unadmitted or task.session is not self._shared)
-        if task is not None and is_certain:  # It may be on its way.
+        if task is not None and is_certain:  # The entry may be on its way to the broker.
             (task.session or self._shared).cancel_later(tenant, id)
         known = self._shared.broker.epoch
-        asked = await self._knowing(tenant, id, pending)
+        sessions = await self._sessions_with(tenant, id, pending)
         try:
-            for session in asked:
+            for session in sessions:
                 await session.cancel_task(tenant, id)
             is_certain = True
         finally:
-            # Before that its client would hear that it is gone, and others that poll would still find it.
+            # Not earlier: the waiting client would hear that the task is gone while others could still poll it.
             if task is not None and is_certain and self._pending.of(task.entry) is task:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
-        # The gateway that holds it offers it again.
-        if pending is None and self._shared in asked and known and self._shared.broker.epoch != known:
+        # After a state loss, another gateway that holds the task resubmits it.
+        if pending is None and self._shared in sessions and known and self._shared.broker.epoch != known:
             raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
 
-    async def _knowing(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
-        """Sessions with the brokers that may have a task; `pending`: what has its id here."""
+    async def _sessions_with(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
+        """Return the sessions whose brokers may have a task. `pending`: request here with the task's id."""
         direct, shared = self._direct, self._shared
         if pending is not None:
             return [] if pending.session is None else [pending.session]
@@ -555,24 +550,24 @@ class Gateway:
         return [direct] if shared.away else [direct, shared]
 
     def out_of_reach(self) -> Failure:
-        """Failure that a client reads when `outcome` or `cancel` could not reach the broker."""
+        """Return the failure for clients when `outcome` or `cancel` raises BrokerUnavailable."""
         return self._shared.out_of_reach()
 
     async def emptied(self) -> None:
-        """Return as soon as no request is pending."""
+        """Wait until no request is pending."""
         while self._pending:
             self._emptied.clear()
             await self._emptied.wait()
         self._late.end_all()
 
     def refuse_all(self, failure: Failure) -> None:
-        """Answer every pending request with `failure`; for a shutdown that may not wait."""
+        """Answer every pending request with `failure`, at the end of a shutdown's time."""
         for pending in list(self._pending.values()):
             self._answer(pending, failure, Ending.TIMED_OUT)
         self._late.end_all()
 
     async def status(self, id: str, tenant: str | None = None) -> RequestStatus | None:
-        """Status of request `id`; of several tenants' the newest; None when it is neither pending nor recent."""
+        """Return the status of the newest request with an id, of one tenant or of any; None if it is neither pending nor recent."""
         pending, state = self._pending.newest(id, tenant), None
         if pending is None:
             return self._recent.find(id, tenant)
@@ -584,23 +579,23 @@ class Gateway:
     def _check(
         self, principal: Principal, entry: Entry, options: RequestOptions, session: BrokerSession
     ) -> Failure | None:
-        """Failure for which a request that goes over a session is refused at once; None when it is not."""
+        """Return the failure for which a request is refused at once; None if it may go to the broker."""
         model = entry.model
         if self.closed:
             return Failure(errors.DRAINING, "shutting down; ask another instance", 1.0, "draining")
         if entry.limits and (over := self.limiter.excess(entry.limits, session.broker)) is not None:
             return self.limiter.never(principal.limits, entry.limits[0].counting) or over
-        if (wrong := self.absence(principal, model)) is not None:
-            return wrong
+        if (failure := self.absence(principal, model)) is not None:
+            return failure
         if model not in self._unchecked:
-            if wrong := self.served.check(model, entry.input, principal.models):
-                return wrong
-            if entry.limits and (wrong := self.limiter.never(principal.limits, entry.limits[0].counting)):
-                return wrong
-        if (wrong := self._check_here(model, options)) is not None:
-            return wrong
-        if self.served.unready and session is self._shared and (wrong := self._unready(entry, options)):
-            return wrong
+            if failure := self.served.check(model, entry.input, principal.models):
+                return failure
+            if entry.limits and (failure := self.limiter.never(principal.limits, entry.limits[0].counting)):
+                return failure
+        if (failure := self._check_here(model, options)) is not None:
+            return failure
+        if self.served.unready and session is self._shared and (failure := self._unready(entry, options)):
+            return failure
         if (entry.tenant, entry.id) in self._pending:
             return failures.conflict()
         if session.full(options.count or 1):
@@ -608,34 +603,31 @@ class Gateway:
         return self.limiter.check(entry, session is self._direct, options.count)
 
     def _unready(self, entry: Entry, options: RequestOptions) -> Failure | None:
-        """Failure of a request where some models are not loaded, or at zero, if its own is one and is not there in time.
+        """Return the failure of a request whose model isn't loaded, or at zero, and won't be ready in time; otherwise None.
 
-        The controller hears at once that a model at zero is asked for, whether the request is held or refused.
+        Tells the controller about demand for a model at zero.
         """
         model, now = entry.model, self._clock()
         if model not in self.served.at_zero:
             return self.served.not_loaded(entry)
-        wrong = self.served.not_started(entry)
-        if wrong is not None:  # It is counted as what was asked for; what is held, further on.
-            wrong = self.limiter.check(entry, alone=False, count=options.count) or wrong
+        failure = self.served.not_started(entry)
+        if failure is not None:  # It counts as demand. A request that waits is counted later, in `_check`.
+            failure = self.limiter.check(entry, alone=False, count=options.count) or failure
         self.limiter.throttles[model].count(now)
         if now - self._woken_at >= WOKEN_EVERY:
             self._woken_at = now
             self._woken()
-        return wrong
+        return failure
 
     def absence(self, principal: Principal, model: str) -> Failure | None:
-        """Failure of a request for a model that is not served, or that is not the principal's; None where it may be asked."""
-        if principal.models and model and model not in principal.models:  # Whether it is served or not is not told.
+        """Return the failure of a request for a model that isn't served, or that the principal may not use; otherwise None."""
+        if principal.models and model and model not in principal.models:  # Don't reveal whether it is served.
             return failures.no_model_for(model, principal.models)
         return None if model in self.served else self.served.absence(model, principal.models)
 
     def _check_here(self, model: str, options: RequestOptions) -> Failure | None:
-        """Failure of a request for a model or version that the broker which new requests go to does not answer for.
-
-        A version is not looked at where the request was let in with another.
-        """
-        version = options.version
+        """Return the failure of a request for a model or version that the current broker doesn't serve; otherwise None."""
+        version = options.version  # Only the first of several inputs, with a count, is checked.
         if self._direct_mode is not None and self._session is self._direct:
             return self._direct_mode.refusal(model, version, self.out_of_reach())
         return self.served.refusal(model, version) if version and options.count else None
@@ -655,7 +647,7 @@ class Gateway:
         asyncio.get_running_loop().call_soon(sink.answer, reply)
 
     def note_refusal(self, request: InferenceRequest, failure: Failure) -> Reply:
-        """Count and record a request that is refused before it is submitted; its reply."""
+        """Count and record a request that is refused before `submit`. Returns its reply."""
         return self._note_refusal(request.principal, unqueued(request), failure, None, Ending.TURNED_AWAY)
 
     def _note_refusal(
@@ -681,7 +673,7 @@ class Gateway:
             case EntryRefused(entry, failure):
                 pending = self._pending.of(entry)
                 if pending is not None and pending.session is session:
-                    if session is self._shared and not pending.follows:  # No capacity bounds the other.
+                    if session is self._shared and not pending.follows:  # The throttle applies to the shared broker.
                         self._note_refused(pending, failure)
                     self._answer(pending, failure, Ending.REFUSED)
             case Down():
@@ -693,13 +685,12 @@ class Gateway:
                     self.learn()
 
     def _admitted(self, pending: PendingRequest) -> None:
-        """Note that the broker has a request."""
         if pending.unadmitted:
             pending.unadmitted = False
             pending.sink.admitted()
 
     def _go_down(self, session: BrokerSession) -> None:
-        """Handle an outage: pending requests go direct at once, or wait on for the broker."""
+        """Switch to direct mode if there is a fallback; otherwise refuse new requests until the broker is back."""
         if session is not self._shared:
             return
         direct = self._direct
@@ -713,7 +704,7 @@ class Gateway:
         self._direct_mode.take_over(session, self._pending)
 
     def _settle(self, session: BrokerSession, held: Sequence[PendingRequest], replies: Sequence[Reply]) -> bool:
-        """End the requests of a whole batch. False: one of them is not as it was held, so they have to be matched one by one."""
+        """Fast path: end the requests of a whole batch. Returns False if any has changed, so `_take` must match them one by one."""
         overdue, table = self._clock() - DEADLINE_GRAIN, self._pending
         known = [*map(table.get, map(_KEY, held))]
         if known != held or set(map(_SESSION, held)) != {session} or min(map(_DEADLINE, held)) < overdue:
@@ -727,7 +718,7 @@ class Gateway:
         return True
 
     def _take(self, session: BrokerSession, replies: Sequence[Reply]) -> None:
-        """Match replies with pending requests. A request that has ended, or whose id is used again, takes none."""
+        """Match replies with pending requests, and end those. Requests that have ended, or whose id was reused, take no reply."""
         overdue = self._clock() - DEADLINE_GRAIN
         ended: list[PendingRequest] = []
         strays = 0
@@ -755,7 +746,7 @@ class Gateway:
                 if failure.code == errors.NO_WORKERS:
                     failure = self.served.in_time(entry.model, failure)
                     pending.reply = replace(reply, failure=failure)
-            if reply.shared is not None:  # Also where the broker alone knew that the id is a kept task's.
+            if reply.shared is not None:  # For instance, the id may belong to a kept task that only the broker knew.
                 if pending.follows:
                     self._end_follower(pending, reply)
                     continue
@@ -774,17 +765,17 @@ class Gateway:
             log.debug("replies that nobody waits for", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
-        """Whether an unexpected reply will do. If not, its request stays pending or gets its 504."""
-        if pending.deadline < overdue:  # This process stood still; its client has long given up.
+        """Return True if a late reply, or one from a former session, is good. If not, the request expires or waits on."""
+        if pending.deadline < overdue:  # This process was stalled, and the client has given up.
             self._expire(pending)
             return False
-        if reply.failure is not None:  # It comes by the session that the request has left; the other may do better.
+        if reply.failure is not None:  # The request has moved to another session, which may still succeed.
             return False
         self._withdraw(pending)
         return True
 
     def _answer(self, pending: PendingRequest, failure: Failure, ending: Ending) -> None:
-        """End a request with a failure of the gateway's own."""
+        """End a request with a failure from this gateway."""
         entry = pending.entry
         if self._pending.of(entry) is pending:
             pending.reply = Reply(entry.id, entry.tenant, None, failure)
@@ -795,7 +786,7 @@ class Gateway:
             self._finish([pending], ending)
 
     def _end_follower(self, pending: PendingRequest, reply: Reply) -> None:
-        """End the wait of one who follows a task; `reply`: that task's, or why there is none."""
+        """End a follower with the task's reply, or with the reason why there is none."""
         entry = pending.entry
         del self._pending[entry.tenant, entry.id]
         tell(pending.sink, reply)
@@ -803,7 +794,7 @@ class Gateway:
             self._emptied.set()
 
     def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
-        """End a request that nobody wants any more. `told`: reply that its sink still gets."""
+        """End a request that its client has left or deleted. Its sink still gets `told`, if given."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -815,14 +806,14 @@ class Gateway:
             tell(sink, told)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
-        """End requests that have left the table, each once: observers hear of them, and sinks get the answers."""
+        """End requests that have left the table: tell the observers, and answer the sinks."""
         finish(self._observers, ended, ending, self._clock())
         if not self._pending:
             self._emptied.set()
 
-    def _tell_too(self, observer: Observer, too: bool = True) -> None:
-        others = tuple(one for one in self._observers if one is not observer)
-        self._observers = (*others, observer) if too else others
+    def _observe(self, observer: Observer, add: bool = True) -> None:
+        others = tuple(other for other in self._observers if other is not observer)
+        self._observers = (*others, observer) if add else others
 
     def _withdraw(self, pending: PendingRequest) -> None:
         if pending.session is not None:
@@ -837,20 +828,20 @@ class Gateway:
     def _expire(self, pending: PendingRequest) -> None:
         message = f"the total deadline of {pending.entry.timeout * 1000:.0f} ms passed"
         failure = self.served.still_at_zero(pending.entry) or Failure(errors.DEADLINE_EXCEEDED, message, None, "total")
-        told_later = pending.task and not pending.unadmitted  # By the broker, to whoever asks.
-        if told_later and pending.sink is NOBODY:
+        runs_on = pending.task and not pending.unadmitted  # The broker keeps the task's outcome for polls.
+        if runs_on and pending.sink is NOBODY:
             del self._pending[pending.entry.tenant, pending.entry.id]
             self._late.hold(pending, failure)
             if not self._pending:
                 self._emptied.set()
             return
         self._answer(pending, failure, Ending.TIMED_OUT)
-        if not told_later:
+        if not runs_on:
             self._withdraw(pending)
 
 
 def unqueued(request: InferenceRequest, limits: tuple[Limit, ...] = ()) -> Entry:
-    """Make a stand-in entry for a request that is refused before it has one, for counting and recording. `limits`: those that it counts towards."""
+    """Return a stand-in entry for a request that is refused before it has one, to count and record it. `limits`: its limits."""
     principal, options = request.principal, request.options
     tier = max(principal.tier, options.tier)
     return Entry(

@@ -1,13 +1,13 @@
-"""Input gate: carries out the input policy in front of every request's queue, whichever door it came through.
+"""Input gate: applies the input policy to every request before it is queued, whichever port it came through.
 
-    submit ──▶ texts are screened ──▶ judged by functions, if rules have some ──▶ handed on
+    submit ──▶ texts are screened ──▶ judged by functions, if rules have any ──▶ handed on
                     │ a rule refuses        │ refused, or no verdict
                     ▼                       ▼
                  refused                 refused
 
-What the screen changes is what the model gets, and what dedup keys are made of. A request with several inputs is screened
-and judged as one, before any of them is handed on. Whoever waits for a judge is a pending request without a session: its
-deadline, its client's departure and a shutdown end it as any other.
+The model and the dedup keys get the texts as the screen leaves them. A request with several inputs is screened and judged as
+one, before any of them is handed on. A request that waits for a judge is pending without a session, so it can still time
+out, be abandoned, or end with the process. A gateway without a policy doesn't import this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -23,18 +23,20 @@ import msgspec
 from headway.core import failures
 from headway.core.input_policy import TOO_MANY, Effect, InputRule, Noted, Screen, Search, text_of, texts_of
 from headway.gateway.judge import CallerId, Judge, Question, Verdict
-from headway.gateway.pending import Decided, Judgement, PendingRequest, SeveralInputs
+from headway.gateway.limiter import CHARGED, Limiter
+from headway.gateway.pending import Decided, Ending, Judgement, PendingRequest, SeveralInputs
 from headway.gateway.served_models import ServedModels
-from headway.model import Failure, InferenceRequest, Octets, Value, ValueKind
+from headway.model import Failure, InferenceRequest, Limit, Octets, QueueName, Value, ValueKind
+from headway.ports import RequestQueue
 
 
 class Inspection(msgspec.Struct):
-    """Result of a look at a request.
+    """Result of inspecting a request.
 
     Attributes:
         input, parameters: what the model gets.
-        failure: refusal; None when there is none.
-        judgement: what the request has to wait for; None for nothing.
+        failure: why the request is refused; None if it isn't.
+        judgement: verdict that the request must wait for; None if there is none.
     """
 
     input: Value
@@ -44,24 +46,24 @@ class Inspection(msgspec.Struct):
 
 
 Plan = tuple[Screen, tuple[Judge, ...]]
-"""Screen and judges of one tier and model."""
+"""Screen and judges for one tier and model."""
 
 MOST_PLANS = 2_000
-"""Most plans that are kept ready."""
+"""Most plans to cache."""
 
 
 class InputPolicy:
-    """Rules in force, with what carries them out.
+    """Rules in force, and the searches and judges that apply them.
 
     Arguments:
         rules: all rules.
-        searches: search of each rule with patterns, by its name.
-        judges: judge of each rule with a function, by its name.
+        searches: by rule name, the search of each rule with patterns.
+        judges: by rule name, the judge of each rule with a function.
         tiers: names of all tiers.
-        models: names of the models that are known at first.
+        models: names of the models known so far.
 
     Attributes:
-        names: names under which requests are counted.
+        names: names that counts use for the rules.
         judges: all judges.
     """
 
@@ -82,10 +84,10 @@ class InputPolicy:
                 self._plans[index, model] = self._plan(index, model)
 
     def plan(self, tier: int, model: str) -> Plan | None:
-        """Return the screen and the judges that apply to requests of a tier and a model; None where no rule applies."""
+        """Return the screen and judges for a tier and a model; None if no rule applies."""
         try:
             return self._plans[tier, model]
-        except KeyError:  # A model that came since, or none.
+        except KeyError:  # A new model, or one that isn't served.
             plan = self._plan(tier, model)
             if len(self._plans) < MOST_PLANS:
                 self._plans[tier, model] = plan
@@ -93,41 +95,37 @@ class InputPolicy:
 
     def _plan(self, tier: int, model: str) -> Plan | None:
         rules, searches, judges, tiers = self._made_of
-        those = [rule for rule in rules if rule.applies(tiers[tier], model)]
-        return (Screen(those, searches), tuple(judges[rule.name] for rule in those if rule.function)) if those else None
+        applying = [rule for rule in rules if rule.applies(tiers[tier], model)]
+        if not applying:
+            return None
+        return Screen(applying, searches), tuple(judges[rule.name] for rule in applying if rule.function)
 
 
 class InputGate:
     """Gate of one gateway.
 
     Arguments:
-        policy: policy in force at first.
-        counts: counts of what rules did, by rule and effect.
+        policy: policy to start with.
+        counts: counts by rule and effect.
     """
 
     def __init__(self, policy: InputPolicy, counts: dict[tuple[str, str], int]) -> None:
-        self._policy = policy
-        self._counts = counts
+        self._policy, self._counts = policy, counts
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the rules in force."""
         return self._policy.names
 
-    def plan(self, tier: int, model: str) -> Plan | None:
-        """Screen and judges in force for a tier and a model; None where no rule applies."""
-        return self._policy.plan(tier, model)
-
     def replace(self, policy: InputPolicy) -> InputPolicy:
-        """Put another policy in force; returns the former one. Counts of rules that are gone are dropped."""
+        """Put another policy in force, and return the former one. Drops the counts of rules that are gone."""
         former, self._policy = self._policy, policy
         for key in [key for key in self._counts if key[0] not in policy.names]:
             del self._counts[key]
         return former
 
     def _count(self, name: str, effect: Effect) -> None:
-        """Count what a rule did, unless it is gone meanwhile: then its name is no label any more."""
-        if name in self._policy.names:
+        if name in self._policy.names:  # The rule may be gone by now.
             self._counts[name, effect.value] += 1
 
     def inspect(
@@ -138,14 +136,14 @@ class InputGate:
         decided: Decided,
         several: SeveralInputs | None = None,
     ) -> Inspection:
-        """Look at a request; of one with several inputs at all of them, once.
+        """Inspect a request. If it has several inputs, the first call inspects them all.
 
         Arguments:
-            caller: who asks.
+            caller: caller of the request.
             request: the request.
-            served: models that are served.
-            decided: takes the verdict, if the request has to wait for one.
-            several: request with several inputs of which this is one.
+            served: served models.
+            decided: called with the verdict if the request has to wait for one.
+            several: list of inputs that the request belongs to.
         """
         model, input, parameters = request.model, request.input, request.parameters
         if several is not None and several.inspected:
@@ -164,10 +162,10 @@ class InputGate:
             if place and value is inputs[place - 1]:
                 screened.append(screened[-1])
                 continue
-            one, refusing = _screened(screen, value, octets, noted)
+            cleaned, refusing = _screened(screen, value, octets, noted)
             if refusing:
                 break
-            screened.append(one)
+            screened.append(cleaned)
             places.append(place)
         if parameters and not refusing:
             changed, refusing = screen.value(parameters, noted)
@@ -184,7 +182,7 @@ class InputGate:
         return Inspection(screened[0], parameters, None, judgement)
 
     def hold(self, judgement: Judgement, pending: PendingRequest) -> bool:
-        """Let a request wait for the verdict. False: there is nothing to wait for any more."""
+        """Let a request wait for the verdict. Returns False if the verdict is known already."""
         if not judgement.begun:
             judgement.begun = True
             self._ask_shadows(judgement)
@@ -198,11 +196,11 @@ class InputGate:
         return True
 
     def _ask_shadows(self, judgement: Judgement) -> None:
-        """Ask the judges whose rules are only counted. The request does not wait for them."""
+        """Ask the judges of rules in shadow, which are only counted. The request doesn't wait for them."""
         for judge in judgement.judges:
             if judge.rule.shadow:
-                told = partial(self._note_shadow, judge.rule.name)
-                if not judge.ask(Question(judgement.caller, judgement.texts, told, _always)):
+                on_verdict = partial(self._note_shadow, judge.rule.name)
+                if not judge.ask(Question(judgement.caller, judgement.texts, on_verdict, lambda: True)):
                     self._count(judge.rule.name, Effect.FAILED)
         judgement.judges = [judge for judge in judgement.judges if not judge.rule.shadow]
 
@@ -211,17 +209,16 @@ class InputGate:
             self._count(name, Effect.SHADOW if verdict is Verdict.REFUSED else Effect.FAILED)
 
     def _ask_next(self, judgement: Judgement) -> None:
-        """Ask the next judge, or let the request go on."""
+        """Ask the next judge, or let the request pass."""
         if not judgement.judges:
             self._decide(judgement, None)
             return
         judge = judgement.judges.pop(0)
-        told = partial(self._take, judgement, judge.rule)
-        if not judge.ask(Question(judgement.caller, judgement.texts, told, judgement.wanted)):
-            asyncio.get_running_loop().call_soon(told, Verdict.BUSY, 0)
+        on_verdict = partial(self._take, judgement, judge.rule)
+        if not judge.ask(Question(judgement.caller, judgement.texts, on_verdict, judgement.wanted)):
+            asyncio.get_running_loop().call_soon(on_verdict, Verdict.BUSY, 0)
 
     def _take(self, judgement: Judgement, rule: InputRule, verdict: Verdict, position: int) -> None:
-        """Take the verdict of one judge."""
         if verdict is Verdict.LET_IN:
             self._ask_next(judgement)
             return
@@ -239,20 +236,82 @@ class InputGate:
     def _decide(self, judgement: Judgement, failure: Failure | None) -> None:
         judgement.decided, judgement.refusal = True, failure
         pending, judgement.pending = judgement.pending, []
-        judgement.tell([one for one in pending if not one.ended], failure)
+        judgement.tell([request for request in pending if not request.ended], failure)
 
 
-def _always() -> bool:
-    return True
+class Screening:
+    """Way of a gateway's requests through its input gate.
+
+    Arguments:
+        gate: the gate.
+        served: served models.
+        limiter: limiter of the gateway.
+        hand_on: hands a request that has waited to the broker.
+        answer: ends a request that has waited with a failure.
+    """
+
+    def __init__(
+        self,
+        gate: InputGate,
+        served: ServedModels,
+        limiter: Limiter,
+        hand_on: Callable[[PendingRequest], None],
+        answer: Callable[[PendingRequest, Failure, Ending], None],
+    ) -> None:
+        self._gate, self._served, self._limiter = gate, served, limiter
+        self._hand_on, self._answer = hand_on, answer
+
+    def inspect(
+        self, request: InferenceRequest, several: SeveralInputs | None, limits: tuple[Limit, ...], broker: RequestQueue
+    ) -> tuple[InferenceRequest, Failure | None, Judgement | None]:
+        """Apply the policy to a request, unless it exceeds one of `limits`.
+
+        Returns:
+            The request as the policy leaves it, its refusal, and the verdict that it must wait for.
+        """
+        if limits and (over := self._limiter.excess(limits, broker)) is not None:
+            return request, over, None
+        principal, options = request.principal, request.options
+        first = several is not None and not several.inspected
+        caller = principal.tenant, principal.user if options.origin is None else options.origin
+        inspection = self._gate.inspect(caller, request, self._served, self._decide, several)
+        if first and options.whole and several is not None:
+            whole = several.digest(QueueName(request.model, options.version))
+            options = msgspec.structs.replace(options, whole=whole)
+        request = msgspec.structs.replace(
+            request, options=options, input=inspection.input, parameters=inspection.parameters
+        )
+        return request, inspection.failure, inspection.judgement
+
+    def hold(self, judgement: Judgement, pending: PendingRequest) -> None:
+        """Let a request wait for its verdict, or hand it on if the verdict is known."""
+        if self._gate.hold(judgement, pending):
+            self._limiter.charge(pending.entry.limits)  # Until the verdict; otherwise any number could wait.
+        else:
+            self._hand_on(pending)
+
+    def _decide(self, waited: Sequence[PendingRequest], failure: Failure | None) -> None:
+        """Hand on the requests that waited for one verdict, or refuse them by answering the first."""
+        for pending in waited:
+            self._limiter.refund(pending.entry.limits)
+        if failure is None:
+            for pending in waited:
+                self._hand_on(pending)
+        elif waited:
+            first = waited[0]
+            self._limiter.forgo(first.entry.model, first.entry.tenant, first.entry.tier, len(waited))
+            if failure.code in CHARGED:
+                limits = first.entry.limits
+                self._limiter.charge(limits, limits[0].counting if limits else 1)
+            self._answer(first, failure, Ending.REFUSED)
 
 
 def _of_several(failure: Failure, position: int, count: int) -> Failure:
-    """Failure that names the input, where there are several."""
     return failure if position == count else failures.of_input(position, count, failure)
 
 
 def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple[Value, str]:
-    """Value as the model gets it, and the rule that refuses it. Octets are looked at if they are UTF-8."""
+    """Return a value as the model gets it, and the name of a rule that refuses it. Octets are screened if they are UTF-8."""
     if not octets or isinstance(value, Octets):
         return screen.value(value, noted)
     text = _decoded(value)
@@ -263,7 +322,7 @@ def _screened(screen: Screen, value: Value, octets: bool, noted: Noted) -> tuple
 
 
 def _decoded(value: Value) -> str | None:
-    """Text that octets, or octets in base64, stand for; None where they are no text."""
+    """Return the text in octets, or in base64 of octets; None if they are no text."""
     if isinstance(value, Octets):
         return text_of(value)
     try:
@@ -273,9 +332,9 @@ def _decoded(value: Value) -> str | None:
 
 
 def _texts(inputs: Sequence[Value], parameters: bytes, octets: bool) -> list[str] | None:
-    """Text of each input for a judge, that of the parameters with the first; None where there is no text in any."""
-    found = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
+    """Return the text of each input for a judge, the parameters' text with the first; None if there is no text at all."""
+    parts = [[_decoded(value) or ""] if octets else texts_of(value) for value in inputs]
     if parameters:
-        found[0] = [*filter(None, found[0]), *texts_of(parameters)]
-    texts = ["\n".join(those) for those in found]
+        parts[0] = [*filter(None, parts[0]), *texts_of(parameters)]
+    texts = ["\n".join(of_input) for of_input in parts]
     return texts if any(texts) else None

@@ -1,15 +1,15 @@
-"""Judge: a policy's function, which runs in processes of its own, and says of each text whether the model may get it.
+"""Judge: runs a policy's function in processes of its own, to decide for each text if the model may get it.
 
-    asked ──▶ waits in the line of its caller ──▶ called, with others of this caller ──▶ verdict
+    asked ──▶ waits in its caller's line ──▶ called, with other texts of this caller ──▶ verdict
                        │ deadline                      │ hangs, crashes, raises, returns something else
                        ▼                               ▼
                  no verdict: busy               called again alone ──▶ no verdict: failed
 
-Callers take turns, and each has a bounded share of the room. A caller whose text has made a process hang or die waits for
-nine times as long as that took: it gets at most a tenth of a process, and nobody else is held up by more. Meanwhile
-its texts get no verdict. What becomes of a request without one is the rule's to say.
+The function gets a list of texts and returns as many truth values. A process that hangs or dies is replaced.
 
-A process that hangs or dies is replaced. The function gets a list of texts and returns as many truth values.
+Callers take turns, and each may fill only part of the room. If a caller's text makes a process hang or die, that caller is
+paused for nine times as long as the failure took. So it uses at most a tenth of a process. During the pause its texts get no
+verdict; the rule says what happens to requests without one.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 AT_ONCE = 16
-"""Most texts of one call."""
+"""Most texts in one call."""
 ROOM = 4096
-"""Most texts that wait."""
+"""Most waiting texts."""
 ROOM_OF_CALLER = 1024
-"""Most texts of one caller that wait."""
+"""Most waiting texts of one caller."""
 ROOM_IN_CHARS = 64 << 20
-"""Most characters that wait."""
+"""Most waiting characters."""
 SHARE = 9.0
-"""Seconds for which a caller waits, for each that its text has cost."""
+"""Length of a caller's pause, as a multiple of the time that its text has cost."""
 PROBE_WITHIN = 30.0
-"""Seconds for the first call of a process, which tries it."""
+"""Seconds for the trial call of a new process."""
 LOG_EVERY = 10.0
-"""Least seconds between two lines of the log about failures of the function."""
-MOST_RESTING = 1000
-"""Callers that wait so, above which those whose time is over are forgotten."""
+"""Least seconds between two log lines about failures of the function."""
+MOST_PAUSED = 1000
+"""Number of paused callers above which expired pauses are dropped."""
 
 CallerId = tuple[str, str]
-"""Tenant, and user or address: who asks."""
+"""Tenant, and user or address."""
 
 
 class Verdict(enum.Enum):
@@ -64,49 +64,53 @@ class Verdict(enum.Enum):
     """The function was not called in time."""
 
 
-Told = Callable[[Verdict, int], None]
+OnVerdict = Callable[[Verdict, int], None]
 """Function that takes a verdict, and the position of the text that decided it."""
 
 
 class Question:
-    """Texts of one request, and who waits for the verdict on them.
+    """Texts of one request that await a verdict.
 
     Arguments:
-        caller: who asks.
+        caller: caller of the request.
         texts: at least one.
-        told: gets the verdict, once, on a later turn of the event loop.
-        wanted: tells whether somebody still waits.
+        on_verdict: called with the verdict, once, on a later turn of the event loop.
+        wanted: returns True while anyone waits for the verdict.
+
+    Attributes:
+        called: True once the function has been called with one of the texts.
     """
 
-    __slots__ = ("_missing", "_told", "called", "caller", "size", "texts", "timer", "wanted")
+    __slots__ = ("_missing", "_on_verdict", "called", "caller", "size", "texts", "timer", "wanted")
 
-    def __init__(self, caller: CallerId, texts: Sequence[str], told: Told, wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self, caller: CallerId, texts: Sequence[str], on_verdict: OnVerdict, wanted: Callable[[], bool]
+    ) -> None:
         self.caller, self.texts, self.wanted = caller, texts, wanted
         self.size = sum(map(len, texts))
         self.timer: asyncio.TimerHandle | None = None
         self.called = False
-        """Whether the function has been called with one of the texts."""
-        self._told: Told | None = told
+        self._on_verdict: OnVerdict | None = on_verdict
         self._missing = len(texts)
 
     @property
     def open(self) -> bool:
-        """Whether a verdict is still missing, and wanted."""
-        return self._told is not None and self.wanted()
+        """True while the verdict is missing and wanted."""
+        return self._on_verdict is not None and self.wanted()
 
     def take(self, verdict: Verdict, position: int) -> None:
-        """Take the verdict on one text: the first that is not let in decides, else the last."""
+        """Take the verdict on one text. The first text that isn't let in decides for all."""
         self._missing -= 1
         if verdict is Verdict.LET_IN and self._missing:
             return
-        told, self._told = self._told, None
+        on_verdict, self._on_verdict = self._on_verdict, None
         if self.timer is not None:
             self.timer.cancel()
-        if told is not None:
-            told(verdict, position)
+        if on_verdict is not None:
+            on_verdict(verdict, position)
 
     def expire(self) -> None:
-        """End a question for which no process was free."""
+        """End the question as BUSY if no process was free before its deadline."""
         if not self.called:
             self.take(Verdict.BUSY, 0)
 
@@ -120,10 +124,10 @@ class Judge:
 
     Arguments:
         rule: rule with a function.
-        make: makes the backend of a process by its number; its target is the function.
+        make: makes the backend of the process with a number. Its target is the function.
         clock: monotonic seconds.
         rng: uniform in [0, 1), for pauses.
-        restarted: called with the rule's name whenever a process is replaced.
+        restarted: called with the rule's name after a process was replaced.
     """
 
     def __init__(
@@ -140,20 +144,25 @@ class Judge:
         self._backends = [make(number) for number in range(rule.processes)]
         self._lines: OrderedDict[CallerId, deque[_Piece]] = OrderedDict()
         self._waiting = self._chars = 0
-        self._resting: dict[CallerId, float] = {}
+        self._paused: dict[CallerId, float] = {}
+        """Instants at which the pauses of callers end."""
         self._news = asyncio.Event()
         self._retired = False
         self._serving = 0
-        """Processes that may still get a text."""
+        """Number of processes that may still get texts."""
         self._failures, self._logged_at = 0, -LOG_EVERY
 
     @property
     def over(self) -> bool:
-        """Whether it has retired, and its processes have ended."""
+        """True once the judge has retired and its processes have ended."""
         return self._serving == 0 and self._retired
 
     async def open(self) -> None:
-        """Start the processes, and try the function. Raises TargetError when it does not do; no process is left then."""
+        """Start the processes, and try the function.
+
+        Raises:
+            TargetError: the function doesn't work. No process is left running.
+        """
         try:
             for backend in self._backends:
                 await self._start(backend)
@@ -162,13 +171,13 @@ class Judge:
             raise
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start the loops, one for each process. They end by themselves once the judge has retired."""
+        """Start a loop for each process. The loops end once the judge has retired."""
         self._serving = len(self._backends)
         for number, backend in enumerate(self._backends):
             supervisor.start(f"input policy {self.rule.name} {number}", partial(self._serve, backend))
 
     def retire(self) -> None:
-        """Take no further question; those that are there are answered, and then the processes end."""
+        """Answer the waiting questions, and then end the processes. Nothing may be asked any more."""
         self._retired = True
         self._news.set()
 
@@ -178,11 +187,11 @@ class Judge:
             await backend.stop()
 
     def ask(self, question: Question) -> bool:
-        """Take a question. False: there is no room, or its caller has to wait; nothing is told then."""
+        """Take a question. Returns False, and gives no verdict, if there is no room or its caller is paused."""
         caller, line = question.caller, self._lines.get(question.caller)
         own = len(line) if line is not None else 0
         full = self._waiting + len(question.texts) > ROOM or self._chars + question.size > ROOM_IN_CHARS
-        if self._rests(caller) or (own and own + len(question.texts) > ROOM_OF_CALLER) or (self._waiting and full):
+        if self._is_paused(caller) or (own and own + len(question.texts) > ROOM_OF_CALLER) or (self._waiting and full):
             return False
         if line is None:
             line = self._lines[caller] = deque()
@@ -193,17 +202,17 @@ class Judge:
         self._news.set()
         return True
 
-    def _rests(self, caller: CallerId) -> bool:
-        until = self._resting.get(caller)
+    def _is_paused(self, caller: CallerId) -> bool:
+        until = self._paused.get(caller)
         if until is None:
             return False
         if until > self._clock():
             return True
-        del self._resting[caller]
+        del self._paused[caller]
         return False
 
     def _next(self) -> list[_Piece]:
-        """Texts of the caller whose turn it is, at most AT_ONCE; those that nobody waits for are dropped."""
+        """Take up to AT_ONCE texts of the caller whose turn it is. Drops texts that nobody waits for."""
         while self._lines:
             caller, line = self._lines.popitem(last=False)
             taken: list[_Piece] = []
@@ -221,7 +230,7 @@ class Judge:
         return []
 
     async def _serve(self, backend: Backend) -> None:
-        """Judge texts in one process, until the judge has retired and nothing waits."""
+        """Judge texts in one process until the judge has retired and no text waits."""
         while True:
             if pieces := self._next():
                 await self._judge(backend, pieces)
@@ -234,15 +243,15 @@ class Judge:
                 await self._wait_for_news(backend)
 
     async def _wait_for_news(self, backend: Backend) -> None:
-        """Wait for a question. A process that dies meanwhile is replaced before it is needed."""
+        """Wait for a question. If the process dies in that time, replace it before it is needed."""
         _, gone = await race(self._news.wait(), backend.gone())
         if gone is not None:
             await self._replace(backend)
 
     async def _judge(self, backend: Backend, pieces: Sequence[_Piece]) -> None:
-        """Call the function with some texts of one caller, and once more with each alone if it fails."""
+        """Call the function with texts of one caller. If that fails, call it with each text alone."""
         caller = pieces[0][0].caller
-        if self._rests(caller):
+        if self._is_paused(caller):
             _tell(pieces, [Verdict.BUSY] * len(pieces))
             return
         begun = self._clock()
@@ -257,17 +266,17 @@ class Judge:
         if not ended:
             _tell(pieces, verdicts)
             return
-        self._rest(caller, self._clock() - begun)
+        self._pause(caller, self._clock() - begun)
         _tell(pieces, verdicts)
         await self._replace(backend)
-        self._rest(caller, self._clock() - begun)
+        self._pause(caller, self._clock() - begun)
 
     async def _call(self, backend: Backend, texts: Sequence[str]) -> tuple[Sequence[Verdict], bool]:
-        """Verdicts of one call, and whether the process ended in it."""
+        """Return the verdicts of one call, and True if the process ended in it."""
         for _ in range(2):
             try:
                 items = await backend.run([_entry(text, self._deadline) for text in texts], self._deadline)
-            except WorkerAbsent:  # It had ended before, and has not seen the texts.
+            except WorkerAbsent:  # It had ended before, without seeing the texts.
                 await self._replace(backend)
             except BackendError as exc:
                 self._log(exc)
@@ -276,14 +285,14 @@ class Judge:
                 return [_VERDICTS.get(item.output, Verdict.FAILED) for item in items], False
         return [Verdict.BUSY] * len(texts), False
 
-    def _rest(self, caller: CallerId, spent: float) -> None:
+    def _pause(self, caller: CallerId, spent: float) -> None:
         now = self._clock()
-        if len(self._resting) >= MOST_RESTING:
-            self._resting = {one: until for one, until in self._resting.items() if until > now}
-        self._resting[caller] = now + SHARE * spent
+        if len(self._paused) >= MOST_PAUSED:
+            self._paused = {paused: until for paused, until in self._paused.items() if until > now}
+        self._paused[caller] = now + SHARE * spent
 
     def _log(self, error: BackendError) -> None:
-        """Log a failure of the function, but not more often than LOG_EVERY."""
+        """Log a failure of the function, at most once in LOG_EVERY seconds."""
         now = self._clock()
         self._failures += 1
         if now >= self._logged_at + LOG_EVERY:
@@ -293,7 +302,11 @@ class Judge:
             self._failures, self._logged_at = 0, now
 
     async def _start(self, backend: Backend) -> None:
-        """Start a process, and try the function with one text. Raises TargetError."""
+        """Start a process, and try the function with one text.
+
+        Raises:
+            TargetError: the function doesn't work.
+        """
         await backend.start()
         try:
             [item] = await backend.run([_entry(WARM_UP, PROBE_WITHIN)], PROBE_WITHIN)
@@ -304,7 +317,7 @@ class Judge:
             raise TargetError(f"the function gives no truth value: {found}")
 
     async def _replace(self, backend: Backend) -> None:
-        """Start a process anew, until that succeeds; a judge that has retired tries once."""
+        """Restart a process, with retries until that succeeds. A retired judge tries once."""
         failures = 0
         while True:
             try:
@@ -321,7 +334,7 @@ class Judge:
 
 
 _VERDICTS: Mapping[Value | None, Verdict] = {b"true": Verdict.LET_IN, b"false": Verdict.REFUSED}
-"""Verdicts by what the function returned, as JSON."""
+"""Verdicts by what the function returned, in JSON."""
 
 
 def _entry(text: str, timeout: float) -> Entry:

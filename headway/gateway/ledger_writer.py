@@ -1,20 +1,20 @@
-"""Writer of the ledger: records every request, off the way that requests take.
+"""Writer of the ledger: records every request without making any request wait.
 
     gateway ─finished─▶ notes ─4 times a second, or when there are many─▶ records ─in bulk─▶ ledger
 
-To add a note costs next to nothing, and never waits. Notes hold inputs and outputs, so they are soon made into records,
-which do not, whether the ledger answers or not; most refusals are only counted (`core/ledger_records.py`). While it is slow or
-away records wait for it, in the order in which they came. There is room for so many, those under way included; what
-comes when it is full is dropped, and counted.
+Adding a note is cheap and never waits. Notes hold inputs and outputs, so they soon become records, which don't. Most refusals
+are only counted (`core/ledger_records.py`). While the ledger is slow or out of reach, records wait in order. Their number is
+bounded; beyond it, new ones are dropped and counted.
 
-A bulk is forgotten only when it is written. One that was written unheard is written again, which changes nothing. How
-large the next one is follows from the last: twice as large where that was quick, half where it was not taken, for want
-of time or for a row in it. So a slow ledger gets what it can take, and a row that it cannot take soon stands alone.
+A bulk of records is forgotten only once the ledger has confirmed it. Writing it a second time changes nothing. After a quick
+write the next bulk is twice as large; after a failed one, half as large. So a slow ledger gets as much as it can take, and a
+record that it can't take is soon in a bulk of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import deque
@@ -24,11 +24,10 @@ from itertools import islice
 from msgspec.structs import replace
 
 from headway.config import ALL_ROWS, Settings
-from headway.core.ledger_records import RefusalCounts, record_of, size_of
+from headway.core.ledger_records import RefusalCounts, open_record_of, record_of, size_of
 from headway.core.retry import backoff
 from headway.errors import SettingError, StoreUnavailable
-from headway.gateway.accepted_requests import AcceptedRequests
-from headway.gateway.pending import Ending, PendingRequest, PendingTable
+from headway.gateway.pending import Ending, Key, PendingRequest, PendingTable
 from headway.model import LedgerRecord
 from headway.ports import Ledger
 from headway.runtime.availability import Availability
@@ -39,29 +38,103 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 INTERVAL = 0.25
-"""Seconds after which notes are made into records, and written."""
+"""Seconds after which notes become records."""
 BULK = 2000
-"""Most records in one bulk. As many notes do not wait for the interval."""
+"""Most records in one bulk. This many notes become records at once."""
 FIRST_BULK = 100
-"""Most records in the first bulk, and in the first at the end of a process, as the ledger's speed has to be found out.
-"""
+"""Most records in the first bulk, when the ledger's speed is unknown, and in the first one at shutdown."""
 SWIFT = 0.5
-"""Seconds that a full bulk may take for the next one to be twice as large."""
+"""A full bulk that takes no more seconds than this doubles the next one."""
 PAGE = 250
-"""Notes made into records before the event loop gets its turn."""
+"""Notes made into records in one turn of the event loop."""
 CONTENT_CHARS = 64 << 20
-"""Most characters of inputs and outputs that wait, where they are recorded."""
+"""Most characters of waiting inputs and outputs, if those are recorded."""
 FLUSH_WITHIN = 5.0
-"""Seconds for which the end of a process waits for its last records to be written."""
+"""Seconds that a shutdown waits for the last records to be written."""
 ASK_EVERY = 5.0
-"""Seconds without records after which the ledger is asked whether it still answers."""
+"""Seconds without records after which the ledger is asked if it still answers."""
 PRUNE_EVERY = 60.0
-"""Seconds between two looks for records that are too old."""
+"""Seconds between two searches for records that are too old."""
 PRUNE_BITE = 1000
-"""Most records removed at once, so that a record that is written does not wait for long."""
+"""Most records removed at once, so that writes don't wait for long."""
 PRUNE_PAUSE = 0.05
 """Seconds between two removals."""
+OPEN_AT_ONCE = 500
+"""Most rows of requests without an outcome that one call of the ledger writes, and most that it removes."""
 _DAY = 86_400.0
+
+
+class AcceptedRequests:
+    """Requests without an outcome, for a ledger that records them before they end.
+
+        pending requests ──look, with each bulk of records──▶ new ──if still pending──▶ rows ──ended──▶ removed
+
+    Nothing happens when a request comes: `look` finds new ones at the end of the pending table. A request that ends before its
+    row is written never gets such a row.
+
+    Arguments:
+        tiers: names of the tiers.
+        clock: monotonic seconds.
+        wall: Unix time in seconds.
+        pending: the requests, in order of arrival.
+    """
+
+    def __init__(
+        self, tiers: Sequence[str], clock: Callable[[], float], wall: Callable[[], float], pending: PendingTable
+    ) -> None:
+        self._tiers, self._clock, self._wall, self._pending = tiers, clock, wall, pending
+        self._looked = -math.inf
+        self._new: dict[Key, PendingRequest] = {}
+        self._written: dict[Key, tuple[PendingRequest, Key]] = {}
+        """Requests with a row, and the row's tenant and id."""
+        self._taken: dict[Key, tuple[PendingRequest, LedgerRecord]] = {}
+        self._ended: list[Key] = []
+
+    @property
+    def due(self) -> bool:
+        """True if there are rows to write or to remove."""
+        return bool(self._new or self._ended)
+
+    def look(self) -> None:
+        """Find the requests that came since the last look."""
+        now = self._clock()
+        for key, pending in reversed(self._pending.items()):
+            if pending.since < self._looked:
+                break
+            if (key not in self._written or self._written[key][0] is not pending) and not pending.follows:
+                self._new[key] = pending
+        self._looked = now
+
+    def ended(self, request: PendingRequest) -> None:
+        """Note that a request has its outcome."""
+        key = request.entry.tenant, request.entry.id
+        if (written := self._written.get(key)) is not None and written[0] is request:
+            del self._written[key]
+            self._ended.append(written[1])
+        elif self._new.get(key) is request:
+            del self._new[key]
+
+    def take(self) -> tuple[Sequence[LedgerRecord], Sequence[Key]]:
+        """Return the next rows to write, and the keys of the rows to remove first. They are returned again until `done`."""
+        now, wall = self._clock(), self._wall()
+        self._taken = {}
+        for key, pending in list(self._new.items())[:OPEN_AT_ONCE]:
+            created, seconds = wall - (now - pending.since), pending.deadline - pending.since
+            row = open_record_of(pending.principal, pending.entry, created, seconds, self._tiers, pending.part_of)
+            self._taken[key] = pending, row
+        return [row for _, row in self._taken.values()], self._ended[:OPEN_AT_ONCE]
+
+    def done(self, removed: Sequence[Key]) -> None:
+        """Note that the rows of the last `take` are written and removed."""
+        del self._ended[: len(removed)]
+        for key, (request, row) in self._taken.items():
+            stored = row.tenant, row.id
+            if self._new.get(key) is request:
+                del self._new[key]
+                self._written[key] = request, stored
+            else:  # It has ended since `take`, so its row is removed next.
+                self._ended.append(stored)
+        self._taken = {}
 
 
 class LedgerWriter:
@@ -69,13 +142,12 @@ class LedgerWriter:
 
     Arguments:
         ledger: ledger that gets the records.
-        settings: settings of the bound, the age at which records are removed, the names of tiers, and whether inputs
-            and outputs are recorded.
-        counters: counters of dropped records.
+        settings: bound on waiting records, retention, tier names, and whether inputs and outputs are recorded.
+        counters: counter of dropped records.
         clock: monotonic seconds.
         wall: Unix time in seconds.
         rng: uniform in [0, 1), for pauses.
-        held: pending requests of the gateway, which get rows, too, if the settings say so; None: there are none.
+        held: pending requests of the gateway, which get rows if the settings say so; None for none.
     """
 
     def __init__(
@@ -93,15 +165,12 @@ class LedgerWriter:
         self._bound = settings.ledger_backlog
         self._retention = settings.keep_days * _DAY
         self._content = settings.ledger_content
-        self._counters = counters
-        self._clock = clock
-        self._wall = wall
-        self._rng = rng
+        self._counters, self._clock, self._wall, self._rng = counters, clock, wall, rng
         self._notes: deque[tuple[float, float, Sequence[PendingRequest]]] = deque()
         self._noted = 0
-        """Number of notes that are not records yet."""
+        """Requests in the notes."""
         self._unended: list[tuple[float, float, PendingRequest]] = []
-        """Notes of first ones of several inputs, whose records are their requests' and wait for the outcome of those."""
+        """Notes of the first of several inputs. It stands for its request, whose outcome isn't known yet."""
         self._refusals = RefusalCounts()
         self._accepted = (
             AcceptedRequests(settings.tier_names, clock, wall, PendingTable() if held is None else held)
@@ -109,16 +178,16 @@ class LedgerWriter:
             else None
         )
         self._records: deque[LedgerRecord] = deque()
-        """Records that are not written yet, those under way in front."""
+        """Records that the ledger hasn't confirmed. Those being written are in front."""
         self._content_size = 0
         self._bulk = FIRST_BULK
-        """Most records that are written at once."""
+        """Most records in the next bulk."""
         self._pace = 0.0
-        """Seconds that the last bulk took for each record."""
+        """Seconds for each record in the last bulk."""
         self._suspect: LedgerRecord | None = None
         """First record of the last bulk that was refused."""
         self._failures = 0
-        """Number of times in a row that the ledger has not answered."""
+        """Number of failures in a row."""
         self._many = asyncio.Event()
         self._there_are_records = asyncio.Event()
         self._opened = False
@@ -127,11 +196,11 @@ class LedgerWriter:
 
     @property
     def waiting(self) -> int:
-        """Requests whose records are not written yet."""
+        """Number of requests that are not in the ledger yet."""
         return self._noted + len(self._unended) + len(self._records)
 
     def trouble(self) -> str:
-        """Words on why nothing gets into the ledger now; empty while it takes what it is given."""
+        """Return why the ledger takes no records now; empty if it does."""
         error = self._availability.error
         return error and f"takes nothing: {error}; {self.waiting} records wait, of {self._bound} at most"
 
@@ -143,7 +212,7 @@ class LedgerWriter:
             self._crowd()
 
     def add(self, record: LedgerRecord) -> None:
-        """Have a record of something else than a request written; never waits."""
+        """Add a record that isn't a request's; never waits."""
         if len(self._records) >= self._bound:
             self._counters.ledger_dropped += 1
             return
@@ -151,10 +220,10 @@ class LedgerWriter:
         self._there_are_records.set()
 
     async def open(self) -> None:
-        """Reach the ledger. When it is away, that is tried again while requests are served.
+        """Open the ledger. If it is out of reach, that is retried while requests are served.
 
         Raises:
-            SettingError: the ledger cannot be used.
+            SettingError: the ledger can't be used.
         """
         try:
             await self._ledger.open()
@@ -170,7 +239,7 @@ class LedgerWriter:
             supervisor.start("ledger retention", self._prune_on)
 
     async def close(self) -> None:
-        """Write the remaining records, within FLUSH_WITHIN; the rest is dropped and counted. Then close the ledger."""
+        """Write the remaining records, and close the ledger. Records not written within FLUSH_WITHIN are dropped and counted."""
         self._bulk = min(self._bulk, FIRST_BULK)
         until = self._clock() + FLUSH_WITHIN
         try:
@@ -182,7 +251,7 @@ class LedgerWriter:
                 for record in self._refusals.ended():
                     self._keep(record)
                 while self._records:
-                    if self._pace:  # What is not done by then is lost, so the last ones are small.
+                    if self._pace:  # A bulk that isn't done in time is lost as a whole, so bulks get smaller.
                         self._bulk = max(1, min(self._bulk, int((until - self._clock()) / 2 / self._pace)))
                     await self._write()
                 while self._accepted is not None and self._accepted.due:
@@ -196,7 +265,7 @@ class LedgerWriter:
         await self._ledger.close()
 
     def _crowd(self) -> None:
-        """Have notes made into records soon when there are many, and drop those for which there is no room."""
+        """Drop notes that exceed the bound, and have the others made into records soon."""
         excess = self._noted + len(self._records) - self._bound
         if excess > 0:
             at, ended, notes = self._notes.pop()
@@ -221,7 +290,7 @@ class LedgerWriter:
             await self._collect()
 
     async def _collect(self) -> None:
-        """Make records of all notes."""
+        """Make all notes into records."""
         turn, unended = 0, self._unended
         self._unended = []
         for at, ended, request in unended:
@@ -245,7 +314,7 @@ class LedgerWriter:
             self._there_are_records.set()
 
     def _take(self, at: float, ended: float, request: PendingRequest, now: float) -> None:
-        """Make the record of a request that ended at instant `ended`, Unix time `at`, or have it wait for its outcome."""
+        """Make the record of a request that ended at instant `ended`, Unix time `at`, or wait for the outcome of its list."""
         if self._accepted is not None:
             self._accepted.ended(request)
         if request.several is not None and (whole := request.whole) is not None and not whole.ended:
@@ -256,7 +325,7 @@ class LedgerWriter:
             self._keep(record)
 
     def _record(self, at: float, ended: float, request: PendingRequest) -> LedgerRecord:
-        """Record of a request. The first of several inputs has their request's, which tells what the client got."""
+        """Make a record. For the first of several inputs, it tells the outcome of the whole request."""
         seconds, reply, part_of = ended - request.since, request.reply, ""
         if request.several is not None:
             whole, part_of = request.whole, request.part_of
@@ -282,7 +351,7 @@ class LedgerWriter:
                 async with asyncio.timeout(ASK_EVERY):
                     await self._there_are_records.wait()
             except TimeoutError:
-                await self._tell_ledger()  # Nothing, only to see whether it answers.
+                await self._tell_ledger()  # An empty call shows if it answers.
                 continue
             while self._records:
                 await self._write()
@@ -296,13 +365,13 @@ class LedgerWriter:
             self._opened = True
 
     async def _note_open(self, accepted: AcceptedRequests) -> None:
-        """Note requests without an outcome, and remove those whose rows are written. The next interval has what is left."""
+        """Write one call's worth of rows of requests without an outcome; the rest waits for the next interval."""
         records, ended = accepted.take()
         if await self._tell_ledger(records, ended):
             accepted.done(ended)
 
     async def _tell_ledger(self, records: Sequence[LedgerRecord] = (), ended: Sequence[tuple[str, str]] = ()) -> bool:
-        """Have the ledger note and remove these requests. Returns False if it is out of reach."""
+        """Write and remove rows of requests without an outcome. Returns False if the ledger is out of reach."""
         began = self._clock()
         try:
             await self._reach()
@@ -312,14 +381,14 @@ class LedgerWriter:
             self._failures += 1
             await asyncio.sleep(backoff(self._failures, self._rng()))
             return False
-        except Exception as exc:  # They get rows when they have ended.
+        except Exception as exc:  # These requests get a row when they end.
             log.error("the ledger cannot take requests without an outcome", error=type(exc).__name__)
         self._availability.over()
         self._failures = 0
         return True
 
     async def _write(self) -> None:
-        """Write one bulk. If the ledger does not take it now, pause, and halve the next bulk."""
+        """Write one bulk. If that fails, pause."""
         bulk = list(islice(self._records, self._bulk))
         began = self._clock()
         try:
@@ -328,7 +397,7 @@ class LedgerWriter:
         except (StoreUnavailable, SettingError) as exc:
             self._availability.failed(began, exc)
             self._failures += 1
-            if self._clock() - began > SWIFT:  # Else it is no matter of how much it was.
+            if self._clock() - began > SWIFT:  # A quick failure isn't due to the size of the bulk.
                 self._bulk = max(1, len(bulk) // 2)
             await asyncio.sleep(backoff(self._failures, self._rng()))
         except Exception as exc:
@@ -343,10 +412,9 @@ class LedgerWriter:
                 self._bulk = min(self._bulk * 2, BULK)
 
     def _refused(self, bulk: Sequence[LedgerRecord], error: Exception) -> None:
-        """Handle a bulk with a record that the ledger cannot take.
+        """Handle a bulk with a record that the ledger can't take.
 
-        The next bulks are smaller, until that record stands alone. Then it is tried once more, as it may have been
-        damaged on its way.
+        Bulks are halved until the record is alone. It is then tried once more, in case it was damaged on its way.
         """
         if len(bulk) > 1 or bulk[0] is not self._suspect:
             self._suspect = bulk[0]
@@ -363,12 +431,7 @@ class LedgerWriter:
             self._content_size -= sum(map(size_of, bulk))
 
     async def _prune_on(self) -> None:
-        """Remove old records, in bites.
-
-        The first removal is at a random time of the first minute, so that gateways that start together do not remove
-        together.
-        """
-        await asyncio.sleep(PRUNE_EVERY * self._rng())
+        await asyncio.sleep(PRUNE_EVERY * self._rng())  # Gateways that start together shouldn't prune together.
         while True:
             removed = await self._prune() if self._availability.since is None else 0
             await asyncio.sleep(PRUNE_PAUSE if removed == PRUNE_BITE else PRUNE_EVERY)

@@ -1,7 +1,6 @@
-"""Outbox of a session: entries that wait for a call to the broker, small ones and large ones.
+"""Entries of a session that wait for a call to the broker: new ones, large ones, and those to resubmit after an outage.
 
-Nobody waits for the bytes of another's: large entries go in calls of their own, small ones go by, and tenants take turns where one
-call does not take all. Whoever follows a large task goes behind it.
+Large entries have calls of their own, so small ones don't wait for their bytes. If the entries exceed one call, tenants take turns.
 """
 
 from __future__ import annotations
@@ -18,19 +17,25 @@ from headway.errors import BrokerUnavailable
 from headway.model import Entry, Submission
 
 AT_ONCE = 8
-"""Most entries in one call."""
+"""Most large entries in one call."""
 MOST_BYTES = 8 << 20
-"""Bytes of inputs and parameters from which no further entry joins a call: an entry is admitted when all of its call are stored."""
+"""Bytes of inputs and parameters that fill a call of large entries. The broker admits none before it has stored them all."""
 MOST_COPIED = 1 << 19
-"""Bytes of inputs and parameters of small entries from which no further one joins a call, as the broker copies them."""
+"""Bytes of inputs and parameters that fill a call of small entries, which the broker copies."""
+SPREAD = 0.25
+"""Seconds within which a gateway starts to resubmit. All gateways notice the broker's return at once; a random delay spreads them."""
+REST = 1.0
+"""Least seconds between two resubmissions, in case the broker comes and goes."""
+CHUNK = 64
+"""Most entries in one call of a resubmission, and most submissions in one withdrawal."""
 _INPUT, _PARAMETERS = attrgetter("input"), attrgetter("parameters")
 
 
 class Outbox:
-    """Entries of one gateway that wait, by nonce, each tenant's in their order.
+    """Waiting entries by nonce. Each tenant's entries stay in order.
 
     Attributes:
-        fresh: entries that came since the last `take`; whoever adds one puts it here under its nonce.
+        fresh: entries since the last `take`. Callers add an entry here, under its nonce.
         later: number of entries that the last `take` left.
     """
 
@@ -40,7 +45,7 @@ class Outbox:
         self.fresh: dict[int, Entry] = {}
         self.later = 0
         self._lines: dict[str, OrderedDict[int, Entry]] = {}
-        """Lines of those that were left, none of them empty; that of the tenant whose turn it is comes first."""
+        """Entries that the last `take` left, by tenant. The first tenant is the next to have a turn."""
 
     def __len__(self) -> int:
         return len(self.fresh) + self.later
@@ -49,8 +54,8 @@ class Outbox:
         return chain(*(line.values() for line in self._lines.values()), self.fresh.values())
 
     def take(self, most: int) -> list[Entry]:
-        """Take the entries of the next call: all if they are no more than `most`, else tenant by tenant in turns."""
-        if not self.later and len(self.fresh) <= most:  # Mostly.
+        """Remove and return the entries of the next call: up to `most`, one tenant after the other."""
+        if not self.later and len(self.fresh) <= most:  # The common case.
             taken, self.fresh = list(self.fresh.values()), {}
             return taken
         for entry in self.fresh.values():
@@ -68,7 +73,7 @@ class Outbox:
         return taken
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Have entries wait again, ahead of the others of their tenants."""
+        """Put entries back, ahead of their tenants' other entries."""
         for entry in reversed(entries):
             line = self._line(entry.tenant)
             self.later += entry.nonce not in line
@@ -76,7 +81,7 @@ class Outbox:
             line.move_to_end(entry.nonce, last=False)
 
     def drop(self, submission: Submission) -> bool:
-        """Drop the entry of a submission. False: it does not wait here."""
+        """Drop the entry of a submission. Returns False if it isn't here."""
         tenant, _, nonce = submission
         if self.fresh.pop(nonce, None) is not None:
             return True
@@ -89,7 +94,7 @@ class Outbox:
         return True
 
     def keep(self, wanted: Callable[[Entry], bool]) -> None:
-        """Drop all entries but the wanted ones."""
+        """Drop all entries except the wanted ones."""
         kept = list(filter(wanted, self))
         self.fresh, self._lines, self.later = {}, {}, 0
         self.put_back(kept)
@@ -99,13 +104,13 @@ class Outbox:
 
 
 class LargeEntries:
-    """Line of entries that are large for the broker.
+    """Large entries, and the loop that offers them.
 
     Arguments:
-        offer: offers entries; after BrokerUnavailable they are the outbox's.
+        offer: offers entries; puts them into the outbox if it raises BrokerUnavailable.
 
     Attributes:
-        waiting: entries not offered yet.
+        waiting: entries to offer.
     """
 
     def __init__(self, offer: Callable[[Sequence[Entry]], Awaitable[None]]) -> None:
@@ -115,12 +120,13 @@ class LargeEntries:
         self._offering: list[Entry] = []
 
     def split(self, entries: list[Entry], most: float) -> tuple[list[Entry], list[Entry]]:
-        """Take the entries whose inputs and parameters are longer than `most`, and those that follow such.
+        """Keep the entries of more than `most` bytes, and the followers of tasks that wait here.
 
-        Of the others returns those of the next call, and the rest.
+        Returns:
+            The small entries for the next call, and those for later calls.
         """
         together = sum(map(len, map(_INPUT, entries))) + sum(map(len, map(_PARAMETERS, entries)))
-        if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # Mostly.
+        if together <= min(most, MOST_COPIED) and not (self.waiting or self._offering):  # The common case.
             return entries, []
         others = []
         for entry in entries:
@@ -139,11 +145,11 @@ class LargeEntries:
         return entries, []
 
     def _has(self, tenant: str, id: str) -> bool:
-        """Whether an entry waits here or is on its way."""
-        return bool(id) and any(one.id == id and one.tenant == tenant for one in (*self._offering, *self.waiting))
+        waiting = (*self._offering, *self.waiting)
+        return bool(id) and any(entry.id == id and entry.tenant == tenant for entry in waiting)
 
     async def run(self) -> None:
-        """Offer what waits, again and again."""
+        """Offer entries as they come, forever."""
         while True:
             await self._work.wait()
             self._offering = self._next()
@@ -157,10 +163,55 @@ class LargeEntries:
                 self._offering = []
 
     def _next(self) -> list[Entry]:
-        """Take the entries of the next call."""
         chosen, size = list[Entry](), 0
         while self.waiting and len(chosen) < AT_ONCE and size < MOST_BYTES:
             entry = self.waiting.take()
             chosen.append(entry)
             size += len(entry.input) + len(entry.parameters)
         return chosen
+
+
+class Resubmitter:
+    """Loop that offers pending entries again after the broker may have lost them.
+
+    Offering is idempotent by (tenant, id), so entries that the broker still has don't change.
+
+    Arguments:
+        held: returns the entries that were offered and still have no answer.
+        offer: offers some of them again.
+        rng: uniform in [0, 1).
+
+    Attributes:
+        open: True from `ask` until everything has been offered.
+    """
+
+    def __init__(
+        self,
+        held: Callable[[], Sequence[Entry]],
+        offer: Callable[[Sequence[Entry]], Awaitable[None]],
+        rng: Callable[[], float],
+    ) -> None:
+        self._held, self._offer, self._rng = held, offer, rng
+        self._due = asyncio.Event()
+        self.open = False
+
+    def ask(self) -> None:
+        """Have everything offered again soon."""
+        self.open = True
+        self._due.set()
+
+    async def run(self) -> None:
+        """Offer everything again after each `ask`, forever."""
+        while True:
+            await self._due.wait()
+            await asyncio.sleep(self._rng() * SPREAD)
+            self._due.clear()
+            held = self._held()
+            for start in range(0, len(held), CHUNK):
+                try:
+                    await self._offer(held[start : start + CHUNK])
+                except BrokerUnavailable:
+                    break  # The session asks again when the broker is back.
+            else:
+                self.open = self._due.is_set()
+            await asyncio.sleep(REST)

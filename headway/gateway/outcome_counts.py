@@ -1,4 +1,4 @@
-"""Counts of the outcomes of requests: of all, of single tenants that ask for theirs, and by version while a rollout is under way."""
+"""Counts of the outcomes of requests: of all, of tenants that ask for their own, and by version during a rollout."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _WEIGHT = attrgetter("entry.weight")
 _SINCE, _QUEUED, _TIER = attrgetter("since"), attrgetter("reply.queued"), attrgetter("entry.tier")
 
 MOST_WORKERS = 10_000
-"""Workers of which the last batch is known. Workers that have left count too, until all are forgotten."""
+"""Most workers whose last batch is remembered. At that number all are forgotten, including those that have left."""
 
 MOST_TENANTS = 100
-"""Tenants whose tokens are counted by themselves; those of any other count under OTHER. The ledger has each."""
+"""Most tenants whose tokens have counts of their own. Others count under OTHER; the ledger records them all."""
 OTHER = "other"
 MOST_ASKING = 256
-"""Tenants that are counted by themselves. One more takes the place of the one that has not asked for the longest."""
+"""Most tenants with counts of their own. Another one replaces the tenant that hasn't asked for the longest time."""
 _COUNTED = (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT)
-"""Endings that tell something of a version."""
+"""Endings that say something about a version."""
 
 
 def outcome_of(failure: Failure) -> str:
-    """Outcome under which a failure is counted: the error that its client is shown."""
+    """Return the outcome label of a failure: the error that its client gets."""
     return errors.SHOWN.get(failure.code, failure.code).lower()
 
 
 class _Answers(msgspec.Struct):
-    """Answers of one model and tier that came together."""
+    """Answers of one model and tier in one call of `finished`."""
 
     latencies: list[float] = msgspec.field(default_factory=list)
     waits: list[float] = msgspec.field(default_factory=list)
@@ -45,33 +45,31 @@ class _Answers(msgspec.Struct):
 
 
 class OutcomeCounts:
-    """Observer that writes counters.
+    """Observer that updates counters.
 
     Arguments:
-        counters: counters of the process.
+        counters: counters to update.
         tiers: names of the tiers.
-        models: names of the models that are served; other names get no series.
+        models: served models; other names get no series.
     """
 
     def __init__(self, counters: GatewayCounts, tiers: Sequence[str], models: Container[str]) -> None:
-        self._counters = counters
-        self._tiers = tiers
-        self._models = models
+        self._counters, self._tiers, self._models = counters, tiers, models
         self._last_runs: dict[str, float] = {}
-        """Broker instant of the claim of the last batch that was counted, by worker."""
+        """Claim of the last batch counted, by worker, as an instant of the broker."""
         self._rows = Counter[tuple[str, float]]()
-        """Rows beyond one of each of the requests that are counted now, by worker and claim of their batch."""
+        """Rows beyond the first of each request, by worker and claim of their batch, for one call of `finished`."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count requests that have ended; answers that came together are counted together."""
-        if ending is Ending.ANSWERED:  # By lanes, which tensors take only as single rows.
+        """Count requests; see `headway.gateway.pending.Observer`."""
+        if ending is Ending.ANSWERED:  # They took lanes, where tensors have a single row.
             self._count_batch(requests, now)
             return
         if ending is not Ending.REPLIED:
             for request in requests:
                 self._count_other(request, ending, now)
             return
-        told: dict[tuple[str, int], _Answers] = {}
+        by_label: dict[tuple[str, int], _Answers] = {}
         sampled: BatchRun | None = None
         model, tier, answers, rows = "", -1, _Answers(), False
         add_latency, add_wait = answers.latencies.append, answers.waits.append
@@ -79,9 +77,9 @@ class OutcomeCounts:
             entry, reply, latency = request.entry, request.reply, now - request.since
             if entry.tier != tier or entry.model != model:
                 model, tier = entry.model, entry.tier
-                answers = told.setdefault((model, tier), _Answers())
+                answers = by_label.setdefault((model, tier), _Answers())
                 add_latency, add_wait = answers.latencies.append, answers.waits.append
-                if not rows and isinstance(entry.input, Tensors):  # Asked once for each model and tier.
+                if not rows and isinstance(entry.input, Tensors):  # Checked once for each model and tier.
                     rows = True
                     if max(map(_WEIGHT, requests)) > 1:
                         self._count_rows(requests)
@@ -99,11 +97,11 @@ class OutcomeCounts:
                 sampled = reply.ran
                 self._count_run(model, sampled, now)
                 self._counters.overhead_seconds.observe(max(0.0, latency - reply.queued - sampled.seconds))
-        for (model, tier), answers in told.items():
+        for (model, tier), answers in by_label.items():
             self._count_answers(model, self._tiers[tier], answers)
 
     def _count_rows(self, requests: Sequence[PendingRequest]) -> None:
-        """Count the rows of tensors that ran, those beyond one of each request."""
+        """Count the rows of tensors that ran, beyond the first of each request."""
         self._rows.clear()
         for request in requests:
             entry, reply = request.entry, request.reply
@@ -113,7 +111,7 @@ class OutcomeCounts:
                     self._counters.more_rows[entry.model] += more
 
     def _count_batch(self, requests: Sequence[PendingRequest], now: float) -> None:
-        """Count requests that were answered by one batch."""
+        """Count the requests that one batch has answered."""
         first = requests[0]
         model, ran, tiers = first.entry.model, first.reply.ran, set(map(_TIER, requests))
         for tier in tiers:
@@ -125,7 +123,7 @@ class OutcomeCounts:
             self._counters.overhead_seconds.observe(max(0.0, now - first.since - first.reply.queued - ran.seconds))
 
     def _count_tokens(self, entry: Entry, used: int, how: str) -> None:
-        """Count tokens of a tenant. The tenants that use some first have counts of their own."""
+        """Count tokens, by tenant for the first MOST_TENANTS tenants that use any."""
         tenants, tenant = self._counters.token_tenants, entry.tenant
         if tenant not in tenants:
             if len(tenants) >= MOST_TENANTS:
@@ -135,7 +133,7 @@ class OutcomeCounts:
         self._counters.tokens[entry.model, tenant, how] += used
 
     def _count_run(self, model: str, run: BatchRun, now: float) -> None:
-        """Count a batch, once, however its replies come."""
+        """Count a batch once, even if its replies come in several calls."""
         self._counters.last_answer[model] = now
         if self._last_runs.get(run.worker) == run.claimed_at:
             return
@@ -155,11 +153,7 @@ class OutcomeCounts:
         counters.requests[model, tier, "ok"] += len(answers.latencies) - answers.failed
 
     def _count_other(self, request: PendingRequest, ending: Ending, now: float) -> None:
-        """Count a request that did not end by a reply.
-
-        A refusal is no latency: it takes no time, and an overload has so many that they would hide the others'
-        latencies.
-        """
+        """Count a request without a reply. A refusal counts no latency: in an overload they would hide all others."""
         entry, failure = request.entry, request.reply.failure
         if ending is Ending.LEFT:
             self._count(entry, "cancelled")
@@ -176,36 +170,36 @@ class OutcomeCounts:
         self._counters.requests[self._known(entry), self._tiers[entry.tier], outcome] += 1
 
     def _known(self, entry: Entry) -> str:
-        """Model of an entry; empty for one that is not served, as clients could make up any number of them."""
+        """Return the model of an entry; empty if it isn't served, because clients could make up any number of names."""
         return entry.model if entry.model in self._models else ""
 
 
 class TenantCounts:
-    """Observer that counts by tenant, from a tenant's first question on: nothing is counted for those that never ask.
+    """Observer that counts for each tenant from the first time that the tenant asks. Others cost nothing.
 
     Arguments:
         tiers: names of the tiers.
-        models: names of the models that are served; other names get no series.
-        begin: called with these counts at the first question, from which on they are told of requests.
+        models: served models; other names get no series.
+        begin: called with these counts when the first tenant asks, to register the observer.
     """
 
     def __init__(self, tiers: Sequence[str], models: Container[str], begin: Callable[[TenantCounts], None]) -> None:
         self._tiers, self._models, self._begin = tiers, models, begin
         self._counts: dict[str, tuple[GatewayCounts, OutcomeCounts]] = {}
-        """Counts of each tenant and what adds to them; the tenant that asked last is the last."""
+        """Counts of each tenant and the observer that updates them. The tenant that asked last is the last."""
 
     def of(self, tenant: str) -> GatewayCounts:
-        """Counts of a tenant's own requests, which are counted from now on."""
+        """Return the counts of a tenant's requests since it first asked."""
         if not self._counts:
             self._begin(self)
-        found = self._counts.pop(tenant, None)
-        if found is None:
+        counts = self._counts.pop(tenant, None)
+        if counts is None:
             counters = GatewayCounts()
-            found = counters, OutcomeCounts(counters, self._tiers, self._models)
+            counts = counters, OutcomeCounts(counters, self._tiers, self._models)
             if len(self._counts) >= MOST_ASKING:
                 del self._counts[next(iter(self._counts))]
-        self._counts[tenant] = found
-        return found[0]
+        self._counts[tenant] = counts
+        return counts[0]
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
         """Count the requests of tenants that have asked; see `headway.gateway.pending.Observer`."""
@@ -217,24 +211,22 @@ class TenantCounts:
             self._counts[tenant][1].finished(own, ending, now)
 
     def forget(self, model: str) -> None:
-        """Forget what was counted of a model that requests no longer come for."""
+        """Drop the counts of a model that is no longer served."""
         for counters, _ in self._counts.values():
             counters.forget(model)
 
 
 class _Sums(msgspec.Struct):
-    """Requests of one version so far."""
-
     answered: int = 0
     failed: int = 0
     latencies: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class RolloutCounts:
-    """Observer that counts for rollouts, while there is any.
+    """Observer that counts by version during rollouts.
 
     Arguments:
-        observe: called with these counts, and whether they are told of requests from now on.
+        observe: called with these counts and True to register the observer, or False to remove it.
     """
 
     def __init__(self, observe: Callable[[RolloutCounts, bool], None]) -> None:
@@ -242,8 +234,8 @@ class RolloutCounts:
         self._of_models: dict[str, dict[str, _Sums]] = {}
 
     def follow(self, rollouts: Sequence[Rollout]) -> None:
-        """Count for these rollouts, and for no others."""
-        wanted = {one.model: {one.version, one.beside} for one in rollouts if one.running}
+        """Count for exactly these rollouts from now on."""
+        wanted = {rollout.model: {rollout.version, rollout.beside} for rollout in rollouts if rollout.running}
         before, self._of_models = self._of_models, {
             model: own if (own := self._of_models.get(model, {})).keys() == versions else {each: _Sums() for each in versions}
             for model, versions in wanted.items()
@@ -253,24 +245,25 @@ class RolloutCounts:
 
     @property
     def active(self) -> bool:
-        """Whether there is any."""
+        """True during any rollout."""
         return bool(self._of_models)
 
     @property
     def counts(self) -> dict[str, dict[str, VersionCounts]]:
-        """Requests that have ended, by model and version, since its rollout began."""
+        """Requests that have ended since the rollout began, by model and version."""
         return {
             model: {
-                version: VersionCounts(one.answered, one.failed, dict(one.latencies)) for version, one in own.items()
+                version: VersionCounts(sums.answered, sums.failed, dict(sums.latencies))
+                for version, sums in own.items()
             }
             for model, own in self._of_models.items()
         }
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Count requests by the version that was chosen for them; see `headway.gateway.pending.Observer`.
+        """Count requests by the version chosen for them; see `headway.gateway.pending.Observer`.
 
-        An answer that another request's run has brought tells nothing. Nor does one that names its version: whoever sends bad inputs to the
-        new version alone would have it rolled back.
+        Shared answers don't count. Nor do requests that name a version: a client could have a version rolled back by sending it
+        bad inputs.
         """
         if ending not in _COUNTED:
             return

@@ -1,7 +1,7 @@
-"""Reader of kept outcomes, a few at a time: an outcome may be 16 MiB, and a broker sends nothing else meanwhile.
+"""Reads of kept outcomes, a few at a time: an outcome may have 16 MiB, and the broker sends nothing else in that time.
 
-Calls for one outcome never run side by side. Those that come while one is under way share the next one: it begins after
-all of them asked, so what it brings is true for each. The tenants take turns.
+Reads of the same outcome share calls: those that come during a call share the next one. That call begins after all of them
+asked, so its result is true for each. Tenants take turns.
 """
 
 from __future__ import annotations
@@ -16,31 +16,29 @@ from headway.ports import RequestQueue
 from headway.runtime.fair_turns import FairSlots
 
 MOST_CALLS = 4
-"""Most calls under way at once."""
+"""Most calls at once."""
 
 Recalled = Reply | EntryState | None
 Asking = asyncio.Future[Recalled]
 
 
 class OutcomeReader:
-    """Reader of kept outcomes at one broker.
+    """Reader of the outcomes that one broker keeps.
 
     Arguments:
         broker: broker that has the outcomes.
-        out_of_reach: whether the broker is known not to answer. Then all waiting reads fail with the first call that
-            does.
+        out_of_reach: returns True during an outage. In that case one failed call fails all waiting reads.
     """
 
     def __init__(self, broker: RequestQueue, out_of_reach: Callable[[], bool]) -> None:
-        self._broker = broker
-        self._out_of_reach = out_of_reach
+        self._broker, self._out_of_reach = broker, out_of_reach
         self._calls = FairSlots(MOST_CALLS)
         self._waiting: dict[tuple[str, str], list[Asking]] = {}
-        """Reads that wait for a call, by tenant and id."""
+        """Reads without a call yet, by tenant and id."""
         self._reading: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def outcome(self, tenant: str, id: str) -> Recalled:
-        """See Broker."""
+        """Read a task's outcome; see RequestQueue."""
         loop, key = asyncio.get_running_loop(), (tenant, id)
         asking: Asking = loop.create_future()
         self._waiting.setdefault(key, []).append(asking)
@@ -49,10 +47,9 @@ class OutcomeReader:
         return await asking
 
     async def _read(self, key: tuple[str, str]) -> None:
-        """Read an outcome as long as anybody waits for it."""
         while key in self._waiting:
             async with self._calls.of(key[0]):
-                asking = [one for one in self._waiting.pop(key, ()) if not one.done()]
+                asking = [read for read in self._waiting.pop(key, ()) if not read.done()]
                 if asking:
                     await self._call(key, asking)
         del self._reading[key]
@@ -68,6 +65,6 @@ class OutcomeReader:
             if isinstance(error, BrokerUnavailable) and self._out_of_reach():
                 asking += itertools.chain.from_iterable(self._waiting.values())
                 self._waiting.clear()
-        for one in asking:
-            if not one.done():
-                one.set_result(found) if failure is None else one.set_exception(failure)
+        for read in asking:
+            if not read.done():
+                read.set_result(found) if failure is None else read.set_exception(failure)

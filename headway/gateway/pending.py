@@ -1,7 +1,4 @@
-"""Requests that a gateway holds: by themselves or of several inputs; their sinks, their deadlines, and their ends.
-
-An observer or a sink that fails harms no other.
-"""
+"""Pending requests of a gateway: their table, the sinks that get their answers, and the observers told of their end."""
 
 from __future__ import annotations
 
@@ -20,17 +17,7 @@ from headway.core.parameters import canonical
 from headway.gateway.broker_session import BrokerSession
 from headway.gateway.judge import CallerId, Judge
 from headway.gateway.lane import Lane
-from headway.model import (
-    BatchRun,
-    DedupKind,
-    Entry,
-    Failure,
-    Principal,
-    QueueName,
-    Reply,
-    TraceContext,
-    Value,
-)
+from headway.model import BatchRun, DedupKind, Entry, Failure, Principal, QueueName, Reply, TraceContext, Value
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import SpanLink
 
@@ -39,29 +26,25 @@ log = get_logger(__name__)
 Key = tuple[str, str]
 """Tenant and id of a request."""
 PART = "\x01"
-"""Sign between the idempotency key of a request and the number of its part, in the keys of the parts but the first."""
+"""Separates a request's idempotency key from the part's number, in the keys of all parts except the first."""
 
 
 class ReplySink(Protocol):
     """Destination of an answer."""
 
     def answer(self, reply: Reply) -> None:
-        """Take the answer; called once, on a later turn of the loop than the `submit`."""
+        """Take the answer. Called once, on a later turn of the event loop than `submit`."""
 
     def admitted(self) -> None:
-        """Note that the broker has the request. Of a task, the outcome will be kept, whoever waits for it. By default, do nothing.
+        """Note that the broker has accepted the request, so that a task's outcome will be kept. Does nothing by default.
 
-        Called, at most once, for tasks and for parts of a request under an idempotency key, unless the answer comes first.
+        Called at most once, and only before the answer, for tasks and for parts of a request with an idempotency key.
         """
         return
 
 
 class FutureSink(ReplySink):
-    """Sink of a coroutine that waits.
-
-    Attributes:
-        replies: the reply, or those to several inputs.
-    """
+    """Sink of a coroutine that awaits `replies`: one reply, or one for each of several inputs."""
 
     __slots__ = ("replies",)
 
@@ -69,23 +52,22 @@ class FutureSink(ReplySink):
         self.replies: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
 
     def answer(self, reply: Reply) -> None:
-        """Take the answer; one that comes after the coroutine has left is dropped."""
+        """Take the answer; see ReplySink."""
         self.answer_all((reply,))
 
     def answer_all(self, replies: Sequence[Reply]) -> None:
-        """Take the replies to several inputs, or the failure of one."""
-        if not self.replies.done():
+        """Take the replies to several inputs, or a single failure."""
+        if not self.replies.done():  # The coroutine may have been cancelled.
             self.replies.set_result(replies)
 
 
 class _Nobody(ReplySink):
-    """Sink of a request that nobody waits for."""
-
     def answer(self, reply: Reply) -> None:
         pass
 
 
 NOBODY = _Nobody()
+"""Sink of requests that no client waits for."""
 
 
 class Ending(enum.Enum):
@@ -94,19 +76,19 @@ class Ending(enum.Enum):
     REPLIED = "replied"
     """The broker brought the outcome."""
     ANSWERED = "answered"
-    """The broker brought outputs and nothing beside them, all of one batch, to requests that came by lanes."""
+    """The broker brought the plain outputs of a whole batch, for requests that took lanes."""
     TIMED_OUT = "timed out"
-    """The gateway answered: the deadline passed, or the process ends."""
+    """The deadline passed, or the process ends."""
     REFUSED = "refused"
-    """The broker did not admit the request, or a function of the input policy did not."""
+    """The broker, or a function of the input policy, refused the request."""
     TURNED_AWAY = "turned away"
-    """The gateway, or the connection, refused the request at once; it was never pending."""
+    """The gateway or the port refused the request at once; it was never pending."""
     LEFT = "left"
     """The client left, or deleted the request."""
 
 
 UNANSWERED = Reply("", "")
-"""Outcome of a request that has none yet."""
+"""Reply of a request that has none yet."""
 
 
 class RequestTrace(msgspec.Struct, eq=False):
@@ -114,12 +96,12 @@ class RequestTrace(msgspec.Struct, eq=False):
 
     Attributes:
         context: its SERVER span.
-        parent: span of the client's that it names; None for none.
+        parent: client's span that the request names; None if it names none.
         way: see RequestOptions.
         begun: instant of its arrival.
-        missing: inputs that have not ended.
+        missing: number of inputs that haven't ended.
         links: links of its SERVER span.
-        told: whether that span is recorded.
+        told: True once the SERVER span is recorded.
     """
 
     context: TraceContext
@@ -132,15 +114,15 @@ class RequestTrace(msgspec.Struct, eq=False):
 
 
 class WholeOutcome(msgspec.Struct, eq=False):
-    """Outcome of a request with several inputs, as its client gets it; there are no inputs and outputs in it.
+    """Outcome of a request with several inputs, without the inputs and outputs.
 
     Attributes:
         id: id of the request.
-        seconds: seconds from the request to its outcome; negative while it has none.
-        failure: why it failed; None when it did not.
-        ran: run of the batch that the failure, or the first output, came from; None when it came from none.
-        shared: kind of the dedup key by which all of it came from another request.
-        failed_part: id of the input for which it failed, if that is another than the first.
+        seconds: seconds from the request to its outcome; negative until then.
+        failure: why it failed; None if it succeeded.
+        ran: batch run that the failure or the first output came from; None if it came from none.
+        shared: kind of the dedup key by which all outputs came from other requests.
+        failed_part: id of the part that failed, if it isn't the first.
     """
 
     id: str
@@ -152,38 +134,38 @@ class WholeOutcome(msgspec.Struct, eq=False):
 
     @property
     def ended(self) -> bool:
-        """Whether the request has its outcome."""
+        """True once the outcome is known."""
         return self.seconds >= 0.0
 
     def end(self, reply: Reply, seconds: float, failed_part: str = "") -> None:
-        """Note the outcome, unless there is one."""
+        """Set the outcome, unless it is known already."""
         if not self.ended:
             self.seconds, self.failed_part = max(seconds, 0.0), failed_part
             self.failure, self.ran, self.shared = reply.failure, reply.ran, reply.shared
 
 
 class SeveralInputs:
-    """Request with several inputs, of which each is submitted, and ends, by itself.
+    """Request with several inputs. Each input is submitted, and ends, by itself.
+
+    If several choices are wanted for a prompt, `inputs` repeats the same object, and it is processed once. Otherwise a small
+    body could cost as much as one that is 128 times larger.
 
     Arguments:
         id: id of the request.
         inputs: values for the model, at least one.
-        parameters: parameters of every input; text of a JSON object, or empty.
+        parameters: parameters of every input, a JSON object; or empty.
 
     Attributes:
-        count: number of its inputs.
-        inspected: whether the input policy has been through all of them.
-        judgement: verdict that all of them wait for; None for none.
-        entered: whether the first of them has been made an entry.
-        version: version of the model that was drawn for all of them; None as long as none was.
-        trace: trace of the request; None unless it is sampled.
+        count: number of inputs.
+        inspected: True once the input policy has inspected all of them.
+        judgement: verdict that all of them wait for; None if there is none.
+        entered: True once the first has an entry.
+        version: model version drawn for all of them; None until then.
+        trace: trace of the request; None if it isn't sampled.
         whole: outcome of the request.
-        payer: nonce of the input that pays for all; 0 while none does.
-        ahead: whether the first goes ahead, and the others wait until the broker has it.
-        equal: inputs of which only the first is submitted, by what they have in common, until the request ends; see `EqualInputs`.
-
-    A prompt of which several choices are asked is there as often, as the same object. It is read once, or a small body would
-    cost as much as one that is 128 times larger.
+        payer: nonce of the input that pays for all; 0 if none does.
+        ahead: True if the broker must accept the first input before the others are submitted.
+        equal: inputs of which only the first is submitted, by dedup key; see `EqualInputs`.
     """
 
     __slots__ = (
@@ -207,37 +189,37 @@ class SeveralInputs:
         self._asked: tuple[Value, bytes] | None = None
 
     def take_inspected(self, inputs: Sequence[Value], parameters: bytes, judgement: Judgement | None) -> None:
-        """Take inputs and parameters as the input policy leaves them."""
+        """Replace inputs and parameters by what the input policy leaves of them."""
         self.inputs, self.parameters, self.judgement = inputs, parameters, judgement
         self.inspected = True
 
     def digest(self, queue: QueueName) -> bytes:
-        """SHA-256 of the whole request, however its parameters are written. `queue` names the model, with the version that is asked for."""
+        """Return the SHA-256 of the whole request, with canonical parameters. `queue`: model and requested version."""
         hashed = hashlib.sha256()
         for part in (str(queue).encode(), canonical(self.parameters)):
             hashed.update(len(part).to_bytes(8, "big"))
             hashed.update(part)
-        before, found = None, b""
+        before, digest = None, b""
         for input in self.inputs:
             if input is not before:
-                before, found = input, hashlib.sha256(values.canonical(input)).digest()
-            hashed.update(found)
+                before, digest = input, hashlib.sha256(values.canonical(input)).digest()
+            hashed.update(digest)
         return hashed.digest()
 
     def digest_of(self, model: str, version: str, input: Value) -> bytes:
-        """SHA-256 of one of the inputs with the parameters, as dedup keys have it. `version` is what the client asks for."""
+        """Return the digest of an input and the parameters for dedup keys. `version` is the one that the client requests."""
         if self._asked is None or self._asked[0] is not input:
             self._asked = input, dedup.digest(model, version, input, self.parameters)
         return self._asked[1]
 
     def forget_equal(self) -> None:
-        """Forget which inputs are equal: none gets the outcome of another any more."""
-        for those in self.equal.values():
-            del those[1:]
+        """Forget which inputs are equal. None gets another's outcome after that."""
+        for inputs in self.equal.values():
+            del inputs[1:]
         self.equal.clear()
 
     def ends(self, failed: bool) -> bool:
-        """Note that an input has its outcome. True, once, when the request ends with it: the first failure or the last output."""
+        """Note that an input has its outcome. Returns True, once, if that ends the request: a failure or the last output."""
         ended = self._missing > 0 and (failed or self._missing == 1)
         self._missing = 0 if failed else self._missing - 1
         return ended
@@ -247,12 +229,16 @@ class Judgement:
     """Way of one request through the judges.
 
     Arguments:
-        caller: who asks.
-        texts: text of each input; one for inputs in a row that are the same object.
-        judges: judges that it has yet to pass, those in shadow too.
-        places: place of the first input of each text.
+        caller: caller of the request.
+        texts: texts of the inputs; repetitions of an object in a row have one text.
+        judges: judges still to ask, including those in shadow.
+        places: for each text, position of its first input.
         count: number of inputs.
-        tell: takes the verdict.
+        tell: called with the verdict.
+
+    Attributes:
+        pending: requests that wait for the verdict: the request, or each of its inputs.
+        refusal: the verdict, once `decided`; None if the request is let in.
     """
 
     __slots__ = ("begun", "caller", "count", "decided", "judges", "pending", "places", "refusal", "tell", "texts")
@@ -269,29 +255,28 @@ class Judgement:
         self.caller, self.texts, self.judges = caller, texts, list(judges)
         self.places, self.count, self.tell = places, count, tell
         self.pending: list[PendingRequest] = []
-        """Requests that wait for the verdict: the request, or its several inputs."""
         self.begun = self.decided = False
         self.refusal: Failure | None = None
 
     def wanted(self) -> bool:
-        """Whether somebody still waits."""
-        return any(not one.ended for one in self.pending)
+        """Return True while any request waits."""
+        return any(not request.ended for request in self.pending)
 
 
 class PendingRequest(msgspec.Struct, eq=False):
-    """One request from its submission to its end.
+    """One request, or one of several inputs, from submission to end.
 
     Attributes:
         sink: sink that gets the answer.
         principal: principal of the request.
-        entry: entry that was handed on.
+        entry: its entry.
         since: instant of its arrival, in seconds.
-        deadline: instant by which it is answered, in seconds.
-        session: session over which it went; None for one that was turned away, or that waits for the input policy.
-        key: key under which it is in the table.
-        lane: lane by which it came; None for one that came by `submit`.
-        several: request with several inputs of which this is one; None for a request by itself.
-        unadmitted: whether its sink waits to hear that the broker has it, which is not known yet.
+        deadline: instant of its deadline, in seconds.
+        session: session that it went over; None if it was turned away, or waits for the input policy.
+        key: its key in the table.
+        lane: lane that it took; None if it came through `submit`.
+        several: list of inputs that it belongs to; None if it is alone.
+        unadmitted: True while its sink waits to hear that the broker has accepted it.
         reply: its outcome, once it has ended.
     """
 
@@ -309,69 +294,68 @@ class PendingRequest(msgspec.Struct, eq=False):
 
     @property
     def whole(self) -> WholeOutcome | None:
-        """Outcome of the request with several inputs whose id this one has, as it is the first of them; else None."""
+        """For the first of several inputs, the outcome of the whole request; otherwise None."""
         several = self.several
         return several.whole if several is not None and several.count > 1 and self.entry.id == several.id else None
 
     @property
     def part_of(self) -> str:
-        """For the second and later inputs of a request with several, that request's id; otherwise empty."""
+        """For all but the first of several inputs, the id of the request; otherwise empty."""
         several = self.several
         return several.id if several is not None and several.count > 1 and self.entry.id != several.id else ""
 
     @property
     def ended(self) -> bool:
-        """Whether it has its outcome."""
+        """True once it has its outcome."""
         return self.reply is not UNANSWERED
 
     @property
     def left(self) -> bool:
-        """Whether nobody wants its outcome any more: its client left, or deleted it."""
+        """True if its client has left, or has deleted it."""
         return self.reply.failure is not None and self.reply.failure.code == errors.CANCELLED
 
     @property
     def task(self) -> bool:
-        """Whether its outcome is fetched by its id, so that the broker keeps it."""
+        """True for a task, whose outcome the broker keeps until it is fetched."""
         return is_task(self.entry)
 
     @property
     def follows(self) -> bool:
-        """Whether it only waits for the outcome of a task. It is no request then: nothing is counted or recorded when it ends."""
+        """True for a follower, which only waits for a task's outcome. It is not counted or recorded."""
         return bool(task_followed(self.entry))
 
     def refreshed(self, now: float) -> Entry:
-        """Entry with what is left of its time at instant `now`."""
+        """Return the entry with the time that remains at instant `now`. An outage uses up time, but none of the time in the queue."""
         left = self.deadline - now
         wait = min(self.entry.queue_timeout, left)
         return msgspec.structs.replace(self.entry, timeout=left, queue_timeout=wait)
 
 
 Decided = Callable[[Sequence[PendingRequest], Failure | None], None]
-"""Function that takes the requests that waited for a verdict, and their refusal if they are refused."""
+"""Function that takes the requests that waited for a verdict, and their refusal if there is one."""
 
 
 class PendingTable(dict[Key, PendingRequest]):
-    """All requests that a gateway holds, by tenant and id. The gateway changes it; its sessions read it."""
+    """Pending requests of a gateway, by tenant and id, in order of arrival. Only the gateway changes the table."""
 
     def of(self, entry: Entry) -> PendingRequest | None:
-        """Pending request of an entry, unless another submission has its id by now."""
+        """Return the pending request of an entry. None if it has ended, even if a later one uses its id."""
         pending = self.get((entry.tenant, entry.id))
         return pending if pending is not None and pending.entry.nonce == entry.nonce else None
 
     def newest(self, id: str, tenant: str | None) -> PendingRequest | None:
-        """Newest pending request of an id, of this tenant if one is named."""
-        found = (one for one in reversed(self.values()) if one.entry.id == id and tenant in (None, one.entry.tenant))
-        return next(found, None)
+        """Return the newest pending request with an id, of one tenant or of any."""
+        for pending in reversed(self.values()):
+            if pending.entry.id == id and tenant in (None, pending.entry.tenant):
+                return pending
+        return None
 
     def on(self, session: BrokerSession) -> list[PendingRequest]:
-        """All requests that wait for an answer over a session."""
+        """Return all requests that wait for an answer over a session."""
         return [pending for pending in self.values() if pending.session is session]
 
     def refreshed(self, session: BrokerSession, entries: Sequence[Entry], now: float) -> list[Entry]:
-        """Entries of `entries` that still wait for an answer over a session, with what is left of their time.
-
-        An outage counts as time, but not as time in the queue.
-        """
+        """Return those of the entries that still wait on a session, each with the time that remains."""
         left = []
         for entry in entries:
             pending = self.of(entry)
@@ -381,20 +365,20 @@ class PendingTable(dict[Key, PendingRequest]):
 
 
 class Observer(Protocol):
-    """Observer of every request that has ended."""
+    """Observer of all requests that end."""
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Take note of requests that ended together; never waits.
+        """Handle requests that ended together, without waiting.
 
         Arguments:
-            requests: each with its reply and its principal.
-            ending: way in which they ended.
+            requests: the requests, with their replies.
+            ending: how they ended.
             now: instant of their end, in seconds.
         """
 
 
 def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-    """End requests that have their replies, each once; see Observer."""
+    """Tell observers of requests that have ended, and give their sinks the replies. One that fails doesn't affect the others."""
     for observer in observers:
         try:
             observer.finished(ended, ending, now)
@@ -410,7 +394,7 @@ def finish(observers: Sequence[Observer], ended: Sequence[PendingRequest], endin
 
 
 def tell(sink: ReplySink, reply: Reply) -> None:
-    """Give a sink its answer."""
+    """Give a sink its answer, and log if it fails."""
     try:
         sink.answer(reply)
     except Exception:

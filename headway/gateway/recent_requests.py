@@ -1,4 +1,4 @@
-"""Last requests that a gateway answered, which it knows without a ledger."""
+"""The last requests that a gateway has answered, kept in memory for status requests."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ from headway.gateway.pending import Ending, PendingRequest, WholeOutcome
 from headway.model import BatchRun, EntryState, Failure, Principal, RequestStatus
 
 REMEMBERED = 10_000
-"""Most answered requests that are known; their inputs and outputs are not kept."""
+"""Most requests to remember. Their inputs and outputs aren't kept."""
 
 _Shared = tuple[Principal, str, int, str, Failure | None, BatchRun | None, WholeOutcome | None]
-"""Principal, model, tier, version of the queue, why it failed, and its run.
-
-Of one of several inputs also the outcome of their request, which may come later.
-"""
+"""Principal, model, tier, version of the queue, failure, batch run; for several inputs also the outcome of their request."""
 
 
 class _Alike(msgspec.Struct, frozen=True):
-    """Requests that were answered together and have all but their ids and times in common.
+    """Requests answered together that differ only in id and time of arrival.
 
-    One record for each would be ten times as large, and the caches of a CPU would hold little else.
+    Separate records would be ten times as large, and fill the CPU caches.
     """
 
     ids: str
-    """Ids of the requests, each in a line."""
+    """Ids, one in each line."""
     since: array[float]
     """Instant at which each came."""
     at: float
@@ -42,11 +39,7 @@ _FORGOTTEN = frozenset((Ending.LEFT, Ending.TURNED_AWAY))
 
 
 class RecentRequests:
-    """Observer that remembers the last REMEMBERED answers.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """Observer that remembers the last REMEMBERED requests; `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -54,14 +47,13 @@ class RecentRequests:
         self._count = 0
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Remember requests that were answered."""
-        if ending in _FORGOTTEN:  # All but the first of several inputs that is let go of as another failed.
-            requests = [one for one in requests if one.whole is not None and one.whole.ended]
+        """Remember requests; see `headway.gateway.pending.Observer`."""
+        if ending in _FORGOTTEN:  # Still, the first of several inputs tells how its request ended.
+            requests = [request for request in requests if request.whole is not None and request.whole.ended]
         for _, alike in groupby(requests, _ALIKE if ending is Ending.ANSWERED else _shared):
             self._remember(list(alike), now)
 
     def _remember(self, requests: Sequence[PendingRequest], now: float) -> None:
-        """Remember requests that are alike, and forget the oldest."""
         ids, since = "\n".join(map(_ID, requests)), array("d", map(_SINCE, requests))
         self._last.append(_Alike(ids, since, now, _shared(requests[0])))
         self._count += len(requests)
@@ -69,18 +61,18 @@ class RecentRequests:
             self._count -= len(self._last.popleft().since)
 
     def find(self, id: str, tenant: str | None) -> RequestStatus | None:
-        """Status of the last request of this id, of this tenant if one is named."""
-        for one in reversed(self._last):
-            if id in one.ids and tenant in (None, one.shared[0].tenant):
-                for known, since in zip(reversed(one.ids.split("\n")), reversed(one.since), strict=True):
+        """Return the status of the last request with an id, of one tenant or of any."""
+        for alike in reversed(self._last):
+            if id in alike.ids and tenant in (None, alike.shared[0].tenant):
+                for known, since in zip(reversed(alike.ids.split("\n")), reversed(alike.since), strict=True):
                     if known == id:
-                        return self._status(one, id, since)
+                        return self._status(alike, id, since)
         return None
 
-    def _status(self, one: _Alike, id: str, begun: float) -> RequestStatus:
-        principal, model, tier, version, failure, ran, whole = one.shared
-        seconds, state, part, part_of = one.at - begun, EntryState.COMPLETED, "", ""
-        since: float | None = self._clock() - one.at
+    def _status(self, alike: _Alike, id: str, begun: float) -> RequestStatus:
+        principal, model, tier, version, failure, ran, whole = alike.shared
+        seconds, state, part, part_of = alike.at - begun, EntryState.COMPLETED, "", ""
+        since: float | None = self._clock() - alike.at
         if whole is not None and whole.id != id:
             part_of = whole.id
         elif whole is not None:
@@ -111,7 +103,7 @@ def _shared(request: PendingRequest) -> _Shared:
 
 
 def waiting(pending: PendingRequest, state: EntryState | None, now: float) -> RequestStatus:
-    """Status of a request that is held at instant `now`, in a state if that can be told."""
+    """Return the status of a pending request at instant `now`. `state`: its state at the broker; None if that is unknown."""
     entry = pending.entry
     return RequestStatus(
         state or EntryState.QUEUED,

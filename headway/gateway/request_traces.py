@@ -1,11 +1,13 @@
-"""Spans of requests: the gateway's part of their traces.
+"""Spans of requests: what a gateway and its ports add to traces.
 
     SERVER `POST /v1/inference`
       └─ PRODUCER `send MODEL`, one for each input ── its context travels in the entry
            └─ CONSUMER `process MODEL`, recorded by the worker (`headway.worker.batch_traces`)
 
-A request that is not sampled leaves nothing here. One that is has its spans recorded when it ends, from what every other
-observer hears too.
+Nothing is stored for requests that aren't sampled. Spans of a sampled one are recorded when it ends.
+
+A port records one SERVER span for a sampled request that it refuses, such as one with a wrong key or body. A client decides
+what is sampled by naming a span, so the rate of these spans is limited. Those beyond are counted as dropped.
 """
 
 from __future__ import annotations
@@ -15,39 +17,46 @@ from functools import lru_cache
 
 import msgspec
 
-from headway.core.trace_context import pack_carried, trace_id_of
-from headway.errors import SHOWN, STATUS
+from headway.core.trace_context import pack_carried, read_trace_context, trace_id_of
+from headway.errors import SHOWN, STATUS, RequestError
 from headway.gateway.pending import Ending, PendingRequest, RequestTrace, SeveralInputs
 from headway.model import CarriedTrace, Entry, Failure, RequestOptions, TraceContext
+from headway.model.request import SAMPLED
 from headway.runtime.counters import GatewayCounts
 from headway.runtime.spans import FORMS, Attributes, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 LEFT = 499
-"""Status of a request whose client left, as the access log has it."""
+"""Status of a request whose client left, as in the access log."""
 ACCEPTED = 202
 """Status of a request that has become a task."""
 SERVER_FAULT = 500
-"""Least status of an error that is not the client's."""
-
+"""Lowest status of errors that aren't the client's fault."""
+RATE = 20.0
+"""Spans of refusals per second, on average."""
+BURST = 100
+"""Spans of refusals at once."""
+LONGEST_PATH = 256
+"""Most characters of a path in a span."""
 LONG_MODEL = 128
-"""Characters beyond which the name of a model that a failed request named is remembered by no form."""
+"""Longest model name, in characters, that a cached form may hold."""
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 _GEN_AI: Mapping[str, str] = {
     "POST /v1/chat/completions": "chat",
     "POST /v1/completions": "text_completion",
     "POST /v1/embeddings": "embeddings",
 }
-"""Operations of generative AI, as OpenTelemetry names them, by route."""
+"""OpenTelemetry's names of generative AI operations, by route."""
 
 
 class SentInput(msgspec.Struct, eq=False):
-    """Input of a sampled request, from its submission to its end.
+    """One input of a sampled request, from submission to end.
 
     Attributes:
         request: trace of its request.
         context: its PRODUCER span.
         begun: instant of its submission.
-        admitted: instant at which the broker had it; 0 while that is not known.
+        admitted: instant at which the broker accepted it; 0 until that is known.
     """
 
     request: RequestTrace
@@ -66,7 +75,7 @@ class RequestTraces:
         scheme: scheme of the public port.
 
     Attributes:
-        sampler: decides which requests are sampled.
+        sampler: sampler of the recorder.
     """
 
     def __init__(
@@ -77,14 +86,14 @@ class RequestTraces:
         self._send_form = lru_cache(FORMS)(_send_form)
         self._server_form = lru_cache(FORMS)(self._make_server_form)
         self._sent: dict[bytes, SentInput] = {}
-        """Inputs that have not ended, by what their entries carry."""
+        """Inputs that haven't ended, by the trace in their entries."""
 
     def begin(self, options: RequestOptions, several: SeveralInputs | None, number: int) -> bytes:
-        """Begin the trace of a request, or of one of its inputs. Returns what its entry carries; empty unless sampled.
+        """Begin the trace of a request or input. Returns the trace for its entry; empty if it isn't sampled.
 
         Arguments:
             options: options of the request.
-            several: request with several inputs of which this is one.
+            several: list of inputs that this input belongs to.
             number: number of the submission; see `Sampler.draws`.
         """
         drawn = number >= self.sampler.due and self.sampler.draws(number)
@@ -103,8 +112,8 @@ class RequestTraces:
         return packed
 
     def _begin(self, options: RequestOptions, count: int, drawn: bool) -> RequestTrace | None:
-        """Begin the trace of a request with so many inputs; None: it is not sampled. `drawn`: whether it is without a parent."""
-        if options.replays is not None:  # As what died was sampled.
+        """Begin the trace of a request with `count` inputs; None if it isn't sampled. `drawn` decides if it has no parent."""
+        if options.replays is not None:  # The dead letter was sampled, so its replay is.
             links = (SpanLink(options.replays),)
             return RequestTrace(self.sampler.apart(), None, options.way, self._clock(), count, links)
         if options.trace is None:
@@ -114,18 +123,18 @@ class RequestTraces:
         return None if context is None else RequestTrace(context, options.trace, options.way, self._clock(), count)
 
     def admitted(self, entry: Entry) -> None:
-        """Note that the broker has an entry."""
+        """Note that the broker has accepted an entry."""
         if (sent := self._sent.get(entry.trace)) is not None and not sent.admitted:
             sent.admitted = self._clock()
 
     def detached(self, entry: Entry) -> None:
-        """Note that the client of a task has its id, and waits no longer."""
+        """Record the request's span, now that the client has its task id and no longer waits."""
         if (sent := self._sent.get(entry.trace)) is not None:
             now = self._clock()
-            self._tell_request(sent.request, entry, entry.id, ACCEPTED, None, now, self._recorder.unix_zero(now))
+            self._record_request(sent.request, entry, entry.id, ACCEPTED, None, now, self._recorder.unix_zero(now))
 
     def finished(self, requests: Sequence[PendingRequest], ending: Ending, now: float) -> None:
-        """Record the spans of those of the requests that are sampled."""
+        """Record the spans of sampled requests."""
         if not self._sent:
             return
         zero = self._recorder.unix_zero(now)
@@ -141,17 +150,17 @@ class RequestTraces:
         failure = reply.failure
         several, request = pending.several, sent.request
         if ending is not Ending.TURNED_AWAY:
-            self._tell_send(sent, pending, ending, now, zero)
+            self._record_send(sent, pending, ending, now, zero)
             self._note_exemplars(pending, ending, now, zero)
         request.missing -= 1
         if failure is not None or not request.missing:
             left = ending is Ending.LEFT
             status = 200 if failure is None else LEFT if left else STATUS[failure.code]
             id = entry.id if several is None else several.id
-            self._tell_request(request, entry, id, status, failure, now, zero)
+            self._record_request(request, entry, id, status, failure, now, zero)
 
     def _note_exemplars(self, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
-        """Give the histograms that count this request its trace id."""
+        """Add the trace id to the histograms that count this request."""
         entry, reply = pending.entry, pending.reply
         if ending not in (Ending.REPLIED, Ending.ANSWERED, Ending.TIMED_OUT):
             return
@@ -161,7 +170,7 @@ class RequestTraces:
         if ending is not Ending.TIMED_OUT:
             self._counters.queue_seconds[key].exemplify(0.0 if reply.kept else reply.queued, trace_id, at)
 
-    def _tell_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
+    def _record_send(self, sent: SentInput, pending: PendingRequest, ending: Ending, now: float, zero: int) -> None:
         entry, reply = pending.entry, pending.reply
         own: Attributes = (("messaging.message.id", f"req_{entry.id}"),)
         if reply.shared is not None:
@@ -174,7 +183,7 @@ class RequestTraces:
         parent = sent.request.context.span_id
         self._recorder.add(Span(self._send_form(entry.model), sent.context, parent, begun, ended, own, (), error))
 
-    def _tell_request(
+    def _record_request(
         self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float, zero: int
     ) -> None:
         """Record the SERVER span of a request, once."""
@@ -186,7 +195,7 @@ class RequestTraces:
         if failure is not None:
             code = SHOWN.get(failure.code, failure.code)
             error = failure.message if status >= SERVER_FAULT else None
-            if len(model) > LONG_MODEL:  # As a client may name one that is not served: no form remembers it.
+            if len(model) > LONG_MODEL:  # A name that a client made up shouldn't fill the cache of forms.
                 own, model = (*own, ("headway.model", model)), ""
         form = self._server_form(request.way, status, model, entry.tier, code)
         parent = request.parent.span_id if request.parent is not None else b""
@@ -194,7 +203,6 @@ class RequestTraces:
         self._recorder.add(Span(form, request.context, parent, begun, ended, own, request.links, error, bool(parent)))
 
     def _make_server_form(self, way: str, status: int, model: str, tier: int, code: str) -> SpanForm:
-        """Form of the SERVER spans of a route with one outcome. `code`: code of the error; empty for none."""
         attributes: Attributes = (*protocol_attributes(way, status, self._scheme), ("headway.tier", self._tiers[tier]))
         if model:
             attributes += (("headway.model", model),)
@@ -205,12 +213,90 @@ class RequestTraces:
         return SpanForm(way.removeprefix("grpc ") or "request", SpanKind.SERVER, attributes)
 
 
+class RefusalTraces:
+    """Recorder of the spans of requests that a port refuses before the gateway has them, for all ports of a process.
+
+    Arguments:
+        recorder: recorder of spans.
+        dropped: counts of dropped spans by reason.
+        scheme: scheme of the public port.
+    """
+
+    def __init__(self, recorder: SpanRecorder, dropped: dict[str, int], scheme: str = "http") -> None:
+        self._recorder, self._dropped, self._scheme = recorder, dropped, scheme
+        self._form = lru_cache(FORMS)(self._make_form)
+        self._full_at = 0.0
+        """Instant at which BURST spans may be recorded again."""
+
+    def refused(self, way: str, fields: Mapping[bytes, bytes], id: str, error: RequestError, begun: float) -> None:
+        """Record a refused request whose header fields or metadata have been read.
+
+        Arguments:
+            way: see RequestOptions.
+            fields: its header fields.
+            id: id of the request, as the client sees it.
+            error: error that refuses it.
+            begun: instant of its arrival.
+        """
+        parent = fields.get(b"traceparent")
+        context = None if parent is None else read_trace_context(parent)
+        if context is not None and context.flags & SAMPLED:  # Only then is the other field worth reading.
+            context = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
+        self.refused_below(context, way, id, error, begun)
+
+    def refused_below(self, parent: TraceContext | None, way: str, id: str, error: RequestError, begun: float) -> None:
+        """Record a refused request below the client's span `parent`, or as the first of a trace; see `refused`."""
+        self._record(parent, way, (("headway.request_id", id),), error, begun)
+
+    def _record(
+        self, parent: TraceContext | None, way: str, own: Attributes, error: RequestError, begun: float
+    ) -> None:
+        recorder = self._recorder
+        context = recorder.sampler.begin(parent)
+        if context is None:
+            return
+        now = recorder.clock()
+        full_at = max(self._full_at, now) + 1 / RATE
+        if full_at - now > (BURST + 0.5) / RATE:
+            self._dropped["refused"] += 1
+            return
+        self._full_at = full_at
+        zero, code, status = recorder.unix_zero(now), error.code, STATUS[error.code]
+        form = self._form(way, status, SHOWN.get(code, code))
+        above = parent.span_id if parent is not None else b""
+        begun_at, ended_at = zero + int(min(begun, now) * 1e9), zero + int(now * 1e9)
+        wrong = error.message if status >= SERVER_FAULT else None
+        recorder.add(Span(form, context, above, begun_at, ended_at, own, error=wrong, remote=bool(above)))
+
+    def answered(
+        self, method: str, path: str, fields: Mapping[bytes, bytes], id: str, status: int, begun: float
+    ) -> None:
+        """Record a request to an ordinary route that failed, if the client names a span; see `refused`."""
+        if b"traceparent" not in fields:
+            return
+        parent = read_trace_context(fields[b"traceparent"], fields.get(b"tracestate", b""))
+        code = next((code for code, known in STATUS.items() if known == status), None)
+        if parent is not None and code is not None:
+            way = method if method in _METHODS else "_OTHER"
+            own = ("headway.request_id", id), ("url.path", path[:LONGEST_PATH])
+            self._record(parent, way, own, RequestError(f"answered with {status}", code=code), begun)
+
+    def _make_form(self, way: str, status: int, code: str) -> SpanForm:
+        if " " in way:
+            attributes = protocol_attributes(way, status, self._scheme)
+        else:
+            attributes = (
+                ("http.request.method", way), ("url.scheme", self._scheme), ("http.response.status_code", status),
+            )  # fmt: skip
+        return SpanForm(way.removeprefix("grpc "), SpanKind.SERVER, (*attributes, ("error.type", code)))
+
+
 def protocol_attributes(way: str, status: int, scheme: str) -> Attributes:
-    """Attributes of the protocol by which a request came.
+    """Return the attributes of a span that tell the protocol of a request.
 
     Arguments:
         way: see RequestOptions.
-        status: status of its answer, as HTTP has it.
+        status: HTTP status of its answer.
         scheme: scheme of the public port.
     """
     kind, _, place = way.partition(" ")

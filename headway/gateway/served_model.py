@@ -1,4 +1,4 @@
-"""One model that a gateway serves: what its settings say of requests for it, and what its workers report."""
+"""One model that a gateway serves: makes entries from requests by the model's settings and its workers' reports."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ from headway.model import (
 )
 
 _MOST_KNOWN = 256
-"""Most headers of tensors of which it is known whether they have to be weighed."""
+"""Most headers of tensors to remember."""
 _STRICT = (RowsTogether.SHAPE, RowsTogether.PADDED)
-"""Ways in which rows may not all run in one call. While workers differ, the first counts."""
+"""Rules by which not all rows may share a call. While workers differ, the first one counts."""
 
 
 class ServedModel:
     """One model of a gateway.
 
-    Where batches are bounded by weight, inputs weigh their characters, or what a function of the target counts. That function
-    runs in the workers, which report by which line its result follows from the length of an input. So an input is weighed here
-    without a call of user code, and without a look at more than its length.
+    If batches are bounded by weight, an input weighs its characters, or what a function of the target counts. Workers run that
+    function, and report how its result depends on the length of an input. So inputs are weighed here by length alone, without
+    user code.
 
-    Where workers take tensors, an input weighs its rows, or more if batches are bounded by weight and a function of the target
-    counts more. A request counts towards rate limits as many times as it has rows.
+    If workers take tensors, an input weighs its rows, or more if such a function counts more. A request counts once for each row
+    towards rate limits.
 
     Arguments:
         settings: settings of the model.
-        alone: whether the process serves no other model.
-        rng: uniform in [0, 1), by which versions are drawn.
-        traces: traces of the requests; None where none are recorded.
+        alone: True if the process serves no other model.
+        rng: uniform in [0, 1), to draw versions.
+        traces: traces of the requests; None if none are recorded.
         clock: monotonic seconds.
 
     Attributes:
         settings: settings of the model.
         versions: choice of the version that answers.
-        reported: versions that workers run or, before there is one, that is to be run.
-        takes, gives: kinds of its inputs and outputs; None while they are not known, and where some workers take tensors and
-            others something else, as while a fleet changes to another target.
-        inputs, outputs: specifications of its tensors; empty where it has none, or while they are not known.
-        example: JSON text of the example of its target; empty where it has none, or that is not known.
-        seen: parameters that all workers' targets get; all while that is not known.
-        per_call: parameters that a call has once, so that only requests ride together whose values of these are equal.
-        sharing: whether identical requests share answers.
-        queue_timeout: seconds that a request may wait in the queue; more while the model is at zero.
-        longest: most seconds of a request in all; infinite where its connection sees to that.
-        longest_task: most seconds of a task.
-        weigh: returns the weight of an input. An empty one weighs 1.
+        reported: versions that workers run, or the one that the settings name until there is a worker.
+        takes, gives: kinds of its inputs and outputs; None while unknown. `takes` is also None while only some workers take
+            tensors, for example during a change of the target.
+        inputs, outputs: specifications of its tensors; empty if it has none, or while unknown.
+        example: JSON text of its target's example; empty if it has none, or while unknown.
+        seen: parameters that reach all workers' targets; all of them while unknown.
+        per_call: parameters that apply to a whole call. Only requests with equal values share a batch.
+        sharing: True if identical requests share answers.
+        queue_timeout: seconds that a request may wait in the queue; longer while the model is at zero.
+        longest: longest timeout in seconds of a request; infinite if its port bounds the timeout already.
+        longest_task: longest timeout in seconds of a task.
+        weigh: returns the weight of an input, at least 1.
     """
 
     __slots__ = (
@@ -105,39 +105,36 @@ class ServedModel:
         self._together: RowsTogether | None = None
         self.per_call: PerCall = ()
         self._unweighed: dict[bytes, bool] = {}
-        """Whether values with these bytes before their data have to be weighed no more."""
+        """Results of `takes_unweighed`, by the bytes of tensors before their data."""
         self._set_weigh(rows=False, padded=False)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Take note of what the model's workers report. Without a healthy one what was known stays."""
+        """Update from the reports of the model's workers. Without a healthy worker, nothing but versions changes."""
         self.versions.learn(workers)
-        healthy = [one for one in workers if one.status is WorkerStatus.HEALTHY]
+        healthy = [worker for worker in workers if worker.status is WorkerStatus.HEALTHY]
         if not healthy:
             return
-        named = {one.takes for one in healthy}
-        rows = ValueKind.TENSORS.value in named
-        self.takes = (
-            None if rows and len(named) > 1 else _largest(named)
-        )  # Each worker judges, while some take tensors.
-        self.gives = _largest(one.gives for one in healthy)
+        kinds = {worker.takes for worker in healthy}
+        rows = ValueKind.TENSORS.value in kinds
+        self.takes = None if rows and len(kinds) > 1 else _kind_of(kinds)
+        self.gives = _kind_of(worker.gives for worker in healthy)
         self.seen = call_parameters.seen(healthy)
         self.per_call = call_parameters.per_call(healthy)
         self._set_weigh(rows=rows, padded=bool(batch_cost.padded(healthy)))
-        self.example = next((one.example for one in healthy if one.example), "")
-        inputs = next((one.inputs for one in healthy if one.inputs), ())
-        outputs = next((one.outputs for one in healthy if one.outputs), ())
-        if (inputs, outputs) != (
-            self.inputs,
-            self.outputs,
-        ):  # Else they stay the same objects, for those who remember by them.
+        self.example = next((worker.example for worker in healthy if worker.example), "")
+        inputs = next((worker.inputs for worker in healthy if worker.inputs), ())
+        outputs = next((worker.outputs for worker in healthy if worker.outputs), ())
+        if (inputs, outputs) != (self.inputs, self.outputs):  # Keep equal objects: caches go by identity.
             self.inputs, self.outputs = inputs, outputs
         self._unweighed.clear()
-        self._together = next((one for one in _STRICT if one in {worker.together for worker in healthy}), None)
-        self.reported = tuple(sorted({one.runs.version for one in healthy if one.runs.version})) or self.reported
-        self._line = mean_line(one.weight for one in healthy if one.weight is not None) or self._line
+        rules = {worker.together for worker in healthy}
+        self._together = next((rule for rule in _STRICT if rule in rules), None)
+        versions = {worker.runs.version for worker in healthy if worker.runs.version}
+        self.reported = tuple(sorted(versions)) or self.reported
+        self._line = mean_line(worker.weight for worker in healthy if worker.weight is not None) or self._line
 
     def follow(self, former: ServedModel) -> None:
-        """Know what was known of the model while it had other settings."""
+        """Copy what workers have reported to the same model under its former settings."""
         self.takes, self.gives, self.example = former.takes, former.gives, former.example
         self.inputs, self.outputs, self.reported = former.inputs, former.outputs, former.reported
         self._together, self.seen = former._together, former.seen
@@ -146,7 +143,6 @@ class ServedModel:
         self.versions.roll(former.versions.rollout)
 
     def _set_weigh(self, *, rows: bool, padded: bool) -> None:
-        """Have inputs weigh their rows or, where batches are bounded by weight or inputs filled up, what the settings say."""
         settings = self.settings
         self._rows, self._padded = rows, padded
         weighs = padded or settings.max_batch_weight > 0
@@ -158,21 +154,21 @@ class ServedModel:
             self.weigh = self._estimate if settings.weight != CHARS else _characters
 
     def sees(self, name: str) -> bool:
-        """Whether all workers' targets get the parameter of this name."""
+        """Return True if a parameter reaches all workers' targets."""
         return self.seen == ALL_PARAMETERS or name in self.seen
 
     def counted(self, inputs: Sequence[Value]) -> int:
-        """Requests as which a request with these inputs counts towards a rate limit."""
+        """Return how many requests a rate limit charges for these inputs."""
         return sum(map(rows_of, inputs)) if self._rows else len(inputs)
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but its answer has to be known of a request whose options ask for nothing rare."""
+        """True if a lane may take all requests: none needs a drawn version, dedup keys, a trace or a weight."""
         return self._is_unmarked and not self._weighs
 
     @property
     def takes_rows(self) -> bool:
-        """Whether that holds but for the weight of its input, and all workers take tensors, whose rows weigh one each."""
+        """True if a lane may take single rows of tensors: they weigh 1, and need nothing else of that list."""
         texts = self.takes is not ValueKind.TENSORS
         return self._is_unmarked and not (texts or self.settings.max_batch_weight or self.per_call)
 
@@ -181,16 +177,16 @@ class ServedModel:
         return self.versions.sole is not None and not self.sharing and self.traces is None
 
     def takes_unweighed(self, input: Value) -> bool:
-        """Whether an input is one row of tensors as the model takes them, weighs one, and may run with all others."""
+        """Return True for a single row of valid tensors that weighs 1 and may share a batch with any other."""
         if type(input) is not Tensors:
             return False
         opening = opening_of(input.content)
-        found = self._unweighed.get(opening)
-        if found is None:
-            found = self._judge_unweighed(input)
+        known = self._unweighed.get(opening)
+        if known is None:
+            known = self._judge_unweighed(input)
             if opening and len(self._unweighed) < _MOST_KNOWN:
-                self._unweighed[opening] = found
-        return found
+                self._unweighed[opening] = known
+        return known
 
     def _judge_unweighed(self, input: Tensors) -> bool:
         try:
@@ -217,8 +213,8 @@ class ServedModel:
             limits: limits that it counts towards.
             gateway: name of the gateway.
             nonce: number of the submission.
-            several: request with several inputs of which this is one.
-            any_version: whether any worker may answer it, whatever it runs.
+            several: list of inputs that it belongs to.
+            any_version: True if workers of any version may answer it.
         """
         principal, options = request.principal, request.options
         timeout, longest = options.timeout, self.longest_task if options.task else self.longest
@@ -239,7 +235,7 @@ class ServedModel:
         trace = b""
         if self.traces is not None and (
             nonce >= self.traces.sampler.due or options.trace is not options.replays or several is not None
-        ):  # Few requests are drawn, name a span (a client's or a dead letter's), or have several inputs.
+        ):  # Few requests are sampled, name a span (a client's or a dead letter's), or have several inputs.
             trace = self.traces.begin(options, several, nonce)
         payer, count, weight, shape = 0, 1, 1, 0
         if self._weighs:
@@ -262,7 +258,7 @@ class ServedModel:
     def _weighed(
         self, input: Value, limits: tuple[Limit, ...], several: SeveralInputs | None
     ) -> tuple[int, tuple[Limit, ...]]:
-        """Weight of an input, and the limits that it counts towards, in which its rows count. Those of a list do already."""
+        """Return the weight of an input, and limits that charge its rows. The limits of a list do so already."""
         if self._rows and limits and several is None and (counted := rows_of(input)) > 1:
             limits = ratelimit.all_counting_as(limits, counted)
         return self.weigh(input), limits
@@ -280,16 +276,15 @@ class ServedModel:
 def dedup_keys_of(
     settings: Settings, id: str, asked: bytes, options: RequestOptions, version: str
 ) -> tuple[DedupKey, ...]:
-    """Dedup keys of a request.
+    """Return the dedup keys of a request.
 
     Arguments:
-        settings: settings of the model: whether identical requests share answers, and for how long outcomes are kept.
+        settings: settings of the model: sharing of answers, and how long outcomes are kept.
         id: id of the request.
-        asked: digest of what it asks.
-        options: whether it is a task, has an idempotency key, or needs an answer of its own.
-        version: version of the model that is to answer, or several with commas between them, of which any may. Identical
-            requests share the answers of these only. A task or an idempotency key stands for its request whichever
-            version answers.
+        asked: digest of the request.
+        options: options of the request.
+        version: versions that may answer, separated by commas. Identical requests share answers of these versions only.
+            Tasks and idempotency keys don't depend on the version.
     """
     dedup_keys = []
     if options.task:
@@ -298,7 +293,7 @@ def dedup_keys_of(
         dedup_keys.append(DedupKey(DedupKind.KEY, options.key, options.whole or asked, settings.result_ttl_s))
     shares = settings.cache or settings.collapse
     if options.fresh:
-        shares = settings.cache and not options.unkept  # Later requests may get its answer.
+        shares = settings.cache and not options.unkept  # Its own answer is new, but may be kept for later requests.
     if shares:
         keep = settings.result_ttl_s / 2 if settings.cache else 0.0
         joins = settings.collapse and not options.fresh
@@ -314,7 +309,7 @@ def _characters(input: Value) -> int:
     return len(input) or 1
 
 
-def _largest(named: Iterable[str]) -> ValueKind:
-    """Kind that counts of those that workers name. A worker of a release that names none takes and gives text."""
-    there = set(named)
-    return next((one.kind for one in KINDS if one.kind.value in there), ValueKind.TEXT)
+def _kind_of(names: Iterable[str]) -> ValueKind:
+    """Return the first of KINDS that workers name. Older workers name none, which means text."""
+    named = set(names)
+    return next((known.kind for known in KINDS if known.kind.value in named), ValueKind.TEXT)

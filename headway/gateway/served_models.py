@@ -1,7 +1,7 @@
-"""Models that a gateway serves: which there are, and what is told of each to those that may ask it.
+"""Models that a gateway serves, and what a client may know of each.
 
-A gateway may know a model before any worker of it has started. Until then every value is let in, and the worker judges:
-an input that it cannot take fails alone.
+A gateway may know a model before any of its workers has started. Until then it lets in every input. The worker then fails
+inputs that it can't take, one by one.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 _CHECKED = (ValueKind.BYTES, ValueKind.TENSORS)
-"""Kinds of inputs that not any text is one of."""
+"""Kinds of inputs for which not every text is valid."""
 
 _WARM = (WorkerStatus.HEALTHY, WorkerStatus.DEGRADED)
 _ON_DEMAND = (WorkerStatus.COLD, WorkerStatus.STARTING)
-"""Statuses of a model on a GPU that holds several, in which a request for it waits until it is loaded."""
+"""Statuses in which a GPU that holds several models loads this one on request, or is loading it."""
 
 
 class ServedModels(dict[str, ServedModel]):
-    """Served models by their names; a model that is not served is `unserved`.
+    """Served models by name. Any other name maps to `unserved`.
 
     Arguments:
-        models: names of the models at first.
-        settings: settings of the process; None: those by default.
-        rng: uniform in [0, 1), by which versions are drawn.
+        models: names of the first models.
+        settings: settings of the process; None for the defaults.
+        rng: uniform in [0, 1), to draw versions.
         clock: monotonic seconds.
-        traces: traces of the requests; None where none are recorded.
-        in_doubt: whether other models and versions may be served, too, of which this process has not heard.
+        traces: traces of the requests; None if none are recorded.
+        in_doubt: returns True if there may be models and versions that this process hasn't heard of.
 
     Attributes:
-        unserved: what requests for any other model go by, which are refused.
-        models: names of the models, in order.
-        default: name of the model of requests that name none; empty: there is none.
-        unchecked: models of which any text will do, so that a request with one needs no further look.
-        at_zero: models without a worker, as nobody asked for them, with the seconds until one serves that is started now.
-        unready: models of either kind, at zero or failed.
-        failed: models that did not load on any GPU, with the seconds until one tries again at the soonest.
-        failing: models whose workers all start, of which one has failed to, with the seconds until the next try.
+        unserved: rules for requests that name any other model, which are refused.
+        models: names of the models, sorted.
+        default: model of requests that name none; empty if there is none.
+        unchecked: models that take any text, so requests need no check.
+        at_zero: models without workers because there was no demand, with the seconds until a worker started now would serve.
+        unready: models that are at zero or failed.
+        failed: models that failed to load on every GPU, with the seconds until the first retry.
+        failing: models whose workers are all starting and of which one has failed, with the seconds until the next try.
         traces, in_doubt: see the arguments.
     """
 
@@ -80,21 +80,21 @@ class ServedModels(dict[str, ServedModel]):
         self._wanted, self._configured = settings.default, settings.served
         self.traces, self.in_doubt = traces, in_doubt
         self._weights: Mapping[str, Weights] | None = None
-        """Weights that are in force instead of those of the settings."""
+        """Version weights that override the settings."""
         self._absent: dict[str, Sequence[str]] = {}
-        """Versions of each model that have a weight and no worker, as the log has them."""
+        """Versions with a weight and no worker, by model, as last logged."""
         self._ready: Collection[str] = ()
-        """Models that had a healthy worker at the last look, or a GPU that loads them when they are asked for."""
+        """Models with a healthy worker at the last look, or with a GPU that loads them on request."""
         self.failed: dict[str, float] = {}
         self.failing: Mapping[str, float] = {}
         self.at_zero: Mapping[str, float] = {}
         self.unready: Collection[str] = ()
         self._scalings: Mapping[str, Scaling] = {}
-        """Workers that there should be, of each model that has none while nobody asks for it."""
+        """Scaling of each model that may be at zero."""
         self._there: Collection[str] = ()
-        """Models that had a worker at the last look that serves, or rests."""
+        """Models with a warm worker at the last look."""
         self._loads: Mapping[str, float] = {}
-        """Seconds until each model that is not loaded anywhere would be, as far as GPUs tell."""
+        """Models that are loaded nowhere, with the seconds until they would be, if GPUs report that."""
         self.unserved = ServedModel(settings, rng, alone=alone, traces=traces, clock=clock)
         for model in models:
             self._add(model, self._configured.get(model, settings), alone=alone)
@@ -106,7 +106,7 @@ class ServedModels(dict[str, ServedModel]):
         return self.unserved
 
     def serve(self, served: Mapping[str, Settings]) -> None:
-        """Serve these models from now on, with these settings, and no others."""
+        """Serve exactly these models from now on, with these settings."""
         for gone in self.keys() - served.keys():
             del self[gone]
             self.unchecked.discard(gone)
@@ -121,63 +121,61 @@ class ServedModels(dict[str, ServedModel]):
         self._note_names()
 
     def learn(self, workers: Iterable[WorkerInfo]) -> None:
-        """Take note of what workers report. A model without a healthy worker keeps what was known of it."""
+        """Update from the reports of workers; see `ServedModel.learn`."""
         workers = list(workers)
         of_each = defaultdict[str, list[WorkerInfo]](list)
         for worker in workers:
             of_each[worker.model].append(worker)
         self.failed, self._loads, self.failing = _failed(workers), _loads(workers), _failing(workers)
-        for model, one in self.items():
-            one.learn(of_each[model])
-            (self.unchecked.discard if one.takes in _CHECKED else self.unchecked.add)(model)
-            self._warn_of_absent(model, one.versions)
+        for model, served in self.items():
+            served.learn(of_each[model])
+            (self.unchecked.discard if served.takes in _CHECKED else self.unchecked.add)(model)
+            self._warn_of_absent(model, served.versions)
         healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
         self._ready = (healthy & self.keys()) | _loadable(workers)
         self._there = {worker.model for worker in workers if worker.status in _WARM}
         self.note_starts(self._scalings)
 
     def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
-        """Note how many workers there should be of each model that has none while nobody asks for it; whether others are at zero now."""
+        """Update which models are at zero. Returns True if that has changed.
+
+        Arguments:
+            scalings: scaling of each model that may be at zero.
+        """
         before, self._scalings = self.at_zero.keys(), scalings
         at_zero = (model for model in scalings if model not in self._there and model in self)
         self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
         self.unready = self.at_zero.keys() | self.failed.keys()
-        for model in (
-            before | self.at_zero.keys()
-        ):  # At zero a request's whole time is for the start, not only that in the queue.
-            settings = self[model].settings
+        for model in before | self.at_zero.keys():
+            settings = self[model].settings  # At zero, a request may spend its whole timeout waiting for the start.
             wait = settings.request_timeout_ms if model in self.at_zero else settings.queue_timeout_ms
             self[model].queue_timeout = wait / 1000
         return before != self.at_zero.keys()
 
     def has_worker(self, model: str) -> bool:
-        """Whether a healthy worker of a model was there at the last look, or it is loaded or started when it is asked for.
-
-        Not looked at where there is one model.
-        """
+        """Return True if a model has a healthy worker, or will be loaded or started on request. Always True for a sole model."""
         return len(self.models) == 1 or model in self._ready or (model in self.at_zero and model not in self.failing)
 
     def not_loaded(self, entry: Entry) -> Failure | None:
-        """Failure of an entry whose model did not load, if no GPU tries again in the time that the entry may wait.
+        """Return the failure of an entry whose model failed to load and won't be retried in time; None if it may wait.
 
-        One with dedup keys goes to the broker: its answer may be kept.
+        An entry with dedup keys may always wait: the broker may have its answer.
         """
         rest = self.failed.get(entry.model, 0.0)
         waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
         return None if waits else failures.not_loaded(entry.model, rest)
 
     def not_started(self, entry: Entry) -> Failure | None:
-        """Failure of an entry whose model is at zero, if no worker is up in the time that the entry may wait; see `not_loaded`."""
+        """Return the failure of an entry whose model is at zero and won't start in time; see `not_loaded`."""
         rest = self.at_zero.get(entry.model, 0.0)
         return None if entry.dedup_keys or rest <= HELD_SHARE * entry.timeout else self._no_worker(entry.model, rest)
 
     def still_at_zero(self, entry: Entry) -> Failure | None:
-        """Failure of an entry whose time is over before its model has a worker; None where it has one."""
+        """Return the failure of an entry whose deadline has passed while its model is at zero; None if it isn't at zero."""
         rest = self.at_zero.get(entry.model)
         return None if rest is None else self._no_worker(entry.model, max(rest, 1.0))
 
     def _no_worker(self, model: str, rest: float) -> Failure:
-        """Failure because a model at zero has a worker in so many seconds at the soonest."""
         if model in self.failing:
             return failures.not_loaded(model, rest)
         scaling = self._scalings[model]
@@ -185,56 +183,56 @@ class ServedModels(dict[str, ServedModel]):
 
     @property
     def awaited(self) -> Mapping[str, Scaling]:
-        """Models at zero that are asked for, with the workers that there should be."""
+        """Models at zero that have demand, with the workers that they should have."""
         return {model: self._scalings[model] for model in self.at_zero if self._scalings[model].desired}
 
     @property
     def wakes(self) -> bool:
-        """Whether a model is at zero, and its start is not known to fail."""
+        """True if any model is at zero and isn't known to fail at the start."""
         return any(model not in self.failing for model in self.at_zero)
 
     def in_time(self, model: str, failure: Failure) -> Failure:
-        """Failure of a request for a model that no worker came up for, to be sent again once that is loaded, as far as is known."""
+        """Raise the Retry-After of a NO_WORKERS failure to the time until the model should be loaded."""
         rest = self._loads.get(model, self.at_zero.get(model))
         if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
             return failure
         return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
 
     def absence(self, model: str, only: Collection[str] = ()) -> Failure:
-        """Failure of a request for a model that is not among them, as far as is known now; see `check`."""
+        """Return the failure of a request for a model that isn't served; see `check`."""
         if self.in_doubt():
             return failures.model_unknown(model)
         there = self.visible(only)
         if not model:
             return failures.no_default(there) if there or not only else failures.none_served_for(only)
-        return failures.no_model(model, [one if one in self._ready else f"{one} (no worker)" for one in there])
+        return failures.no_model(model, [name if name in self._ready else f"{name} (no worker)" for name in there])
 
     def visible(self, only: Collection[str]) -> list[str]:
-        """Names of the models that a principal may ask. `only`: the only ones of its credential; empty: all."""
+        """Return the names of the models that a credential may use. `only`: models it is limited to; empty for all."""
         return [model for model in self.models if model in only] if only else self.models
 
     def default_of(self, only: Collection[str]) -> str:
-        """Model that a principal means who names none; empty where there is none, or it may not ask it. `only`: see `visible`."""
+        """Return the default model for a credential; empty if it has none. `only`: see `visible`."""
         return self.default if not only or self.default in only else ""
 
     def seen_by(self, only: Collection[str]) -> KnownModels:
-        """Models as a credential may know them that may ask `only` some, empty for all. Others are as if they did not exist."""
+        """Return a view without the models that a credential may not use. `only`: see `visible`."""
         return SeenModels(self, only) if only else self
 
     def refusal(self, model: str, version: str) -> Failure | None:
-        """Refusal of a request for a version that no healthy worker runs; None where it is let in, as while the model is at zero."""
+        """Return the refusal of a request for a version that no healthy worker runs; None while the model is at zero."""
         return None if model in self.at_zero else self[model].versions.refusal(model, version, self.in_doubt())
 
     def example(self, model: str) -> Any:
-        """JSON value of the example of a model's target; None where it has none, or that is not known."""
+        """Return the example of a model's target as a JSON value; None if it has none, or while unknown."""
         text = self[model].example
         return msgspec.json.decode(text) if text else None
 
     def check(self, model: str, input: Value, only: Collection[str] = ()) -> Failure | None:
-        """Failure of a request for a model that is not among the unchecked; None when the model takes its input.
+        """Check an input for a model that isn't in `unchecked`. Returns a failure if the model can't take it.
 
         Arguments:
-            model: name of the model; empty where the request names none and there is no default.
+            model: name of the model; empty if the request names none and there is no default.
             input: value for the model.
             only: see `visible`.
         """
@@ -251,19 +249,19 @@ class ServedModels(dict[str, ServedModel]):
                 return None
         except (binascii.Error, ValueError):
             pass
-        found = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
-        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {found}")
+        got = "other text" if isinstance(input, str) else f"`{name_of(input)}`"
+        return Failure(errors.BAD_REQUEST, f"Expected text in base64, as the model takes octets; got {got}")
 
     def weigh(self, weights: Mapping[str, Weights]) -> None:
-        """Go by other weights of versions, by model, from now on; those at "" are for all other models."""
+        """Set the version weights by model. Those under "" apply to all other models."""
         self._weights = weights
         for model in self:
             self._set_weights(model)
 
     def _add(self, model: str, settings: Settings, *, alone: bool) -> None:
-        one = self[model] = ServedModel(settings, self._rng, alone=alone, traces=self.traces, clock=self._clock)
+        served = self[model] = ServedModel(settings, self._rng, alone=alone, traces=self.traces, clock=self._clock)
         if model in self._configured:
-            one.reported = (self._configured[model].model_version,)
+            served.reported = (self._configured[model].model_version,)
         self._set_weights(model)
 
     def _note_names(self) -> None:
@@ -275,26 +273,22 @@ class ServedModels(dict[str, ServedModel]):
             self[model].versions.weigh(self._weights.get(model, self._weights[""]))
 
     def _warn_of_absent(self, model: str, choice: VersionChoice) -> None:
-        """Log, when that changes, which versions of a model have a weight and no worker."""
+        """Log which versions of a model have a weight and no worker, whenever that changes."""
         versions = choice.absent
         if versions != self._absent.get(model, ()):
             self._absent[model] = versions
             if versions:
                 others = len(versions) < sum(map(bool, choice.weights.values()))
-                meanwhile = (
+                until_then = (
                     "the others share their requests" if others else "requests that name no version wait for one"
                 )
-                hint = f"Start workers for them, or mend --version-weights; {meanwhile} meanwhile."
-                log.warning(
-                    "versions of a model have a weight and no worker",
-                    model=model,
-                    versions=",".join(versions),
-                    hint=hint,
-                )
+                hint = f"Start workers for them, or mend --version-weights; {until_then} meanwhile."
+                event, names = "versions of a model have a weight and no worker", ",".join(versions)
+                log.warning(event, model=model, versions=names, hint=hint)
 
 
 class SeenModels:
-    """Models as a credential sees them that may ask `only` some; see ServedModels."""
+    """View of ServedModels for a credential that may use `only` some."""
 
     def __init__(self, served: ServedModels, only: Collection[str]) -> None:
         self._served, self._only = served, only
@@ -321,11 +315,11 @@ class SeenModels:
 
 
 KnownModels = ServedModels | SeenModels
-"""Models that readers of requests go by."""
+"""Models as the readers of requests see them."""
 
 
 def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
-    """Failure of a request whose tensors a model does not take; of any other value, unless it is JSON that stands for some."""
+    """Return a failure unless an input is tensors, or JSON for tensors, that the model takes."""
     try:
         tensors = input if isinstance(input, Tensors) else tensors_of(input, served.inputs)
         header = header_of(tensors)
@@ -340,7 +334,7 @@ def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
 
 
 def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """Models that did not load and have no worker that could serve them, with the seconds until one is tried again."""
+    """Return the models that failed to load and have no other worker, with the seconds until the first retry."""
     rests: dict[str, float] = {}
     others = set()
     for worker in workers:
@@ -352,7 +346,7 @@ def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
 
 
 def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
-    """Models whose workers all start, of which one has failed to, with the seconds until one is tried again."""
+    """Return the models whose workers are all starting and of which one has failed, with the seconds until the next try."""
     workers = [worker for worker in workers if worker.status is not WorkerStatus.OFFLINE]
     others = {worker.model for worker in workers if worker.status is not WorkerStatus.STARTING}
     failing = {worker.model for worker in workers if worker.start_failed} - others
@@ -360,7 +354,7 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """Models that are loaded nowhere, with the least seconds that are left of a load, or that a new one takes, where GPUs tell it."""
+    """Return the models that are loaded nowhere, with the least seconds until a GPU could have loaded them, if GPUs report that."""
     rests: dict[str, float] = {}
     warm = set()
     for worker in workers:
@@ -373,7 +367,7 @@ def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
 
 
 def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:
-    """Models that a GPU which holds several loads when they are asked for, or loads now, as far as it is heard of."""
+    """Return the models that a live GPU with several models is loading, or loads on request."""
     newest = max((worker.last_heartbeat for worker in workers), default=0.0)
     return {
         worker.model

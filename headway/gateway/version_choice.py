@@ -1,4 +1,4 @@
-"""Choice of the version that answers each request of one model, and what is refused for its version."""
+"""Choice of the model version that answers each request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from headway.model import Failure, RequestOptions, Rollout, WorkerInfo, WorkerSt
 
 
 class VersionChoice:
-    """Versions of one model, as this gateway has heard of them.
+    """Versions of one model, as far as this gateway knows.
 
     Arguments:
-        configured: version that the settings name, until workers report theirs.
+        configured: version that the settings name, used until workers report theirs.
         weights: weights by version.
         rng: uniform in [0, 1).
         clock: monotonic seconds.
 
     Attributes:
-        any: whether all requests that name no version may be answered by any worker, as none claims for a version.
-        label: version by which identical requests share answers, where `any` holds.
-        weights: weights by version that hold now.
-        rollout: last rollout of the model; None where there was none.
+        any: True if any worker may answer requests that name no version, because no worker claims by version.
+        label: version for sharing answers between identical requests while `any` is True.
+        weights: current weights by version.
+        rollout: last rollout of the model; None if there was none.
     """
 
     __slots__ = (
@@ -40,16 +40,16 @@ class VersionChoice:
         self._rng, self._clock = rng, clock
         self.rollout: Rollout | None = None
         self._there: Collection[str] = ()
-        """Versions of the workers that were there at the last look."""
+        """Versions with workers at the last look."""
         self._lost: dict[str, float] = {}
-        """Until when each version that the registry has lost is not known, in monotonic seconds."""
+        """Versions that vanished from the registry, with the instants until which they may come back."""
         self.any, self.label = True, configured
         self._named: Sequence[str] = (configured,)
         self._versions: Versions | None = None
         self._workers: Sequence[WorkerInfo] = ()
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Take note of the model's workers. While there is none, what was known of them holds."""
+        """Update from the model's workers. If there are none, the former ones still count."""
         self._workers = workers = workers or self._workers
         self._note_lost(workers)
         self.weights = self._weights()
@@ -60,37 +60,39 @@ class VersionChoice:
         if self._versions is None and _have_left(workers):
             self.any, self._versions = False, Versions({}, (), self.weights)
             return
-        named = {one.runs.version for one in workers if one.status is WorkerStatus.HEALTHY and one.runs.version}
-        if named:  # Of two at once an answer may come from either; so neither's outcomes are taken.
+        named = {
+            worker.runs.version for worker in workers if worker.status is WorkerStatus.HEALTHY and worker.runs.version
+        }
+        if named:  # With two versions, either may answer, so requests share the outcomes of neither alone.
             self.any, self._versions = True, None
             self._named, self.label = sorted(named), ",".join(sorted(named))
 
     def _note_lost(self, workers: Sequence[WorkerInfo]) -> None:
-        """Note which versions were there, and are nowhere in the registry any more."""
-        now, told = self._clock(), {worker.version or worker.runs.version for worker in workers}
-        self._lost = {version: until for version, until in self._lost.items() if until > now and version not in told}
-        self._lost |= {version: now + UNKNOWN_FOR for version in self._there if version not in told}
+        """Note which versions have vanished from the registry since the last look."""
+        now, known = self._clock(), {worker.version or worker.runs.version for worker in workers}
+        self._lost = {version: until for version, until in self._lost.items() if until > now and version not in known}
+        self._lost |= {version: now + UNKNOWN_FOR for version in self._there if version not in known}
         self._there = {
             worker.version or worker.runs.version for worker in workers if worker.status is not WorkerStatus.OFFLINE
         }
 
     @property
     def sole(self) -> str | None:
-        """Version in whose queue all requests that name none wait, empty for any; None where versions are drawn."""
+        """The version for all requests that name none, or empty for the shared queue. None if versions are drawn."""
         return "" if self._versions is None else self._versions.only
 
     @property
     def absent(self) -> Sequence[str]:
-        """Versions that have a weight and no worker."""
+        """Versions with a weight and no worker."""
         return self._versions.absent if self._versions is not None else ()
 
     def weigh(self, weights: Weights) -> None:
-        """Go by other weights from now on, as far as no rollout says others."""
+        """Set the weights, which a rollout may override."""
         self._configured = weights
         self.roll(self.rollout)
 
     def roll(self, rollout: Rollout | None) -> bool:
-        """Go by a rollout from now on; whether that has changed the weights."""
+        """Follow a rollout. Returns True if that changes the weights."""
         self.rollout = rollout
         if self._weights() == self.weights:
             return False
@@ -101,10 +103,10 @@ class VersionChoice:
         return weights_of(self.rollout, self._configured, self._there)
 
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
-        """Version in whose queue a request waits; empty: any.
+        """Return the version whose queue a request joins; empty for the shared queue.
 
-        A request that may be sent again to be answered once gets the same version each time. All inputs of one get the
-        version that is drawn with the first, also if the weights change meanwhile.
+        All inputs of a list get the version drawn for the first, even if the weights change in between. Requests that a client
+        may repeat for the same answer get the same version each time.
         """
         if several is None or several.version is None:
             version = self._chosen(tenant, id, options, several is not None)
@@ -114,7 +116,6 @@ class VersionChoice:
         return several.version
 
     def _chosen(self, tenant: str, id: str, options: RequestOptions, again: bool) -> str:
-        """Version of a request, or of the first input of one with several. `again`: it gets the same when it is sent again."""
         versions = self._versions
         if versions is None:
             return ""
@@ -127,7 +128,7 @@ class VersionChoice:
         return versions.drawn(self._rng())
 
     def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
-        """Refusal of a request that names a version; None where that takes requests. `in_doubt`: see ServedModels."""
+        """Return the refusal of a request that names a version; None if the version takes requests. `in_doubt`: see ServedModels."""
         if self._versions is None:
             taken, there = list(self._named) == [version], self._named
         else:
@@ -140,8 +141,9 @@ class VersionChoice:
 
 
 def _have_left(workers: Sequence[WorkerInfo]) -> bool:
-    """Whether all workers are gone, and some claimed for a version. So may the next one, and for another.
+    """Return True if all workers are gone, and some claimed by version.
 
-    What names a version must not wait in the queue that is any version's, then.
+    The next worker may claim by another version, so requests that name a version mustn't join the shared queue.
     """
-    return any(one.version for one in workers) and all(one.status is WorkerStatus.OFFLINE for one in workers)
+    claimed_by_version = any(worker.version for worker in workers)
+    return claimed_by_version and all(worker.status is WorkerStatus.OFFLINE for worker in workers)

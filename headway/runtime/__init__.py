@@ -1,16 +1,22 @@
-"""Parts that every service loop uses.
+"""Parts that all services use.
 
-supervisor     keeps loops alive
-periodic       calls a function at even intervals
-race           waits of which the first that is over ends the others
-timing_wheel   many deadlines, one timer
-availability   logs an outage once when it begins and once when it ends
-request_id     ids that sort by time
-counters       plain counters of what happened
-spans          spans of traces, until they are sent
-log            log lines that never block
-file_watcher   changes of files
-memory_reuse   large blocks stay with the process
-fair_turns     work on the event loop, and things under way at once, by turns of the tenants
-folder_lock    turns at files that processes share
+supervisor      keeps loops alive
+periodic        calls a function at even intervals
+ticks           instants at which periodic work wakes up together
+timing_wheel    many deadlines, one timer
+race            ends tasks
+fair_turns      lets tenants take turns on the event loop
+availability    logs the beginning and end of an outage
+counters        counters, and the log of departures
+spans           spans of traces, until they are exported
+log             log lines that never block
+logger          loggers, and imports of structlog and gRPC that suit them
+listening       listening sockets of ports
+tls_transport   TLS of ports
+certificates    certificates of ports and remote APIs
+protocol_hints  log lines about clients that use the wrong protocol
+request_id      ids that sort by time
+file_watcher    changes of files
+folder_lock     turns of processes at files they share
+memory_reuse    keeps large blocks of memory with the process
 """

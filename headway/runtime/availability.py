@@ -1,9 +1,8 @@
-"""Availability of a broker or store, as one of its users sees it.
+"""Availability of a broker or store, by the calls of one user.
 
     answers ──a call fails──▶ out of reach ──a call succeeds──▶ answers
 
-The user reports every call. An outage is logged once when it begins and once when it ends. A damaged store is logged as
-an error.
+The user reports every call. The beginning and the end of an outage are logged, and a damaged store is logged as an error.
 """
 
 from __future__ import annotations
@@ -22,18 +21,16 @@ class Availability:
     Arguments:
         who: name of the user in the log.
         clock: monotonic seconds.
-        what: name in the log of what may be out of reach.
+        what: name of the broker or store in the log.
 
     Attributes:
-        since: start of the first call that failed; None while calls succeed.
-        outages: number of outages so far, including the current one.
+        since: start of the first failed call; None while calls succeed.
+        outages: number of outages, including the current one.
         error: text of the last failure; empty while calls succeed.
     """
 
     def __init__(self, who: str, clock: Callable[[], float], what: str = "broker") -> None:
-        self._who = who
-        self._clock = clock
-        self._what = what
+        self._who, self._clock, self._what = who, clock, what
         self.since: float | None = None
         self.outages = 0
         self.error = ""

@@ -1,16 +1,16 @@
-"""Certificates of this process: for its ports, and towards a remote API.
+"""Certificates of this process, for its ports and for a remote API, read from PEM files.
 
-New connections use the latest ones; open connections keep theirs.
-
-The files are looked at every second. A change is read once a look finds it settled, and used only if all files
-fit together: until a new certificate's key is there, the old pair stays.
+The files are checked every second. A change is read once it has settled, and used only if all files fit together: a new
+certificate without its key changes nothing. New connections use the latest certificates; open connections keep theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import ssl
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,24 +21,45 @@ from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 
+from headway.config import flag
 from headway.errors import SettingError
 from headway.runtime.counters import TlsCounts
 from headway.runtime.file_watcher import Stamp, stamp
 from headway.runtime.logger import get_logger
-from headway.runtime.pem import Pair, authorities, no_certificate, validity
 from headway.runtime.periodic import Periodic, PeriodicResource
 
 log = get_logger(__name__)
 
 CHECK_FILES_EVERY = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 PROTOCOLS = ("http/1.1", "h2")
-"""Protocols that a port may speak, as clients name them in the handshake."""
+"""Protocols of ports, by their ALPN names."""
 
 DAY = 86_400.0
 NEAR = 14 * DAY
-"""Seconds before a certificate's end from which the log warns; at most a sixth of its whole time."""
+"""The log warns this many seconds before a certificate ends, or a sixth of its validity if that is less."""
+
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+"""Permissions on a key's file that nobody but its owner should have. A group may read it."""
+
+_MISMATCHES = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+"""OpenSSL's reasons for a key that doesn't belong to the certificate."""
+
+_PEM = "Name a file in PEM format, which begins with -----BEGIN CERTIFICATE-----."
+_NO_CERTIFICATE = ("is not a certificate", _PEM)
+_NO_KEY = (
+    "holds no private key that can be read",
+    "Name a file in PEM format, with -----BEGIN PRIVATE KEY----- in it.",
+)
+_ENCRYPTED = (
+    "is encrypted, and nobody is there to type its password at a restart",
+    "Decrypt it with openssl pkey -in FILE -out KEY, and let only the user that Headway runs as read KEY.",
+)
+_SEQUENCE, _VERSION, _UTC_TIME, _TIME = 0x30, 0xA0, 0x17, 0x18
+_CENTURY = 50
+"""Two-digit years from this one on belong to the last century."""
 
 T = TypeVar("T")
 _Stamps = tuple[Stamp | None, ...]
@@ -49,9 +70,9 @@ class OwnCertificate(msgspec.Struct, frozen=True):
 
     Attributes:
         path: path of its file.
-        key_path: path of the file that holds its key.
-        open_key: permissions on that file, if others have any; else empty.
-        fingerprint: beginning of its SHA-256.
+        key_path: path of the file with its key.
+        open_key: permissions on that file if others have any; otherwise empty.
+        fingerprint: first 16 hex digits of its SHA-256.
         begins, ends: Unix seconds between which it is valid.
     """
 
@@ -67,24 +88,24 @@ class OwnCertificate(msgspec.Struct, frozen=True):
         """Return the facts about the certificate of a pair.
 
         Raises:
-            SettingError: it is no certificate.
+            SettingError: the file holds no certificate.
         """
         try:
             begins, ends = validity(pair.first)
         except ValueError:
-            raise no_certificate(pair.setting, pair.path) from None
+            raise _no_certificate(pair.setting, pair.path) from None
         return cls(pair.path, pair.key_path, pair.open_key, hashlib.sha256(pair.first).hexdigest()[:16], begins, ends)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Client side of TLS as its files were when read; each reading makes a new one.
+    """Client side of TLS. Each reading of the files makes a new one.
 
     Attributes:
-        context: context of a connection, which checks the other side's certificate and name.
-        authorities: text of the authorities that are trusted, in PEM; None: those of the system.
-        certificate: text of the certificate that is shown and those up to an authority, in PEM; None: none is shown.
-        key: text of its key, in PEM; None: there is none.
+        context: context for connections, which checks the server's certificate and name.
+        authorities: trusted authorities, in PEM; None for the system's.
+        certificate: certificate to show and those up to an authority, in PEM; None to show none.
+        key: its key, in PEM; None if there is none.
     """
 
     context: ssl.SSLContext
@@ -94,36 +115,31 @@ class ClientTls:
 
 
 class CertificateFiles(PeriodicResource, ABC, Generic[T]):
-    """Base of what is read from three certificate files, which an operator may change.
+    """Base of certificates that are read from three files, which an operator may change.
 
-    The files are read at once, so that a start with a wrong one fails.
+    The constructor reads the files, so a start with a bad file fails.
 
     Arguments:
-        first, second, third: paths of the files, as the subclass says; an empty one is left out.
-        counts: counts that say when the certificate ends.
+        first, second, third: paths of the files, see the subclass; an empty path is skipped.
+        counts: counts that tell when the certificate ends.
         now: Unix seconds.
 
     Attributes:
         counts: see the argument.
-        current: what was read last.
+        current: result of the last successful reading.
 
     Raises:
-        SettingError: a file cannot be used.
+        SettingError: a file can't be used.
     """
 
     rereads = ""
     _purpose: ClassVar[str]
-    """What follows "certificate" in the log, such as " for the remote API"; empty for the ports."""
+    """Follows "certificate" in log lines, such as " for the remote API"; empty for the ports."""
     _refuser: ClassVar[str]
-    """Subject and verb for the refusal of an invalid certificate."""
+    """Names who refuses an invalid certificate in a log line, such as "clients refuse"."""
 
     def __init__(
-        self,
-        first: str,
-        second: str,
-        third: str,
-        counts: TlsCounts,
-        now: Callable[[], float] = time.time,
+        self, first: str, second: str, third: str, counts: TlsCounts, now: Callable[[], float] = time.time
     ) -> None:
         name = f"certificates{self._purpose}"
         super().__init__(Periodic(name, self.look, time.monotonic, what="", every=CHECK_FILES_EVERY))
@@ -140,7 +156,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         """Read the files now.
 
         Raises:
-            SettingError: they cannot be used; what was read before goes on.
+            SettingError: they can't be used. `current` stays as it was.
         """
         stamps = self._stamps()
         self._take(await asyncio.to_thread(self._load))
@@ -148,7 +164,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._told = ""
 
     async def look(self) -> None:
-        """Look at the files, and read them if they changed and have settled since the last look."""
+        """Check the files, and read them if a change has settled."""
         stamps = await asyncio.to_thread(self._stamps)
         settled, self._seen = stamps == self._seen, stamps
         if settled and stamps != self._read:
@@ -163,15 +179,15 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
 
     @abstractmethod
     def _load(self) -> tuple[T, OwnCertificate | None]:
-        """Read and check all files, in a thread. Returns what they hold, and the certificate that is shown, if any.
+        """Read and check all files, in a thread. Returns the new `current`, and the certificate to show, if any.
 
         Raises:
-            SettingError: one cannot be used, or two do not fit.
+            SettingError: a file can't be used, or two don't fit together.
         """
 
     @abstractmethod
     def _ends(self, when: float) -> None:
-        """Note the Unix second at which the shown certificate ends."""
+        """Store the Unix second at which the shown certificate ends."""
 
     def _take(self, loaded: tuple[T, OwnCertificate | None]) -> None:
         self.current, own = loaded
@@ -189,7 +205,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._remind()
 
     def _remind(self) -> None:
-        """Log once a day that the certificate ends soon, or isn't valid now."""
+        """Log, at most once a day, that the certificate ends soon or isn't valid now."""
         own, now = self._own, self._now()
         if own is None or now < self._reminded + DAY:
             return
@@ -210,19 +226,19 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
     """Certificate of all ports of a process.
 
     Arguments:
-        first: path of the certificate, and of those between it and an authority that clients know.
-        second: path of its key; empty: the same file.
-        third: path of the authorities that must have signed clients' certificates; empty: clients need none.
+        first: path of the certificate, followed by those up to an authority that clients know.
+        second: path of its key; empty for the same file.
+        third: path of the authorities that must have signed clients' certificates; empty if clients need none.
 
     Raises:
-        SettingError: a file cannot be used.
+        SettingError: a file can't be used.
     """
 
     rereads = "certificates of the ports"
     _purpose, _refuser = "", "clients refuse"
 
     def context(self, protocol: str) -> ssl.SSLContext:
-        """Return the context for a new connection to a port that speaks one of PROTOCOLS."""
+        """Return the context for a new connection by one of PROTOCOLS."""
         return self.current[protocol]
 
     def _load(self) -> tuple[dict[str, ssl.SSLContext], OwnCertificate]:
@@ -237,15 +253,15 @@ class Certificates(CertificateFiles[dict[str, ssl.SSLContext]]):
 
 
 class RemoteCertificates(CertificateFiles[ClientTls]):
-    """Certificates towards a remote API. At least one path is given.
+    """Certificates for connections to a remote API. At least one path is given.
 
     Arguments:
-        first: path of the authorities to trust; empty: those of the system.
-        second: path of the certificate to show, and of those between it and an authority; empty: none.
-        third: path of its key; empty: the same file.
+        first: path of the authorities to trust; empty for the system's.
+        second: path of the certificate to show, followed by those up to an authority; empty for none.
+        third: path of its key; empty for the same file.
 
     Raises:
-        SettingError: a file cannot be used.
+        SettingError: a file can't be used.
     """
 
     rereads = "certificates for the remote API"
@@ -280,3 +296,166 @@ def _context(protocol: str, pair: Pair, trusted: str) -> ssl.SSLContext:
 
 def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+class Pair:
+    """A certificate and its key, read and checked.
+
+    Arguments:
+        setting: setting that names the certificate.
+        path: path of the certificate, followed by those up to an authority.
+        key_setting: setting that names the key.
+        key: path of the key; empty for the file of the certificate.
+
+    Attributes:
+        setting, path: see the arguments.
+        key_path: path of the file with the key.
+        chain: PEM text of the certificates.
+        key: PEM text of the key.
+        first: the certificate itself, in DER.
+        open_key: permissions on the key's file if others have any; otherwise empty.
+
+    Raises:
+        SettingError: a file can't be used.
+    """
+
+    def __init__(self, setting: str, path: str, key_setting: str, key: str) -> None:
+        self.setting, self.path = setting, path
+        self._key_setting, self.key_path = (key_setting, key) if key else (setting, path)
+        self.chain = content(setting, path)
+        self.key = content(self._key_setting, self.key_path)
+        self.first = _check_chain(setting, path, self.chain)
+        _check_key(self._key_setting, self.key_path, self.key, key_setting)
+        mode = stat.S_IMODE(Path(self.key_path).stat().st_mode)
+        self.open_key = f"{mode:04o}" if mode & _OTHERS else ""
+
+    def show_in(self, context: ssl.SSLContext) -> None:
+        """Load the certificate and key into a context.
+
+        Raises:
+            SettingError: they don't belong together, or TLS can't use them.
+        """
+
+        def refuse_encrypted() -> str:
+            raise SettingError(self._key_setting, self.key_path, *_ENCRYPTED)
+
+        try:
+            context.load_cert_chain(self.path, self.key_path, refuse_encrypted)
+        except ssl.SSLError as exc:
+            if exc.reason in _MISMATCHES:
+                reason = f"is not the key of the certificate {self.path}"
+                hint = "Name the two that were made together."
+                raise SettingError(self._key_setting, self.key_path, reason, hint) from None
+            if exc.reason in (None, "PEM_LIB") or "PEM" in str(exc):
+                raise SettingError(self._key_setting, self.key_path, *_NO_KEY) from None
+            reason = f"will not do for TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
+            raise SettingError(self.setting, self.path, reason, "Have a stronger one issued.") from None
+        except OSError as exc:
+            raise SettingError(self._key_setting, self.key_path, *_unread(exc)) from None
+
+
+def content(setting: str, path: str) -> bytes:
+    """Read the file that a setting names.
+
+    Raises:
+        SettingError: the file can't be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as exc:
+        raise SettingError(setting, path, *_unread(exc)) from None
+
+
+def authorities(setting: str, path: str) -> str:
+    """Return the authorities' certificates in the file that a setting names, in PEM.
+
+    Raises:
+        SettingError: the file holds none.
+    """
+    blocks = b"\n".join(_blocks(content(setting, path), b"CERTIFICATE"))
+    try:
+        text = blocks.decode("ascii")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (ssl.SSLError, ValueError):
+        text = ""
+    if not text:
+        raise SettingError(setting, path, "holds no certificate of an authority", _PEM)
+    return text
+
+
+def _no_certificate(setting: str, path: str) -> SettingError:
+    return SettingError(setting, path, *_NO_CERTIFICATE)
+
+
+def _unread(exc: Exception) -> tuple[str, str]:
+    if isinstance(exc, FileNotFoundError):
+        return "no such file", "Name one that is there, or leave it out."
+    why = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+    return f"cannot be read: {why}", "Let the user that Headway runs as read it."
+
+
+def _blocks(content: bytes, kind: bytes) -> list[bytes]:
+    """Return the blocks of a PEM file whose label ends in `kind`."""
+    return [block[0] for block in _BLOCK.finditer(content) if block[1].endswith(kind)]
+
+
+def _check_chain(setting: str, path: str, chain: bytes) -> bytes:
+    """Return the first certificate of a file, in DER."""
+    blocks = _blocks(chain, b"CERTIFICATE")
+    if not blocks:
+        reason = "holds a key, and no certificate" if _blocks(chain, b"PRIVATE KEY") else _NO_CERTIFICATE[0]
+        raise SettingError(setting, path, reason, _PEM)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=b"\n".join(blocks).decode("ascii"))
+        return ssl.PEM_cert_to_DER_cert(blocks[0].decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise _no_certificate(setting, path) from None
+
+
+def _check_key(setting: str, path: str, key: bytes, key_setting: str) -> None:
+    keys = _blocks(key, b"PRIVATE KEY")
+    if not keys:
+        hint = _NO_KEY[1] if setting == key_setting else f"Name the file of its key with {flag(key_setting)}."
+        raise SettingError(setting, path, _NO_KEY[0], hint)
+    if any(b"ENCRYPTED" in key for key in keys):
+        raise SettingError(setting, path, *_ENCRYPTED)
+
+
+def validity(der: bytes) -> tuple[float, float]:
+    """Return the Unix seconds between which a certificate in DER is valid (RFC 5280, section 4.1).
+
+    Raises:
+        ValueError: this is not a certificate.
+    """
+    body, _ = _element(_element(der, _SEQUENCE)[0], _SEQUENCE)
+    if body[:1] == bytes([_VERSION]):
+        _, body = _element(body)
+    for _ in ("serial number", "signature algorithm", "issuer"):
+        _, body = _element(body)
+    times, _ = _element(body, _SEQUENCE)
+    first, rest = _instant(times)
+    last, _ = _instant(rest)
+    return first, last
+
+
+def _element(data: bytes, tag: int | None = None) -> tuple[bytes, bytes]:
+    """Return the content of the first DER element, which must have `tag` if given, and the data after the element."""
+    if len(data) < 2 or (tag is not None and data[0] != tag):
+        raise ValueError("not a certificate")
+    length, begin = data[1], 2
+    if length & 0x80:
+        begin += length & 0x7F
+        length = int.from_bytes(data[2:begin], "big")
+    if length > len(data) - begin:
+        raise ValueError("not a certificate")
+    return data[begin : begin + length], data[begin + length :]
+
+
+def _instant(data: bytes) -> tuple[float, bytes]:
+    text, rest = _element(data)
+    shown = text.decode("ascii")
+    if data[0] == _UTC_TIME:
+        shown = ("19" if int(shown[:2]) >= _CENTURY else "20") + shown
+    elif data[0] != _TIME:
+        raise ValueError("not a certificate")
+    return datetime.strptime(shown, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp(), rest

@@ -1,17 +1,23 @@
-"""Plain counters of what happened; `telemetry/metrics.py` names and exports them.
+"""Counters of a process, and its log of departures for the departure board.
 
-Each part of a process has counts of its own, and counts per batch where it can. Nothing here knows of Prometheus, a clock
-or a lock: one event loop owns all counts. Keys are label values, in the order of the metric's labels; tiers appear as names.
+`telemetry/metrics.py` names and exports the counters. Each part of a process has counters of its own, and updates them once
+per batch where it can. They need no lock, because one event loop owns them. Keys are label values in the order of the
+metric's labels; tiers appear by name.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
 from typing import Any
 
-from headway.runtime.departure_log import DepartureLog
+from msgspec.structs import replace
+
+from headway.core.excerpt import excerpt
+from headway.model import Lease, Slot, WorkerStatus
+from headway.model.board import ARRIVED, BatchDeparture, ScalingChange, SlotChange
 
 SECONDS = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.18, 0.2,
@@ -23,13 +29,15 @@ SIZES = (
 )  # fmt: skip
 RATIOS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 OK, ITEM = "ok", "item"
-"""Outcomes of the run of one input, where it is not the whole batch's: an output, or a failure of its own."""
+"""Outcomes of an input in a batch that succeeded: an output, or a failure of its own."""
 BULK = "bulk"
-"""Outcome of the run of a bulk entry that failed, and of all inputs of a batch that failed with some in it."""
+"""Outcome of a failed bulk entry, and of all inputs of a failed batch with bulk entries."""
+MOST_UNTOLD = 256
+"""Most batches, and most changes, to keep for the next notice to the departure board."""
 
 
 class Histogram:
-    """Counts by upper bound; the last count is of what lies above all bounds."""
+    """Counts by upper bound. The last count is for values above all bounds."""
 
     __slots__ = ("bounds", "counts", "exemplars", "sum")
 
@@ -38,10 +46,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.exemplars: dict[int, tuple[float, str, float]] = {}
-        """Value, trace id and Unix time in seconds of a sampled request, by the number of the bound that it counts under."""
+        """Value, trace id and Unix time in seconds of the last sampled request, by index of its count."""
 
     def exemplify(self, value: float, trace_id: str, at: float) -> None:
-        """Remember a value that was counted, with the trace that it came from, in place of the last one like it."""
+        """Make a counted value the exemplar of its count, with its trace id and Unix time."""
         self.exemplars[bisect_left(self.bounds, value)] = value, trace_id, at
 
     def observe(self, value: float) -> None:
@@ -66,7 +74,7 @@ class Histogram:
 
 
 class RunTotal:
-    """Batches of one size, and the seconds of their runs, added up."""
+    """Number of batches of one size, and the total seconds of their runs."""
 
     __slots__ = ("count", "seconds")
 
@@ -79,43 +87,133 @@ def _seconds() -> Histogram:
     return Histogram(SECONDS)
 
 
+class DepartureLog:
+    """Batches, changes of slots and scaling decisions for the next notice to the departure board.
+
+    Arguments:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._running: dict[str, BatchDeparture] = {}
+        self._departures: dict[tuple[str, float], BatchDeparture] = {}
+        self._statuses: dict[str, WorkerStatus] = {}
+        self._changes: list[tuple[float, SlotChange]] = []
+        self._scalings: list[tuple[float, ScalingChange]] = []
+        self._untold = 0
+        self._killed: dict[str, str] = {}
+
+    def killed(self, worker: str, how: str) -> None:
+        """Note how a worker's process ended by itself."""
+        self._killed.setdefault(worker, excerpt(how))
+
+    def take_killed(self) -> dict[str, str]:
+        """Return, by worker, how processes have ended since the last call."""
+        killed, self._killed = self._killed, {}
+        return killed
+
+    def left(self, lease: Lease) -> None:
+        """Note that a batch starts to run."""
+        slot, entries, size = lease.slot, lease.entries, lease.rows
+        tiers = [entry.tier for entry in entries]
+        if size != len(entries):
+            place = slot.max_weight / slot.max_batch
+            tiers = [entry.tier for entry in entries for _ in range(round(min(entry.weight, slot.max_weight) / place))]
+        departure = BatchDeparture(
+            slot.worker, slot.model, slot.runs.version, lease.granted_at, size, lease.fill, lease.reason,
+            tuple([tiers.count(tier) for tier in range(max(tiers) + 1)]),
+        )  # fmt: skip
+        self._running[slot.worker] = departure
+        self._add(departure)
+
+    def arrived(self, worker: str, seconds: float, outcome: str = ARRIVED) -> None:
+        """Note that a worker's batch ended after `seconds`."""
+        departure = self._running.pop(worker, None)
+        if departure is not None:
+            self._add(replace(departure, seconds=seconds, outcome=outcome))
+
+    def became(self, slot: Slot, status: WorkerStatus, restarts: int, cause: str = "") -> None:
+        """Note a new status of a slot, and the error that caused it."""
+        if self._statuses.get(slot.worker) is status:
+            return
+        self._statuses[slot.worker] = status
+        if status is WorkerStatus.OFFLINE:
+            del self._statuses[slot.worker]
+        cause = "" if status is WorkerStatus.HEALTHY else excerpt(cause)
+        self.changed(SlotChange(slot.worker, slot.model, status.value, restarts, cause=cause))
+
+    def changed(self, change: SlotChange) -> None:
+        """Note a change of a slot."""
+        if len(self._changes) < MOST_UNTOLD:
+            self._changes.append((self._clock(), change))
+        else:
+            self._untold += 1
+
+    def scaled(self, change: ScalingChange) -> None:
+        """Note a decision of the autoscaler."""
+        if len(self._scalings) < MOST_UNTOLD:
+            self._scalings.append((self._clock(), change))
+
+    def take_scalings(self) -> tuple[ScalingChange, ...]:
+        """Return the decisions of the autoscaler since the last call."""
+        now, scalings = self._clock(), self._scalings
+        self._scalings = []
+        return tuple(replace(change, ago=max(now - at, 0.0)) for at, change in scalings)
+
+    def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
+        """Return the batches and changes since the last call, and the number of those dropped."""
+        now, untold = self._clock(), self._untold
+        departures = tuple(self._departures.values())
+        changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)
+        self._departures, self._changes, self._untold = {}, [], 0
+        return departures, changes, untold
+
+    def _add(self, departure: BatchDeparture) -> None:
+        key = departure.worker, departure.left
+        if key in self._departures or len(self._departures) < MOST_UNTOLD:
+            self._departures[key] = departure
+        else:
+            self._untold += 1
+
+
 class GatewayCounts:
-    """Counts of the requests of a gateway and its ports, or of one tenant of them."""
+    """Counts of requests: all of a gateway and its ports, or those of one tenant."""
 
     def __init__(self) -> None:
         self.requests: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Requests by (model, tier, outcome): outcome is `ok`, an error code in lower case, or `cancelled`."""
+        """Requests by (model, tier, outcome). The outcome is `ok`, an error code in lower case, or `cancelled`."""
         self.request_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
-        """Seconds from the decoded request to its answer by (model, tier); requests refused at once are left out."""
+        """Seconds from the decoded request to its answer, without requests refused at once, by (model, tier)."""
         self.queue_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds from the enqueue to the claim by (model, tier)."""
         self.overhead_seconds = _seconds()
-        """Seconds of Headway's own in a request: end to end less queueing and the run; one sample a batch."""
+        """Headway's own seconds in a request, without queueing and the run; one sample for each batch."""
         self.failed_seconds: defaultdict[str, float] = defaultdict(float)
-        """Seconds of `request_seconds` whose answers were errors, by model."""
+        """Part of `request_seconds` that ended in errors, by model."""
         self.refusals: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Refusals by (reason, tier, model); model is empty where none that is served was known yet."""
+        """Refusals by (reason, tier, model). The model is empty if it wasn't known, or isn't served."""
         self.client_retries = 0
-        """Requests that their client says it has sent before."""
+        """Requests that are retries, by their client's own account."""
         self.shared: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Answers with the outcome of another request by (model, kind of the dedup key, `joined` or `kept`)."""
+        """Answers that came from another request's run, by (model, kind of the dedup key, `joined` or `kept`)."""
         self.tokens: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Tokens by (model, tenant, `run` or `shared`), where targets tell them; shared are those of another request's answer."""
+        """Tokens that targets report, by (model, tenant, `run`, or `shared` for answers from another request's run)."""
         self.token_tenants: set[str] = set()
-        """Tenants that have counts of their own in `tokens`."""
+        """Tenants with counts of their own in `tokens`."""
         self.runs: defaultdict[tuple[str, int], RunTotal] = defaultdict(RunTotal)
-        """Batches from which an answer came to this process, by (model, entries of the batch). Tensors count by their rows."""
+        """Batches that have answered requests of this process, by (model, entries of the batch, or rows of tensors)."""
         self.more_rows: defaultdict[str, int] = defaultdict(int)
-        """Rows beyond one of each of the requests for tensors that ran and were answered, by model."""
+        """Rows of answered tensor requests, beyond the first row of each, by model."""
         self.last_answer: dict[str, float] = {}
         """Monotonic instant of the last answer from a batch, by model."""
         self.throttle: dict[str, float] = {}
-        """Requests per second of the lowest tier that this gateway lets in, by model; no entry while it lets in all."""
+        """Requests per second that the throttle lets in from the lowest tier, by model; no entry while it is open."""
         self.direct: defaultdict[str, int] = defaultdict(int)
-        """Requests answered by the gateway's own fallback, by model."""
+        """Requests that the gateway's own fallback has answered, by model."""
 
     def forget(self, model: str) -> None:
-        """Forget what was counted of a model that requests no longer come for."""
+        """Drop the counts of a model that is no longer served."""
         _forget(model, (self.requests, self.request_seconds, self.queue_seconds, self.shared, self.tokens, self.runs))
         for refusal in [key for key in self.refusals if key[2] == model]:
             del self.refusals[refusal]
@@ -130,80 +228,80 @@ class WorkerCounts:
     """Counts of batchers and their workers.
 
     Arguments:
-        departures: log of their batches and slots for the departure board; None: a new one.
+        departures: log of their batches and slots; None for a new one.
     """
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
         self.batches: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Batches by (model, reason of the departure)."""
+        """Batches by (model, reason of departure)."""
         self.batch_size: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(SIZES))
         """Entries of a batch by model."""
         self.batch_fill: defaultdict[str, Histogram] = defaultdict(lambda: Histogram(RATIOS))
-        """Share of the largest batch that a batch fills, by model."""
+        """Size of a batch as a fraction of the largest allowed, by model."""
         self.gpu_seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(_seconds)
         """Seconds of a batch on its slot by (model, worker)."""
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """Inputs of batches that ended here, by (model, version that ran them, OK, ITEM, BULK or the cause of the batch's failure)."""
+        """Inputs that ended, by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds whose outputs nobody got, by cause: `departed` clients, the cause of a failed batch, or BULK for one with bulk entries."""
+        """GPU seconds without a used output, by cause: `departed` for clients, the cause of a batch's failure, or BULK."""
         self.breaker_state: dict[str, int] = {}
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)
-        """Batches with bulk entries that have ended the process of a worker, by worker."""
+        """Batches with bulk entries that ended their worker's process, by worker."""
         self.restarts: defaultdict[str, int] = defaultdict(int)
         """Restarts by worker."""
         self.loads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Starts of a backend that succeeded, by (model, worker)."""
+        """Successful starts of a backend, by (model, worker)."""
         self.load_seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
-        """Seconds of these, from the first step to ready, by model."""
+        """Seconds that these starts took, by model."""
         self.evictions: defaultdict[str, int] = defaultdict(int)
-        """Models that made room on their GPU for another, by the reason for which that was loaded."""
+        """Models unloaded to make room for another, by the reason why the other was loaded."""
         self.large_payloads: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Large inputs and outputs of worker processes by (`in` or `out`, `arena` or `frame`, where the arena was full)."""
+        """Large inputs and outputs of worker processes, by (`in` or `out`, `arena`, or `frame` if the arena was full)."""
 
 
 class BrokerCounts:
-    """Counts of a broker: of its queue and, where it is in another process, of the calls to it."""
+    """Counts of a broker's queue, and of the calls to a broker in another process."""
 
     def __init__(self) -> None:
         self.retries: defaultdict[str, int] = defaultdict(int)
-        """Entries that were queued again, by cause."""
+        """Entries queued again, by cause."""
         self.call_seconds = _seconds()
-        """Seconds of the calls that were answered; reads that wait are left out."""
+        """Seconds of successful calls, without blocking reads."""
         self.call_failures = 0
-        """Calls that were not answered."""
+        """Calls without an answer."""
 
 
 class ControllerCounts:
     """Counts of a controller.
 
     Arguments:
-        departures: log of its decisions for the departure board; None: a new one.
+        departures: log of its decisions; None for a new one.
     """
 
     def __init__(self, departures: DepartureLog | None = None) -> None:
         self.departures = DepartureLog() if departures is None else departures
         self.scaling_decisions: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Decisions of the autoscaler by (model, direction)."""
+        """Decisions of the autoscaler, by (model, direction)."""
         self.rollout_changes: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Changes of rollouts by (model, `step` or the state that ended it)."""
+        """Changes of rollouts, by (model, `step` or the final state)."""
 
     def forget(self, model: str) -> None:
-        """Forget what was counted of a model that requests no longer come for."""
+        """Drop the counts of a model that is no longer served."""
         _forget(model, (self.scaling_decisions, self.rollout_changes))
 
 
 class TlsCounts:
-    """Counts of TLS, and the ends of certificates."""
+    """Failed handshakes, and the ends of certificates."""
 
     def __init__(self) -> None:
         self.ends: float | None = None
-        """Unix seconds at which the certificate of the ports ends; None without one."""
+        """Unix seconds at which the ports' certificate ends; None without one."""
         self.remote_ends: float | None = None
-        """Unix seconds at which the certificate ends that a remote API is shown; None without one."""
+        """Unix seconds at which the certificate for a remote API ends; None without one."""
         self.failures: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Handshakes that failed by (port, reason)."""
+        """Failed handshakes, by (port, reason)."""
 
 
 class StoreCounts:
@@ -213,15 +311,14 @@ class StoreCounts:
         self.ledger_dropped = 0
         """Records that never reached the ledger."""
         self.keys_age: float | None = None
-        """Age of the cached keys in seconds: since the store of API keys last answered; None without keys."""
+        """Age in seconds of the cached API keys, since their store last answered; None without keys."""
 
 
 class Counters:
-    """All counts of one process, for the metrics to read."""
+    """All counters of one process."""
 
     def __init__(self) -> None:
         self.departures = DepartureLog()
-        """Batches, changes of slots and decisions that the departure board has not been told."""
         self.gateway = GatewayCounts()
         self.worker = WorkerCounts(self.departures)
         self.broker = BrokerCounts()
@@ -229,18 +326,17 @@ class Counters:
         self.tls = TlsCounts()
         self.store = StoreCounts()
         self.input_policy: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """Requests by (rule of the input policy, what it did with them)."""
+        """Requests by (rule of the input policy, effect)."""
         self.bulk_lines: defaultdict[str, int] = defaultdict(int)
-        """Lines of bulk jobs that got a record here: `answered`, or `failed`."""
+        """Lines of bulk jobs recorded here, by `answered` or `failed`."""
         self.spans_dropped = {"queue": 0, "export": 0, "refused": 0}
-        """Spans that were dropped, by reason: too many waited, they could not be sent, or a port refused too many requests.
+        """Dropped spans by reason: the queue was full, the export failed, or a port refused too many requests.
 
-        Each number has one thread that changes it.
+        Each number is changed by one thread only.
         """
 
 
 def _forget(model: str, tables: Iterable[dict[Any, Any]]) -> None:
-    """Drop what tables have under keys that begin with a model."""
     for table in tables:
         for key in [key for key in table if key[0] == model]:
             del table[key]

@@ -1,6 +1,6 @@
-"""Line of work for one event loop: each turn of the loop does a little of it, and tenants take turns.
+"""Shares an event loop fairly: each turn of the loop does a little work, and tenants take turns.
 
-So a flood from one tenant doesn't hold up another's work, and all of it together holds up nothing else for long.
+So one tenant's flood doesn't hold up another's work, and all of that work holds up nothing else for long.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from headway.core.tenant_turns import TenantTurns
 
 T = TypeVar("T")
 Begin = Callable[[], None]
-"""Piece of work. It must not raise; whoever wanted it may have left by then."""
+"""Piece of work. It must not raise. By the time it runs, its request may be gone."""
 MILLISECOND = 0.001
 """Seconds per turn of the loop for small pieces such as steps of handshakes."""
 
 
 def give_way() -> None:
-    """Let other processes on this core, such as those that run batches, go first.
+    """Yield this CPU core to other processes, such as those that run batches.
 
-    Otherwise a process whose loop is never idle keeps the core for its whole time slice of milliseconds each time
-    that another one wakes up. The price: a program on this core that never sleeps gets a turn each time, too.
+    Otherwise a process with a busy loop keeps the core for a time slice of milliseconds whenever another one wakes up. The
+    price is that a program that never sleeps gets a turn each time, too.
     """
     os.sched_yield()
 
 
 async def in_turns(steps: Steps[T]) -> T:
-    """Do steps, and give everything else in the loop a turn after each."""
+    """Run steps, one in each turn of the event loop, and return their result."""
     while True:
         try:
             next(steps)
         except StopIteration as stop:
-            found: T = stop.value
-            return found
+            result: T = stop.value
+            return result
         await asyncio.sleep(0)
 
 
 class FairTurns:
-    """Line of one event loop: tenants take turns; the pieces of each are done in order.
+    """Queue of work for one event loop. Tenants take turns; the pieces of one tenant run in order.
 
     Arguments:
         clock: monotonic seconds.
-        loop: event loop that gives the turns; None: the one that runs when work comes.
-        budget: seconds into a turn of the loop after which no further piece begins; 0: one piece a turn.
-        rests: whether the loop is then left to everything else for as long as the pieces took, so that they
-            take at most half of the process.
+        loop: event loop; None for the one that runs when work comes.
+        budget: seconds in one turn of the loop after which no further piece starts; 0 for one piece in each turn.
+        rests: True to pause after each turn for as long as its pieces took, so they use at most half of the process.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class FairTurns:
         self._budget, self._rests = budget, rests
         self._waiting = TenantTurns[Begin]()
         self._begun = False
-        """True while pieces are being done. What they ask for themselves waits for a later turn."""
+        """True while pieces run. Work that they add waits for a later turn."""
         self._next = 0.0
-        """Instant from which the next piece may begin, in seconds."""
+        """Instant after which the next piece may start, in seconds."""
 
     def wait(self, tenant: str, begin: Begin) -> None:
-        """Do a piece of work in a later turn of the loop."""
+        """Run a piece of work in a later turn of the loop."""
         if not self._waiting and not self._begun:
             self._schedule()
         self._waiting.add(tenant, begin)
@@ -99,16 +98,12 @@ class FairTurns:
 
 
 class FairSlots:
-    """Places for work that a process does at the same time: tenants take turns, each in its own order.
-
-    Arguments:
-        count: most places in use at once.
-    """
+    """Semaphore of `count` places, for which tenants take turns."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting = TenantTurns[asyncio.Future[None]]()
-        """Futures of waiting tasks. None waits while a place is free."""
+        """Futures of waiting tasks; empty while a place is free."""
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
@@ -128,12 +123,12 @@ class FairSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # It had its place already.
+            if not turn.cancelled():  # It had got its place already.
                 self._give()
             raise
 
     def _give(self) -> None:
-        """Give a place to the next task that still waits."""
+        """Give a place to the next waiting task, or free it."""
         while self._waiting:
             turn = self._waiting.take()
             if not turn.done():

@@ -1,4 +1,4 @@
-"""Watcher of files: looks for changes now and then."""
+"""Watcher of files: polls them for changes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 CHECK_FILES_EVERY = 0.5
 """Seconds between two looks."""
 MOST_FILES = 2000
-"""Python files of a folder that are watched at most, the nearest ones."""
+"""Most Python files of a folder to watch, the nearest ones."""
 MOST_FOLDERS = 500
-"""Most folders that are searched for them."""
+"""Most folders to search for them."""
 
 _PASSED_BY = frozenset(["__pycache__", "node_modules", "site-packages", "dist-packages"])
 Stamp = tuple[int, int, int]
-"""Modification time in ns, size and inode of a file: another content has another stamp."""
+"""Modification time in ns, size and inode of a file. A change of its content changes the stamp."""
 
 
 def _pause() -> Awaitable[None]:
@@ -25,10 +25,9 @@ def _pause() -> Awaitable[None]:
 
 
 class FileWatcher:
-    """Watcher of files. It looks at them first when it is made.
+    """Watcher of files, compared with their state at its creation.
 
-    A file that is gone counts as unchanged until it is back: editors replace a file by removing it first. A new file is a
-    change. Several changes between two looks are one.
+    A new file is a change. A missing file is not, because editors remove a file to replace it.
 
     Arguments:
         find: lists the files.
@@ -36,13 +35,12 @@ class FileWatcher:
     """
 
     def __init__(self, find: Callable[[], Iterable[Path]], pause: Callable[[], Awaitable[None]] = _pause) -> None:
-        self._find = find
-        self._pause = pause
+        self._find, self._pause = find, pause
         self._seen: dict[Path, Stamp] = {}
         self._look()
 
     async def changes(self) -> AsyncIterator[None]:
-        """Yield whenever a file has changed since the last look."""
+        """Yield after each look that finds changes."""
         while True:
             await self._pause()
             if await asyncio.to_thread(self._look):
@@ -59,33 +57,33 @@ class FileWatcher:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files in `folder` and below it, nearest first; no hidden folders, environments and installed packages."""
-    found: list[Path] = []
+    """Return the Python files in `folder` and below, nearest first. Skips hidden folders, environments and installed packages."""
+    files: list[Path] = []
     folders = deque([folder])
     for _ in range(MOST_FOLDERS):
-        if not folders or len(found) >= MOST_FILES:
+        if not folders or len(files) >= MOST_FILES:
             break
         try:
             with os.scandir(folders.popleft()) as entries:
                 for entry in entries:
                     if entry.name.endswith(".py"):
-                        found.append(Path(entry.path))
+                        files.append(Path(entry.path))
                     elif entry.is_dir(follow_symlinks=False) and not _is_foreign(entry):
                         folders.append(Path(entry.path))
         except OSError:
             continue
-    return found[:MOST_FILES]
+    return files[:MOST_FILES]
 
 
 def _is_foreign(entry: os.DirEntry[str]) -> bool:
-    """Return True if a folder holds none of the user's own code."""
+    """Return True for a folder without the user's own code."""
     return entry.name.startswith(".") or entry.name in _PASSED_BY or Path(entry.path, "pyvenv.cfg").exists()
 
 
 def stamp(path: Path) -> Stamp | None:
-    """Return the stamp of a file; None if it can't be seen."""
+    """Return the stamp of a file; None if it can't be accessed."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

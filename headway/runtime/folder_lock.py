@@ -1,4 +1,4 @@
-"""Lock on a folder, so that processes take turns to change its files."""
+"""Lock on a folder, so processes take turns to change its files."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LOCK_EVERY = 0.02
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder while files are added to it or replaced. The thread blocks until then.
+    """Hold the lock on a folder in which files are added or replaced. Blocks the thread until the lock is free.
 
     Raises:
-        StoreUnavailable: the lock is not free within LOCK_WITHIN.
+        StoreUnavailable: the lock isn't free within LOCK_WITHIN.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

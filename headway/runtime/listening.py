@@ -1,8 +1,7 @@
 """Listening sockets of a port of any protocol.
 
-A socket must survive the system running out of file descriptors. libuv keeps one in reserve to accept and drop connections when there is
-none left. If the listening socket dies all the same, a second handle on it has kept the queue of connections, and a new
-socket takes over.
+A socket must survive a lack of file descriptors. libuv keeps one in reserve, to accept and drop connections when none is left.
+If a listening socket dies all the same, a second handle on it keeps the queue of connections until a new socket takes over.
 """
 
 from __future__ import annotations
@@ -24,41 +23,37 @@ from headway.runtime.ticks import until_tick
 log = get_logger(__name__)
 
 BACKLOG = 2048
-"""Connections that the system holds until they are accepted."""
+"""Most connections that the system queues until they are accepted."""
 
 HANDLES = 4
-"""Handles on a listening socket. libuv accepts one connection for each in a turn of the event loop. With a single
-handle, the 300th connection would wait for 300 turns, however long each takes."""
+"""Handles on each listening socket. libuv accepts one connection per handle in a turn of the event loop. With a single
+handle, the 300th connection would wait for 300 turns."""
 
 SPARE = 32
-"""File descriptors kept from clients: the first half for refusing them, the second for workers, files and operators."""
+"""File descriptors that clients can't use: half are for refusing clients, half for workers, files and operators."""
 
 LEAST, EACH_WORKER = 64, 7
-"""Descriptors that a process needs to start and to serve a few connections, and for each of its workers.
+"""Descriptors to start a process and serve a few connections, and those for each of its workers.
 
-It opens 31, or 46 with two addresses for each port, and 5 for each worker; up to a quarter is spare, see `descriptor_ceiling`.
+A process opens 31 (46 with two addresses for each port), and 5 for each worker. Up to a quarter is spare.
 """
 
 
 class ListeningSocket:
-    """Bound socket, and a second handle on it to go on with if the event loop gives the first up.
+    """Bound socket, and a spare handle on it in case the event loop gives up the others.
 
     Arguments:
         sock: the bound socket.
         protocol: makes the protocol of each connection.
-        refusal: makes an error of the system's when another program listens here.
+        refusal: makes a SettingError of the system's error if another program listens here.
     """
 
     def __init__(
-        self,
-        sock: socket.socket,
-        protocol: Callable[[], asyncio.Protocol],
-        refusal: Callable[[OSError], SettingError],
+        self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol], refusal: Callable[[OSError], SettingError]
     ) -> None:
         self._spare = sock
         self._socks = [sock.dup() for _ in range(HANDLES)]
-        self._protocol = protocol
-        self._refusal = refusal
+        self._protocol, self._refusal = protocol, refusal
         self._servers: list[asyncio.Server] = []
         self._reviving: asyncio.Task[None] | None = None
         self.port: int = sock.getsockname()[1]
@@ -74,32 +69,32 @@ class ListeningSocket:
         """Listen.
 
         Raises:
-            SettingError: another program now listens here.
+            SettingError: another program listens here by now.
         """
         try:
-            self._spare.listen(BACKLOG)  # A failure within uvloop would leave a loop that cannot be closed.
+            self._spare.listen(BACKLOG)  # If uvloop did this and failed, the loop couldn't be closed.
         except OSError as exc:
             raise self._refusal(exc) from None
         await self._serve(self._socks)
 
     async def _serve(self, socks: Sequence[socket.socket]) -> None:
         loop = asyncio.get_running_loop()
-        self._servers += [await loop.create_server(self._protocol, sock=one, backlog=BACKLOG) for one in socks]
+        self._servers += [await loop.create_server(self._protocol, sock=sock, backlog=BACKLOG) for sock in socks]
 
     def revive(self) -> None:
-        """Listen again if the event loop closed a handle, as uvloop does when accepting fails for good."""
-        dead = [at for at, one in enumerate(self._socks) if one.fileno() < 0]
+        """Listen again if the event loop has closed a handle, as uvloop does if accepting fails for good."""
+        dead = [at for at, sock in enumerate(self._socks) if sock.fileno() < 0]
         if not dead or (self._reviving is not None and not self._reviving.done()):
             return
-        with contextlib.suppress(OSError):  # still out of descriptors: the next look tries again
+        with contextlib.suppress(OSError):  # Still no descriptors; the next look tries again.
             for at in dead:
                 self._socks[at] = self._spare.dup()
             log.warning("the listener had died and was started anew", port=self.port)
-            anew = [self._socks[at] for at in dead]
-            self._reviving = asyncio.get_running_loop().create_task(self._serve(anew))
+            revived = [self._socks[at] for at in dead]
+            self._reviving = asyncio.get_running_loop().create_task(self._serve(revived))
 
     def close(self) -> None:
-        """Stop listening. Connections that were not accepted are cut."""
+        """Stop listening. Connections that weren't accepted are reset."""
         if self._reviving is not None:
             self._reviving.cancel()
         for server in self._servers:
@@ -109,13 +104,10 @@ class ListeningSocket:
 
 
 class ListeningPort:
-    """Base of the listeners of all ports: their sockets, and regular looks at all connections.
+    """Base of the listeners of all ports: opens the sockets, and checks all connections regularly.
 
     Arguments:
-        host: address to bind.
-        port: port to bind, 0 to let the system choose.
-        host_setting: name of the setting that `host` comes from, for errors.
-        port_setting: name of the setting that `port` comes from.
+        host, port, host_setting, port_setting: see `bind`.
 
     Attributes:
         port: the port, once it is bound.
@@ -128,78 +120,78 @@ class ListeningPort:
         self.port = 0
 
     def get_ready(self) -> Callable[[], asyncio.Protocol]:
-        """Get ready for connections. Returns the maker of their protocols."""
+        """Prepare for connections, and return the factory of their protocols."""
         raise NotImplementedError
 
     def look(self) -> float:
-        """Look at all connections. Returns seconds until the next look."""
+        """Check all connections, and return the seconds until the next check."""
         raise NotImplementedError
 
     async def bind(self) -> None:
-        """Take the address, without listening.
+        """Bind the address without listening.
 
         Raises:
-            SettingError: the address cannot be had.
+            SettingError: the address can't be bound.
         """
         self._sockets = await bind(*self._wanted, self.get_ready())
         self.port = self._sockets[0].port
 
     async def open(self) -> None:
-        """Listen at the address, which is taken now unless `bind` did.
+        """Listen at the address, after binding it if `bind` hasn't.
 
         Raises:
-            SettingError: the address cannot be had. Of two programs that took it, the one that listens first has it.
+            SettingError: the address can't be bound, or another program that bound it too listened first.
         """
         if not self._sockets:
             await self.bind()
         raise_descriptor_limit()
-        for one in self._sockets:
-            await one.listen()
+        for sock in self._sockets:
+            await sock.listen()
         self.look_after()
 
     def look_after(self) -> None:
-        """Look at all connections, and schedule the next look."""
+        """Check all connections and sockets, and schedule the next check."""
         if self._next_look is not None:
             self._next_look.cancel()
         seconds = self.look()
-        for one in self._sockets:
-            one.revive()
+        for sock in self._sockets:
+            sock.revive()
         self._next_look = asyncio.get_running_loop().call_later(until_tick(seconds), self.look_after)
 
     async def stop_listening(self) -> None:
-        """Accept the connections that wait, which would otherwise be cut, and no further one."""
+        """Stop listening after accepting the waiting connections, which would otherwise be reset."""
         for _ in range(BACKLOG):
-            if not any(one.has_waiting for one in self._sockets):
+            if not any(sock.has_waiting for sock in self._sockets):
                 break
             await asyncio.sleep(0)
         self._close_sockets()
 
     async def close(self) -> None:
-        """Cut connections that wait to be accepted, and stop looking at the others."""
+        """Reset connections that weren't accepted, and stop checking the others."""
         self._close_sockets()
         if self._next_look is not None:
             self._next_look.cancel()
 
     def _close_sockets(self) -> None:
-        for one in self._sockets:
-            one.close()
+        for sock in self._sockets:
+            sock.close()
         self._sockets.clear()
 
 
 async def bind(
     host: str, port: int, host_setting: str, port_setting: str, protocol: Callable[[], asyncio.Protocol]
 ) -> list[ListeningSocket]:
-    """Bind a socket at each address of a host, all on one port, without listening yet.
+    """Bind a socket at each address of a host, all to one port, without listening.
 
     Arguments:
         host: name or address.
-        port: port, 0 to let the system choose.
+        port: port; 0 to let the system choose.
         host_setting: name of the setting that `host` comes from, for errors.
         port_setting: name of the setting that `port` comes from.
         protocol: makes the protocol of each connection.
 
     Raises:
-        SettingError: the address cannot be had.
+        SettingError: the address can't be bound.
     """
 
     def refusal(exc: OSError) -> SettingError:
@@ -216,7 +208,7 @@ async def bind(
         return SettingError(port_setting, port, reason, hint)
 
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        addresses = await asyncio.get_running_loop().getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as exc:
@@ -224,13 +216,13 @@ async def bind(
     sockets: list[ListeningSocket] = []
     chosen = port
     try:
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in addresses):
             sock = _bound(family, (address[0], chosen, *address[2:]))
             sockets.append(ListeningSocket(sock, protocol, refusal))
             chosen = sockets[0].port
     except OSError as exc:
-        for one in sockets:
-            one.close()
+        for listening in sockets:
+            listening.close()
         raise refusal(exc) from None
     return sockets
 
@@ -253,12 +245,16 @@ def raise_descriptor_limit() -> None:
     """Raise the soft limit on descriptors to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # Some systems refuse an infinite one; the former stays.
+        with contextlib.suppress(OSError, ValueError):  # Some systems refuse an infinite limit.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def check_descriptor_limit(workers: int) -> None:
-    """Raise SettingError if a process with so many workers couldn't open what it needs to start."""
+    """Check that a process with `workers` workers may open enough descriptors.
+
+    Raises:
+        SettingError: the limit is too low.
+    """
     limit, least = descriptors(), LEAST + EACH_WORKER * workers
     if limit is not None and limit < least:
         raise_descriptor_limit()
@@ -269,7 +265,7 @@ def check_descriptor_limit(workers: int) -> None:
 
 
 def descriptors() -> int | None:
-    """Return the limit on descriptors of the process; None if there is none."""
+    """Return the process's limit on descriptors; None if there is none."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
@@ -280,12 +276,12 @@ def open_descriptors() -> int:
 
 
 def descriptor_ceiling(spare: int) -> int:
-    """Return the first descriptor number that leaves fewer than `spare`, or than its part of a quarter if there are few."""
+    """Return the lowest descriptor number that leaves fewer than `spare`. If the limit is low, less is spared: a quarter at most."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 30 if soft == resource.RLIM_INFINITY else soft - min(spare, soft * spare // (4 * SPARE))
 
 
 def descriptor_of(transport: asyncio.Transport) -> int:
-    """Return the descriptor of a transport. The system gives out the lowest free number, so it tells how many are in use."""
+    """Return the descriptor of a transport. It shows how many are in use, because the system assigns the lowest free number."""
     sock = transport.get_extra_info("socket")
     return -1 if sock is None else int(sock.fileno())

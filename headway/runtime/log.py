@@ -1,11 +1,10 @@
-"""Log lines, written by a thread of their own, so that a full disk or a stuck pipe never holds up the loop.
+"""Log lines, written by a thread, so a full disk or a stuck pipe never holds up the event loop.
 
-Everything logged by structlog or the standard library (libraries, asyncio, warnings) goes the same
-way: the caller's thread only puts it into a bounded queue; one thread renders and writes. When the queue
-is full, lines are dropped and counted, and the count is logged once there is room.
+Lines from structlog and from the standard library (libraries, asyncio, warnings) go into one bounded queue, and the thread
+renders and writes them. While the queue is full, lines are dropped. Their number is logged once there is room.
 
-A line cannot be forged: control characters and line separators in any text are escaped, and the lines of a
-traceback, the only thing that takes more than one line, are indented under their own.
+Lines can't be forged: control characters and line separators in all texts are escaped. Only tracebacks have several lines,
+which are indented.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from typing import Any, TextIO
 from headway.runtime.logger import get_logger, structlog
 
 OUTPUT = "worker output"
-"""Event of a line that a worker printed; its fields are `worker`, `stream` and `line`."""
+"""Event of a line that a worker has printed, with the fields `worker`, `stream` and `line`."""
 TRACE_ID: ContextVar[str] = ContextVar("trace_id", default="")
 """Trace id for log lines of the current task; empty for none."""
 CAPACITY = 10_000
-"""Limit on lines that wait to be written."""
+"""Most lines in the queue."""
 FLUSH_WITHIN = 2.0
-"""Longest wait, in seconds, for the last lines to be written at the end."""
+"""Most seconds to wait at the end for the last lines to be written."""
 
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder text on a terminal.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -45,11 +44,11 @@ _Event = MutableMapping[str, Any]
 
 @contextmanager
 def running(level: str = "info", json: bool = False, stream: TextIO | None = None) -> Iterator[Writer]:
-    """Log to `stream` while the context lasts; then write what is left and restore the former set-up.
+    """Log to a stream while the context lasts. Afterwards, write the remaining lines and restore the former configuration.
 
     Arguments:
-        level: least important level that is logged: debug, info, warning or error.
-        json: one JSON object a line, instead of text for people.
+        level: lowest level to log: debug, info, warning or error.
+        json: True for lines in JSON, False for text.
         stream: stream to write to; None for standard error.
     """
     logging.captureWarnings(True)
@@ -64,12 +63,12 @@ def running(level: str = "info", json: bool = False, stream: TextIO | None = Non
 def beside(level: str = "info", json: bool = False) -> Iterator[None]:
     """Log while the context lasts, as a guest in a program that may have a log of its own.
 
-    A program that has set up structlog gets all lines its way. One that has set up the standard library's logging gets
-    them there, from loggers below `headway`. Else they are written to standard error, and nothing else is.
+    If the program has configured structlog, that gets all lines. If it has configured the standard library's logging, that gets
+    them from loggers below `headway`. Otherwise Headway's lines, and no others, are written to standard error.
 
     Arguments:
-        level: least important level that is logged: debug, info, warning or error.
-        json: one JSON object a line, instead of text for people, where they are written here.
+        level: lowest level to log: debug, info, warning or error.
+        json: True for lines in JSON on standard error, False for text.
     """
     with _entering:
         if not _guests:
@@ -86,7 +85,7 @@ def beside(level: str = "info", json: bool = False) -> Iterator[None]:
 
 _entering = threading.Lock()
 _guests: list[None] = []
-"""One item for each `beside` under way: the first sets the log up, the last takes that back."""
+"""One item for each active `beside`. The first configures the log, and the last one to end restores it."""
 _set_up = ExitStack()
 
 
@@ -109,17 +108,17 @@ def _as_guest(level: str, json: bool) -> Iterator[None]:
 
 
 _UNTOUCHED = None if structlog.is_configured() else tuple(structlog.get_config()["processors"])
-"""Processors of structlog in a program that has not set it up; None where it had done so before this was imported."""
+"""Structlog's default processors; None if the program had configured structlog before this import."""
 
 
 def _is_set_up() -> bool:
-    """Return True if the program has set structlog up. Who captures lines for a test and puts everything back has not."""
+    """Return True if the program has configured structlog. A test that captures lines and then restores the defaults has not."""
     return structlog.is_configured() and tuple(structlog.get_config()["processors"]) != _UNTOUCHED
 
 
 @contextmanager
 def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
-    """Send what is logged by structlog to the standard library's loggers, and restore what was."""
+    """Send structlog's lines to the standard library's loggers; afterwards, restore its configuration."""
     was = structlog.get_config() if _is_set_up() else None
     structlog.configure(
         processors=[*_ADDED, *last],
@@ -137,7 +136,7 @@ def _structlog(level: str, *last: structlog.typing.Processor) -> Iterator[None]:
 
 @contextmanager
 def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> Iterator[Writer]:
-    """Write what comes to a logger, and restore its handlers."""
+    """Write a logger's lines to a stream; afterwards, restore its handlers."""
     before = (logger.level, logger.handlers[:])
     waiting: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
     handler = logging.StreamHandler(stream)
@@ -155,12 +154,12 @@ def _writing(logger: logging.Logger, level: str, json: bool, stream: TextIO) -> 
 
 
 def escape(text: str) -> str:
-    """Return `text` with everything escaped that could start a new line or steer a terminal."""
+    """Escape everything in a text that could start a new line or control a terminal."""
     return _UNSAFE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Outbox(logging.handlers.QueueHandler):
-    """Handler that puts records into the queue without ever waiting."""
+    """Handler that puts records into the queue without waiting."""
 
     def __init__(self, waiting: queue.SimpleQueue[logging.LogRecord | None]) -> None:
         super().__init__(waiting)
@@ -168,13 +167,13 @@ class _Outbox(logging.handlers.QueueHandler):
         self._dropped = 0
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Fix what may change before the writer gets there. The writer renders."""
+        """Format the message now, because its arguments may change before the thread renders the line."""
         if record.args:
             record.msg, record.args = record.getMessage(), None
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue one record, or drop and count it."""
+        """Queue a record, or drop and count it."""
         if self._waiting.qsize() >= CAPACITY:
             self._dropped += 1
             return
@@ -186,16 +185,16 @@ class _Outbox(logging.handlers.QueueHandler):
 
 
 class Writer(logging.handlers.QueueListener):
-    """Thread that renders and writes log lines, and that a stuck stream cannot keep from ending.
+    """Thread that renders and writes log lines, and can be stopped even if the stream is stuck.
 
     Arguments:
         waiting: queue of records.
-        handler: writes one record.
-        stream: stream that it writes to.
+        handler: writes a record.
+        stream: stream that the handler writes to.
 
     Attributes:
-        write_blocked: whether the last lines could not be written in time. The thread then holds the locks of its stream
-            and handler, for which the interpreter would wait at its end.
+        write_blocked: True if the last lines couldn't be written in time. The thread then holds locks of its stream and handler,
+            for which the interpreter would wait when it exits.
     """
 
     write_blocked = False
@@ -207,10 +206,7 @@ class Writer(logging.handlers.QueueListener):
         self._descriptor, self._path = _file_of(stream)
 
     def reopen(self) -> bool:
-        """Open the log's file anew by its name, after the present one was renamed or removed.
-
-        False when the log goes to no file, or no file of that name can be opened.
-        """
+        """Reopen the log file by name, after it was renamed or removed. Returns False if there is no file, or it can't be opened."""
         if self._path is None:
             return False
         try:
@@ -225,7 +221,7 @@ class Writer(logging.handlers.QueueListener):
         return True
 
     def stop(self) -> None:
-        """Wait for the last lines, but not for ever: the thread is a daemon."""
+        """Wait up to FLUSH_WITHIN for the last lines. The thread is a daemon, so it may stay behind."""
         if self._thread is not None:
             self.enqueue_sentinel()
             self._thread.join(FLUSH_WITHIN)
@@ -234,21 +230,18 @@ class Writer(logging.handlers.QueueListener):
 
 
 def _file_of(stream: TextIO) -> tuple[int, str | None]:
-    """Return the descriptor and path of the regular file that a stream goes to; no path when it goes elsewhere."""
+    """Return the descriptor of a stream, and its path if it is a regular file."""
     try:
         descriptor = stream.fileno()
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor, None
         return descriptor, str(Path(f"/proc/self/fd/{descriptor}").readlink())
-    except (OSError, ValueError):  # No descriptor, as of a stream in memory; or no /proc.
+    except (OSError, ValueError):  # A stream in memory has no descriptor, and some systems have no /proc.
         return -1, None
 
 
 def _pin(logger: Any, name: str, event: _Event) -> _Event:
-    """Take hold, on the caller's thread, of what the writer could no longer see.
-
-    That is the exception being handled, and the state of objects that may change.
-    """
+    """Capture on the caller's thread what the writer can't see: the current exception, and the state of mutable objects."""
     if event.get("exc_info") is True:
         event["exc_info"] = sys.exc_info()
     for key, value in event.items():
@@ -258,7 +251,7 @@ def _pin(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
-    """Return the level and logger of a line that came by way of the standard library."""
+    """Add the level, logger and time of a line from the standard library's logging."""
     record = event["_record"]
     event.setdefault("level", record.levelname.lower())
     event.setdefault("logger", record.name)
@@ -267,7 +260,7 @@ def _describe_record(logger: Any, name: str, event: _Event) -> _Event:
 
 
 def _defuse(logger: Any, name: str, event: _Event) -> _Event:
-    """Escape what the console renderer prints verbatim. It prints all other values as Python literals, which is safe."""
+    """Escape what the console renderer prints verbatim. It prints all other values as Python literals, which are safe."""
     safe: _Event = {escape(key): value for key, value in event.items()}
     safe["event"] = escape(str(event.get("event", "")))
     if "logger" in event:
@@ -278,11 +271,11 @@ def _defuse(logger: Any, name: str, event: _Event) -> _Event:
 
 
 class _Console:
-    """Renderer for people. A line that another program printed is shown as it is, behind the program's name.
+    """Renderer of text. Lines that workers have printed are shown as they are, after the worker's name.
 
     Arguments:
         console: renderer of all other lines.
-        colours: whether colours are understood.
+        colours: True to use colours.
     """
 
     def __init__(self, console: structlog.typing.Processor, colours: bool) -> None:
@@ -324,7 +317,6 @@ def _formatter(json: bool, colours: bool) -> structlog.stdlib.ProcessorFormatter
 
 
 def _console(colours: bool) -> structlog.dev.ConsoleRenderer:
-    """Return the renderer of text for people."""
     return structlog.dev.ConsoleRenderer(
         colors=colours,
         repr_native_str=True,

@@ -1,9 +1,8 @@
-"""Reuse of memory: large freed blocks stay with the process, so that the next ones need no fresh pages.
+"""Reuse of memory: the process keeps large freed blocks, so later ones need no fresh pages.
 
-A fresh page costs the kernel more than filling it: four fifths of the time to receive 5 MB and copy them once. By
-default the C library gives large blocks back as soon as they are freed. When more than the bound is free at the end of
-the heap, it gives all of that back at once, which takes as long again. So the bound lies above what usually comes
-and goes: in a host, the outputs of several long answers.
+A fresh page costs the kernel more than filling it: four fifths of the time to receive and copy 5 MB. By default the C library
+returns large blocks as soon as they are freed. If more than a bound is free at the end of the heap, it returns all of that,
+which takes as long again. So the bound must exceed what usually comes and goes: in a host, the outputs of several long answers.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from functools import cache
 from typing import Any
 
 KEPT_BY_CHILD = 64 << 20
-"""Bytes of free memory that stay with a process that runs a function, at most."""
+"""Most bytes of free memory that a process with a target keeps."""
 _LEAST_KEPT, _MOST_KEPT, _PART = 64 << 20, 256 << 20, 16
-"""A host keeps this share of its memory, within these bounds."""
+"""A host keeps a 16th of its memory, within these bounds."""
 _LARGEST = 32 << 20
-"""Largest block that is reused, in bytes; glibc takes no larger bound."""
+"""Largest reused block in bytes, the most that glibc allows."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 
 def kept_by_host(memory: int) -> int:
-    """Return how many bytes of free memory a host keeps that may use `memory` bytes; 0 if unknown."""
+    """Return the bytes of free memory that a host keeps. `memory`: bytes that it may use; 0 if unknown."""
     return min(max(memory // _PART, _LEAST_KEPT), _MOST_KEPT)
 
 
@@ -37,10 +36,9 @@ def reuse_large_blocks(kept: int) -> None:
 
 
 def unfilled(size: int) -> bytearray:
-    """Return an array of undefined bytes to be overwritten. To clear them first would cost as much as a copy."""
-    make = _maker()
-    found: bytearray = make(None, size)
-    return found
+    """Return an array of undefined bytes. Clearing them would cost as much as a copy."""
+    array: bytearray = _maker()(None, size)
+    return array
 
 
 @cache

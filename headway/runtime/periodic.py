@@ -1,4 +1,4 @@
-"""Loop that calls a function at even intervals, whether or not the broker or store answers."""
+"""Loop that calls a function at even intervals, and goes on through outages of the broker or store."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ PERIOD = 1.0
 
 
 class Periodic:
-    """Caller of `act`, at once and then at each tick of `every` seconds, see `headway.runtime.ticks`.
+    """Calls `act` at once, and then at each tick of `every` seconds (see `headway.runtime.ticks`).
 
     Arguments:
         name: name of the loop, for the log.
-        act: function to call. An outage of broker or store is logged once, and the function is tried again at the next
-            tick.
+        act: function to call. If the broker or store is out of reach, the next tick tries again.
         clock: monotonic seconds.
-        what: name in the log of what `act` asks; empty: outages aren't logged here.
-        every: seconds between two calls, or a function that returns them anew after each call.
+        what: name of the broker or store, to log its outages; empty to log none.
+        every: seconds between two calls, or a function that returns them after each call.
     """
 
     def __init__(
@@ -35,10 +34,7 @@ class Periodic:
         what: str = "broker",
         every: float | Callable[[], float] = PERIOD,
     ) -> None:
-        self._name = name
-        self._act = act
-        self._clock = clock
-        self._every = every
+        self._name, self._act, self._clock, self._every = name, act, clock, every
         self._availability = Availability(name, clock, what) if what else None
         self._stopped = self._hurried = False
         self._pausing: asyncio.Future[None] | None = None
@@ -53,10 +49,10 @@ class Periodic:
         self._stopped = True
         _end(self._pausing)
         if self._task is not None:
-            await asyncio.wait({self._task})  # Who waits for it may be cancelled; the loop may not.
+            await asyncio.wait({self._task})  # Unlike `await`, doesn't pass a cancellation on to the loop.
 
     def soon(self) -> None:
-        """Call at the next turn of the loop, or once the call under way has finished."""
+        """Call in the next turn of the event loop, or right after the call under way."""
         self._hurried = True
         _end(self._pausing)
 
@@ -95,7 +91,7 @@ def _end(pausing: asyncio.Future[None] | None) -> None:
 
 
 class BareResource:
-    """Resource with nothing to open, run or close unless a subclass says so."""
+    """Resource that does nothing; subclasses override what they need."""
 
     async def open(self) -> None:
         """Get ready."""
@@ -108,11 +104,7 @@ class BareResource:
 
 
 class PeriodicResource(BareResource):
-    """Resource that calls a function now and then.
-
-    Arguments:
-        periodic: caller of the function.
-    """
+    """Resource that runs a Periodic."""
 
     def __init__(self, periodic: Periodic) -> None:
         self._periodic = periodic

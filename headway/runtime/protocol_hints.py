@@ -1,4 +1,4 @@
-"""Log lines about clients that speak another protocol than the port, or speak it wrongly: one a minute of each kind, with a count."""
+"""Log lines about clients that use the wrong protocol for a port, or break it: one a minute of each kind, with a count."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from headway.runtime.logger import get_logger
 
 log = get_logger(__name__)
 
-TOLD_EVERY = 60.0
-"""Least seconds between two such lines."""
+LOG_EVERY = 60.0
+"""Least seconds between two lines of a kind."""
 
 TLS = (
     "a client speaks TLS to a plain port",
@@ -34,7 +34,7 @@ CUTS = {
         "its connection ended; let it ping every 10 s at most (GRPC_ARG_KEEPALIVE_TIME_MS)",
     ),
 }
-"""Cuts of connections of the gRPC port, by the reason that `headway_refusals_total` has."""
+"""Reasons to cut connections of the gRPC port, by the reason label of `headway_refusals_total`."""
 HTTP1 = ("a client speaks HTTP/1.1 to the gRPC port", "HTTP has a port of its own, that of --port")
 
 
@@ -49,13 +49,13 @@ class ProtocolHints:
     def __init__(self, port: str, clock: Callable[[], float]) -> None:
         self._port, self._clock = port, clock
         self._times: Counter[tuple[str, str]] = Counter()
-        self._told: dict[tuple[str, str], float] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}
 
     def tell(self, kind: tuple[str, str]) -> None:
-        """Count a client of one of the kinds above, and log it if a line is due."""
+        """Count a client of one of the kinds above, and log the count if a line is due."""
         self._times[kind] += 1
         now = self._clock()
-        if now >= self._told.get(kind, -TOLD_EVERY) + TOLD_EVERY:
+        if now >= self._logged_at.get(kind, -LOG_EVERY) + LOG_EVERY:
             event, hint = kind
             log.warning(event, port=self._port, times=self._times.pop(kind), hint=hint)
-            self._told[kind] = now
+            self._logged_at[kind] = now

@@ -1,4 +1,4 @@
-"""Ids of requests: alone, as nothing else is needed by all that makes them."""
+"""Ids of requests, in a module of their own because most importers need nothing else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 import uuid_utils
 
 NewId = Callable[[], str]
-"""Function that makes the text of a fresh UUIDv7."""
+"""Function like `new_id`."""
 
 
 def new_id() -> str:
-    """Return a fresh request id: UUIDv7 text (RFC 9562), so that ids sort by time."""
+    """Return a new request id: the text of a UUIDv7 (RFC 9562), so ids sort by time."""
     return str(uuid_utils.uuid7())

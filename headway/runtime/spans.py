@@ -1,8 +1,4 @@
-"""Spans of sampled requests and batches, and the buffer in which they wait to be sent.
-
-Nothing here knows how spans are sent: they are plain data, which another thread encodes.
-Only what is sampled ever becomes a Span.
-"""
+"""Spans of sampled requests and batches, and the buffer in which they wait for export by another thread."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ Attributes = tuple[tuple[str, Attribute], ...]
 
 
 class SpanKind(enum.IntEnum):
-    """Kinds of spans, with their numbers in OpenTelemetry's protocol."""
+    """Kinds of spans, with their numbers in OTLP."""
 
     INTERNAL = 1
     SERVER = 2
@@ -33,18 +29,18 @@ class SpanKind(enum.IntEnum):
 
 
 FORMS = 1024
-"""Limit on the forms of spans that a recorder remembers."""
+"""Most span forms that a recorder caches."""
 ZERO_LASTS = 1.0
-"""Seconds for which the difference between the clock and Unix time counts as constant, so that spans keep their order."""
+"""Seconds for which the offset between the clock and Unix time is kept, so that spans stay in order."""
 
 
 class SpanForm(msgspec.Struct, eq=False):
-    """Part that many spans share, made once.
+    """What many spans have in common.
 
     Attributes:
-        name: name of the spans, of which there are few.
+        name: name of the spans.
         kind: see SpanKind.
-        attributes: names and values that all of the spans have.
+        attributes: names and values of the attributes.
     """
 
     name: str
@@ -53,11 +49,11 @@ class SpanForm(msgspec.Struct, eq=False):
 
 
 class SpanLink(msgspec.Struct, frozen=True, gc=False):
-    """Link of a span to another, mostly in another trace.
+    """Link of a span to another, usually in another trace.
 
     Attributes:
         context: the other span.
-        message: id of the request that it belongs to; empty where that is not said.
+        message: id of the other span's request; empty if it isn't given.
     """
 
     context: TraceContext
@@ -65,17 +61,17 @@ class SpanLink(msgspec.Struct, frozen=True, gc=False):
 
 
 class Span(msgspec.Struct, frozen=True, gc=False):
-    """One span, ended.
+    """A span that has ended.
 
     Attributes:
-        form: part that it shares with others.
-        context: its own place in the trace.
-        parent: id of the span above it; empty for the first of a trace.
-        remote: whether that span is another process's.
+        form: what it has in common with others.
+        context: its ids.
+        parent: id of its parent; empty for the first span of a trace.
+        remote: True if another process recorded the parent.
         begun, ended: Unix times in nanoseconds.
-        attributes: names and values of its own.
+        attributes: names and values of further attributes.
         links: links to other spans.
-        error: what went wrong; None when nothing did.
+        error: error message; None if there was no error.
     """
 
     form: SpanForm
@@ -90,13 +86,13 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpanBuffer:
-    """Spans that wait to be sent. One thread adds, another takes.
+    """Spans that wait to be exported. One thread adds them, another takes them.
 
     Arguments:
-        most: limit on waiting spans; further ones are dropped and counted.
-        enough: number of spans at which `wake` is called.
+        most: most waiting spans; further ones are dropped and counted.
+        enough: number of waiting spans at which `wake` is called.
         dropped: counts of dropped spans by reason.
-        wake: called when there is enough to send.
+        wake: called to start an export.
     """
 
     def __init__(self, most: int, enough: int, dropped: dict[str, int], wake: Callable[[], None]) -> None:
@@ -108,7 +104,7 @@ class SpanBuffer:
         return len(self._waiting)
 
     def add(self, span: Span) -> None:
-        """Add a span, unless too many wait."""
+        """Add a span, or drop it if the buffer is full."""
         waiting = len(self._waiting)
         if waiting >= self._most:
             self._dropped["queue"] += 1
@@ -118,7 +114,7 @@ class SpanBuffer:
             self._wake()
 
     def take(self, most: int) -> list[Span]:
-        """Take the oldest spans, at most so many."""
+        """Remove and return up to `most` of the oldest spans."""
         count = min(most, len(self._waiting))
         return [self._waiting.popleft() for _ in range(count)]
 
@@ -128,17 +124,13 @@ class SpanRecorder:
 
     Arguments:
         sampler: decides which requests are sampled, and makes ids.
-        buffer: takes the spans.
-        clock: monotonic seconds, on which the services' instants are.
+        buffer: gets the spans.
+        clock: monotonic seconds; the clock of all instants.
         wall: Unix time in nanoseconds.
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        buffer: SpanBuffer,
-        clock: Callable[[], float],
-        wall: Callable[[], int] = time.time_ns,
+        self, sampler: Sampler, buffer: SpanBuffer, clock: Callable[[], float], wall: Callable[[], int] = time.time_ns
     ) -> None:
         self.sampler = sampler
         self.clock, self._wall = clock, wall
@@ -146,14 +138,14 @@ class SpanRecorder:
         self.add = buffer.add
 
     def unix_zero(self, now: float) -> int:
-        """Return the Unix time in nanoseconds of the clock's 0, at most a second old. `now`: instant of the clock."""
+        """Return the Unix time in nanoseconds at which the clock was 0, as measured at most a second before instant `now`."""
         if now >= self._known_until:
             self._zero, self._known_until = self._wall() - int(self.clock() * 1e9), now + ZERO_LASTS
         return self._zero
 
 
 class RunTrace:
-    """Trace of a running batch, to which its backend may add.
+    """Trace of a running batch, for its backend to add spans.
 
     Arguments:
         recorder: recorder of its spans.
@@ -162,7 +154,7 @@ class RunTrace:
         begun: instant at which the run began.
 
     Attributes:
-        clock: monotonic seconds.
+        clock: clock of the recorder.
     """
 
     def __init__(self, recorder: SpanRecorder, context: TraceContext, model: str, begun: float) -> None:
@@ -174,16 +166,16 @@ class RunTrace:
         return self._zero + int(instant * 1e9)
 
     def ran(self, begun: float, ended: float) -> None:
-        """Record the run of user code by the instants that its process reports, if they make sense."""
+        """Record the run of user code between instants that its process reports, if they are plausible."""
         if self.begun <= begun <= ended <= self._recorder.clock():
             self._add(f"run {self._model}", SpanKind.INTERNAL, self._recorder.sampler.below(self.context), begun, ended)
 
     def begin_try(self) -> TraceContext:
-        """Return the context of a try at a remote API, which is sent with it."""
+        """Return a context to send with a call of a remote API."""
         return self._recorder.sampler.below(self.context)
 
     def end_try(self, context: TraceContext, begun: float, number: int, problem: str, attributes: Attributes) -> None:
-        """Record a try at a remote API. `problem`: what went wrong with it; empty when nothing did."""
+        """Record a call of a remote API. `number`: number of the try, from 1. `problem`: error; empty if there was none."""
         more = (("http.request.resend_count", number - 1),) if number > 1 else ()
         ended = self._recorder.clock()
         self._add(f"call {self._model}", SpanKind.CLIENT, context, begun, ended, (*attributes, *more), problem or None)
@@ -203,6 +195,6 @@ class RunTrace:
 
 
 RUN: ContextVar[RunTrace | None] = ContextVar("run", default=None)
-"""Trace of the batch that the current task runs; None unless it is sampled."""
+"""Trace of the batch that the current task runs; None if it isn't sampled."""
 OUTGOING: ContextVar[TraceContext | None] = ContextVar("outgoing", default=None)
-"""Span under which the current task asks a remote API; None unless it is sampled."""
+"""Span for the remote API call of the current task; None if it isn't sampled."""

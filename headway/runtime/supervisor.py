@@ -1,7 +1,7 @@
 """Supervisor of long-lived loops.
 
-A loop that ends, raises, or is cancelled by anybody but its supervisor is started again after a pause that
-grows while it keeps failing. So neither a cancelled client nor an exception in user code can stop a service.
+A loop that raises, or is cancelled by anyone but its supervisor, is restarted after a pause that grows with each failure. So
+neither a cancelled client nor an exception in user code can stop a service.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Supervisor:
 
     def __init__(self) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}
-        """Tasks that have not ended, in the order in which they were started."""
+        """Running tasks, in the order of their start."""
         self._stopping = False
 
     def start(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Keep `loop()` running. Returns the task that does so."""
+        """Keep `loop()` running until it returns or `stop` is called. Returns the task that does so."""
         task = asyncio.get_running_loop().create_task(self._keep(name, loop), name=f"supervisor of {name}")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

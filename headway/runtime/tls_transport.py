@@ -1,16 +1,15 @@
-"""TLS between a socket and the protocol of a port, from the first byte on.
+"""TLS between a socket and the protocol of a port.
 
     NEW ──first byte──▶ WAITING ─turn─▶ HANDSHAKE ──▶ OPEN ──▶ ENDED
       │                    ▲───────────────┘ │
       └─no TLS─▶ PLAIN                       └─failed─▶ ENDED
 
-The protocol above gets its connection at once, so that one whose handshake hangs counts and times out like any
-other silent one. What the protocol writes before the handshake is done is kept until then.
+The protocol gets its connection at once, before the handshake. So a connection whose handshake hangs is counted and times out
+like any silent one. What the protocol writes before the end of the handshake is kept until then. The event loop's own TLS
+would announce a connection only after its handshake, and can't end one direction of it.
 
-Handshakes that have come together wait in a line (`headway.runtime.fair_turns`), and addresses take turns: a step takes a tenth of a millisecond to several, as the key of the
-certificate is.
-
-An event loop's own TLS would tell the protocol of a connection only after the handshake, and could not end one side of it.
+Clients' addresses take turns (`headway.runtime.fair_turns`) for steps of their handshakes. A step takes 0.1 ms to several ms,
+depending on the key of the certificate.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 LINGER = 1.0
-"""Seconds for which a client with a failed handshake may go on sending, so that it gets to read why."""
+"""Seconds to keep a connection after a failed handshake, so that the client can read why."""
 
-TOLD_EVERY = 60.0
-"""Shortest time in seconds between two log lines about failed handshakes."""
+LOG_EVERY = 60.0
+"""Least seconds between two log lines about failed handshakes."""
 
 NEW, WAITING, HANDSHAKE, OPEN, PLAIN, ENDED = range(6)
 
 _RECORD = 16_384
-"""Most bytes that one record carries."""
+"""Most bytes in one TLS record."""
 
 _HANDSHAKE_RECORD = 0x16
 _TEXT = frozenset(b"\r\nABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
-"""First bytes of clients that speak a protocol of text, such as HTTP."""
+"""First bytes of clients that speak a text protocol, such as HTTP."""
 
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "no_certificate",
@@ -56,9 +55,9 @@ _REASONS = {
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "distrusted",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "distrusted",
 }
-"""Reasons of failed handshakes for the metric, by OpenSSL's."""
+"""Labels of failed handshakes, by OpenSSL's reason."""
 REASONS = (*dict.fromkeys(_REASONS.values()), "malformed", "closed", "unfinished")
-"""All reasons of failed handshakes."""
+"""All labels of failed handshakes."""
 
 
 class TlsPort:
@@ -66,8 +65,8 @@ class TlsPort:
 
     Arguments:
         certificates: certificates of the process.
-        protocol: protocol spoken on the port, as `Certificates.context` takes it.
-        label: name of the port, for log and metrics.
+        protocol: protocol of the port; see `Certificates.context`.
+        label: name of the port in log and metrics.
         loop: event loop of the port.
     """
 
@@ -76,16 +75,16 @@ class TlsPort:
         self.line = FairTurns(loop=loop, budget=MILLISECOND, rests=False)
         self._certificates, self._protocol, self._label = certificates, protocol, label
         self._failed: Counter[str] = Counter()
-        self._told_at = -TOLD_EVERY
+        self._logged_at = -LOG_EVERY
 
     def around(
         self, make: Callable[[], asyncio.Protocol], refuse_plain: Callable[[Any], None]
     ) -> Callable[[], asyncio.Protocol]:
-        """Return the maker of the protocols of a listening socket.
+        """Return the protocol factory for a listening socket.
 
         Arguments:
-            make: makes the protocol of a connection above TLS.
-            refuse_plain: answers, through such a protocol and in plain text, a client that does not speak TLS.
+            make: makes the protocol above TLS for a connection.
+            refuse_plain: called with that protocol to answer, without TLS, a client that doesn't speak TLS.
         """
         return lambda: TlsTransport(self, make(), refuse_plain)
 
@@ -95,23 +94,20 @@ class TlsPort:
         return self._certificates.context(self._protocol)
 
     def failed(self, reason: str) -> None:
-        """Count a failed handshake, and log it at most once in TOLD_EVERY."""
+        """Count a failed handshake, and log the counts at most once in LOG_EVERY."""
         self._certificates.counts.failures[self._label, reason] += 1
-        if reason in (
-            "closed",
-            "unfinished",
-        ):  # Balancers that only check for an open port do that all the time.
+        if reason in ("closed", "unfinished"):  # Load balancers that check for an open port cause these all the time.
             return
         self._failed[reason] += 1
         now = self.loop.time()
-        if now >= self._told_at + TOLD_EVERY:
+        if now >= self._logged_at + LOG_EVERY:
             log.warning("clients fail at the TLS handshake", port=self._label, times=dict(self._failed))
             self._failed.clear()
-            self._told_at = now
+            self._logged_at = now
 
 
 class TlsTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS of one connection: a protocol to the socket's transport, and the transport of the protocol above.
+    """TLS of one connection: the protocol of the socket's transport, and the transport of the protocol above.
 
     Arguments:
         port: TLS of the port.
@@ -130,17 +126,17 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._tls: Any = None
         self._wants_eof = self._paused = False
 
-    # What the socket's transport calls.
+    # Called by the socket's transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand the connection to the protocol above at once."""
+        """Give the connection to the protocol above at once."""
         self._raw = cast(asyncio.Transport, transport)
         self._address = str((transport.get_extra_info("peername") or ("",))[0])
         if self._protocol is not None:
             self._protocol.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt data, or feed it to the handshake; after the end drop it."""
+        """Decrypt data, or feed it to the handshake. After the end, drop it."""
         state = self._state
         if state == OPEN:
             self._incoming.write(data)
@@ -155,7 +151,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._port.line.wait(self._address, self.take_turn)
 
     def eof_received(self) -> bool | None:
-        """Treat the end of the client's stream as the end of the connection."""
+        """Close the connection when the client ends its stream."""
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -182,15 +178,15 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._state = HANDSHAKE
             if not self._raw.is_closing():
                 self._raw.resume_reading()
-                if self._tls is None:  # Made here, as it costs as much as a step.
+                if self._tls is None:  # Made here because it costs as much as a step.
                     self._outgoing = ssl.MemoryBIO()
                     self._tls = self._port.context.wrap_bio(self._incoming, self._outgoing, server_side=True)
                 self._shake_hands()
 
-    # What the protocol above calls.
+    # Called by the protocol above.
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Encrypt and send, or keep until the handshake is done."""
+        """Encrypt and send data, or keep it until the handshake is done."""
         state = self._state
         if state == OPEN:
             self._encrypt(data)
@@ -201,7 +197,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._unsent.append(bytes(data))
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
-        """Write several pieces as one."""
+        """Write several pieces."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
@@ -209,7 +205,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def write_eof(self) -> None:
-        """Tell the client that nothing more is sent to it, and throw away what it still sends."""
+        """Tell the client that nothing more will be sent, and ignore what it still sends."""
         state = self._state
         if state < OPEN:
             self._wants_eof = True
@@ -219,7 +215,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._end_sending()
 
     def close(self) -> None:
-        """End the connection when what was written has left."""
+        """End the connection once everything is sent."""
         self._end("unfinished")
         self._raw.close()
 
@@ -233,13 +229,13 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """Hand nothing over for now; a handshake goes on."""
+        """Pass no data to the protocol. A handshake continues."""
         self._paused = True
         if self._state == OPEN:
             self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Hand over what comes, and what has come meanwhile."""
+        """Pass data to the protocol again, including what has come since `pause_reading`."""
         self._paused = False
         if self._state == OPEN and not self._raw.is_closing():
             self._raw.resume_reading()
@@ -247,15 +243,15 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._port.loop.call_soon(self._read)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the bounds of what waits for the client."""
+        """Set the limits for unsent bytes."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Return the bytes that wait for the client."""
+        """Return the number of unsent bytes."""
         return self._raw.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the facts of the connection: those of the socket as without TLS, and `ssl_object` from the handshake on."""
+        """Return information about the socket, or the `ssl_object` once the handshake has begun."""
         if name == "ssl_object":
             return self._tls if self._tls is not None else default
         return self._raw.get_extra_info(name, default)
@@ -263,7 +259,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # Steps.
 
     def _begin(self, data: bytes) -> bool:
-        """Prepare the handshake; False when the client does not speak TLS."""
+        """Prepare the handshake. Returns False if the client doesn't speak TLS."""
         if data[0] != _HANDSHAKE_RECORD and data[0] in _TEXT:
             self._state = PLAIN
             self._port.failed("plain")
@@ -278,7 +274,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._flush()
         except ssl.SSLError as exc:
-            self._flush()  # The alert that says why.
+            self._flush()  # Sends the alert, which says why.
             self._end(_REASONS.get(exc.reason or "", "malformed"))
             if not self._raw.is_closing():
                 self._end_sending()
@@ -300,7 +296,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._read()
 
     def _read(self) -> None:
-        """Hand over what can be decrypted."""
+        """Pass all data that can be decrypted to the protocol."""
         if self._state != OPEN or self._paused:
             return
         tls, incoming, parts, ended = self._tls, self._incoming, [], False
@@ -315,7 +311,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             pass
         except ssl.SSLZeroReturnError:
             ended = True
-        except ssl.SSLError:  # What was sent is no TLS, or was changed on its way.
+        except ssl.SSLError:  # The data isn't TLS, or was changed on its way.
             self._flush()
             self.abort()
             return
@@ -338,21 +334,21 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._raw.write(self._outgoing.read())
 
     def _end_sending(self) -> None:
-        with contextlib.suppress(OSError):  # The client has reset the connection, which comes to light in a moment.
+        with contextlib.suppress(OSError):  # The client has reset the connection; `connection_lost` follows.
             self._raw.write_eof()
 
     def _say_end(self) -> None:
-        """Tell the client, in TLS, that nothing more is sent."""
+        """Tell the client by TLS that nothing more will be sent."""
         if self._state != OPEN:
             return
         self._state = ENDED
-        with contextlib.suppress(ssl.SSLError):  # The client's own end has not come.
+        with contextlib.suppress(ssl.SSLError):  # The client hasn't ended its side.
             self._tls.unwrap()
         if not self._raw.is_closing():
             self._flush()
 
     def _end(self, reason: str) -> None:
-        """Take no more part; `reason` is counted if the handshake was not done."""
+        """End TLS. `reason` is counted if the handshake wasn't done."""
         state = self._state
         self._say_end()
         self._state = ENDED

@@ -25,7 +25,7 @@ from headway.model import (
     WorkerStatus,
 )
 from headway.ports import Broker
-from headway.runtime.departure_log import DepartureLog
+from headway.runtime.counters import DepartureLog
 from tests.contracts.brokers import (
     AT_ONCE,
     MAX_BATCH,

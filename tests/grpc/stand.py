@@ -28,7 +28,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.doors.entrance import Entrance
 from headway.doors.readiness import Readiness
 from headway.gateway.gateway import Gateway
-from headway.gateway.refusal_traces import RefusalTraces
+from headway.gateway.request_traces import RefusalTraces
 from headway.grpc import messages
 from headway.grpc.listener import GrpcListener
 from headway.identity.principals import AnonymousIdentity

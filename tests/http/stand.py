@@ -38,8 +38,7 @@ from headway.gateway.lane import Lane
 from headway.gateway.limiter import Limiter
 from headway.gateway.outcome_counts import TenantCounts
 from headway.gateway.pending import ReplySink, SeveralInputs
-from headway.gateway.refusal_traces import RefusalTraces
-from headway.gateway.request_traces import RequestTraces
+from headway.gateway.request_traces import RefusalTraces, RequestTraces
 from headway.gateway.served_models import ServedModels
 from headway.http import public
 from headway.http.inference import fast_path, request_in_hand

@@ -8,7 +8,7 @@ import pytest
 
 from headway.core.trace_context import traceparent
 from headway.errors import BadRequest
-from headway.gateway.refusal_traces import BURST, RATE, RefusalTraces
+from headway.gateway.request_traces import BURST, RATE, RefusalTraces
 from headway.grpc import messages
 from headway.model import TraceContext
 from headway.runtime.counters import Counters

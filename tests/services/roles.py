@@ -16,7 +16,7 @@ from headway.core import policies
 from headway.core.queue_limits import QueueLimits
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
-from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.fleet_watchers import CapacityWatcher
 from headway.gateway.gateway import Gateway
 from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, Role, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Fleet, Gpu

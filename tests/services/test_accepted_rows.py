@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from headway.gateway.accepted_requests import AT_ONCE
-from headway.gateway.ledger_writer import INTERVAL, LedgerWriter
+from headway.gateway.ledger_writer import INTERVAL, OPEN_AT_ONCE, LedgerWriter
 from headway.runtime.supervisor import Supervisor
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
@@ -103,11 +102,11 @@ async def test_while_the_ledger_is_away_answers_go_on_and_only_what_still_waits_
 
 async def test_more_requests_than_one_call_takes_are_all_noted_and_all_forgotten(clock: Clock) -> None:
     async with Scene(clock, max_queue=100_000) as scene:
-        count = 2 * AT_ONCE + 7
+        count = 2 * OPEN_AT_ONCE + 7
         asked = [scene.stand.asking(str(number), timeout=60.0) for number in range(count)]
         await asyncio.sleep(4 * INTERVAL + 0.1)
         held = scene.stand.gateway.pending
-        assert held > AT_ONCE
+        assert held > OPEN_AT_ONCE
         assert len(scene.ledger.waiting) >= held - 1
         for one in asked:
             one.cancel()

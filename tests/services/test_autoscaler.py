@@ -20,7 +20,7 @@ from headway.controller.controller import LEADS_FOR
 from headway.core.scaling.rules import read
 from headway.fleet.local_scaling import LocalScaling, ScalingFollower
 from headway.fleet.pace import Pace
-from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.fleet_watchers import CapacityWatcher
 from headway.model import ProcessInfo, Role, WorkerInfo, WorkerStatus
 from tests.services.fake_backend import FakeBackend
 from tests.services.fake_scaling import FakeScaling

@@ -11,8 +11,7 @@ from headway.core.departure_board import HISTORY_SECONDS, STEP
 from headway.fleet.board_reporter import PERIOD, WATCHED_PERIOD, FlowMeter
 from headway.model import Lease, Slot, WorkerStatus
 from headway.model.board import ARRIVED, RUNNING, BatchDeparture, Notice, RequestFlow
-from headway.runtime.counters import Counters
-from headway.runtime.departure_log import MOST, DepartureLog
+from headway.runtime.counters import MOST_UNTOLD, Counters, DepartureLog
 from tests.contracts.brokers import ask
 from tests.http.test_admin import Touchy
 from tests.services.stand import Stand
@@ -60,11 +59,11 @@ def test_what_left_and_came_back_in_between_is_told_once() -> None:
 
 def test_the_log_is_bounded_and_counts_the_rest() -> None:
     log = DepartureLog()
-    for fence in range(MOST + 5):
+    for fence in range(MOST_UNTOLD + 5):
         log.left(lease(fence, 0))
         log.became(SLOT, WorkerStatus.STARTING if fence % 2 else WorkerStatus.HEALTHY, fence)
     departures, changes, untold = log.take()
-    assert (len(departures), len(changes), untold) == (MOST, MOST, 10)
+    assert (len(departures), len(changes), untold) == (MOST_UNTOLD, MOST_UNTOLD, 10)
     assert log.take() == ((), (), 0)
 
 

@@ -18,7 +18,7 @@ from headway.core.retry import BACKOFF_BASE
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
 from headway.gateway.broker_session import SECOND_CHANCE, TAKEOVER, Replied
-from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.fleet_watchers import CapacityWatcher
 from headway.model import Capacity, EntryState, Principal, ProcessInfo, Reply
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor

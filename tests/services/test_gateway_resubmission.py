@@ -9,7 +9,7 @@ import pytest
 
 from headway import errors
 from headway.gateway.broker_session import PROBE_AFTER, Replied
-from headway.gateway.resubmitter import CHUNK, SPREAD
+from headway.gateway.outbox import CHUNK, SPREAD
 from headway.model import Entry, Failure, Limit, Principal
 from tests.services.calls import offered, once
 from tests.services.fake_backend import ANYBODY, FakeBackend

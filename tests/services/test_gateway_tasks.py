@@ -12,9 +12,9 @@ import pytest
 
 from headway import errors
 from headway.errors import BrokerUnavailable
-from headway.gateway import late_tasks
+from headway.gateway import deadlines
 from headway.gateway.broker_session import SETTLING
-from headway.gateway.late_tasks import LATE_SECONDS
+from headway.gateway.deadlines import LATE_SECONDS
 from headway.gateway.pending import FutureSink
 from headway.model import (
     DedupKey,
@@ -678,7 +678,7 @@ async def test_a_task_that_is_waited_for_is_told_of_its_deadline_when_that_passe
 async def test_late_tasks_are_bounded_and_the_oldest_is_noted_first(
     bound: str, most: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    monkeypatch.setattr(late_tasks, bound, most)
+    monkeypatch.setattr(deadlines, bound, most)
     texts = [f"{number}" * 3_900 for number in range(5)]
     async with Fleet(clock, FakeBackend(1.0), gateways=1, model="m") as fleet:
         fleet.ask("busy")

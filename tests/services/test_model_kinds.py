@@ -11,8 +11,8 @@ from headway import errors
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
+from headway.gateway.fleet_watchers import READ_WORKERS_EVERY, WorkersWatcher
 from headway.gateway.served_models import ServedModels
-from headway.gateway.workers_watcher import READ_WORKERS_EVERY, WorkersWatcher
 from headway.model import (
     ALL_PARAMETERS,
     InferenceRequest,

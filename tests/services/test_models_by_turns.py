@@ -21,9 +21,8 @@ from headway.core.scaling.scaler import ScaleLimits
 from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.membership import Membership
 from headway.fleet.pace import Pace
-from headway.gateway.capacity_watcher import CapacityWatcher
+from headway.gateway.fleet_watchers import CapacityWatcher, WorkersWatcher
 from headway.gateway.served_models import ServedModels
-from headway.gateway.workers_watcher import WorkersWatcher
 from headway.model import ProcessInfo, Reply, Role, Slot
 from headway.model.bulk import BulkLine
 from headway.runtime.request_id import new_id

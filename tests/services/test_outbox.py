@@ -12,8 +12,7 @@ from headway.core.dedup import follower
 from headway.errors import BrokerUnavailable
 from headway.gateway import outbox
 from headway.gateway.broker_session import LARGE, MOST_OFFERED, MOST_REPLIES, in_turns
-from headway.gateway.outbox import AT_ONCE, LargeEntries, Outbox
-from headway.gateway.resubmitter import CHUNK
+from headway.gateway.outbox import AT_ONCE, CHUNK, LargeEntries, Outbox
 from headway.model import Entry, Failure, Octets, Reply
 from tests.contracts.brokers import ask, ids
 from tests.services.calls import offered, once

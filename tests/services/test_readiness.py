@@ -12,7 +12,7 @@ from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox
 from headway.core.queue_limits import QueueLimits
 from headway.doors.readiness import CachedReadiness, Readiness
-from headway.gateway.workers_watcher import WorkersWatcher
+from headway.gateway.fleet_watchers import WorkersWatcher
 from headway.model import WorkerInfo, WorkerStatus
 from headway.runtime.counters import BrokerCounts
 from headway.runtime.supervisor import Supervisor

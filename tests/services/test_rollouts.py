@@ -17,7 +17,7 @@ from headway.core.queue_limits import QueueLimits
 from headway.core.rollout import begun, decided
 from headway.errors import WorkerCrashed
 from headway.fleet.pace import Pace
-from headway.gateway.capacity_watcher import READ_CAPACITY_EVERY, CapacityWatcher
+from headway.gateway.fleet_watchers import READ_CAPACITY_EVERY, CapacityWatcher
 from headway.model import Capacity, ProcessInfo, Role, Rollout, RolloutState, VersionCounts
 from headway.runtime.counters import ControllerCounts, Counters
 from headway.runtime.supervisor import Supervisor

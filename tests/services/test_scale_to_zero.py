@@ -21,8 +21,7 @@ from headway.core.scaling.scaler import ScaleLimits
 from headway.doors.readiness import Readiness
 from headway.fleet.local_scaling import LocalScaling
 from headway.fleet.pace import Pace
-from headway.gateway.capacity_watcher import CapacityWatcher
-from headway.gateway.workers_watcher import WorkersWatcher
+from headway.gateway.fleet_watchers import CapacityWatcher, WorkersWatcher
 from headway.model import Capacity, Drain, InferenceRequest, ProcessInfo, Reply, RequestOptions, Scaling
 from headway.runtime.counters import ControllerCounts
 from headway.runtime.request_id import new_id

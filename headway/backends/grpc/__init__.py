@@ -1,5 +1,5 @@
 """A remote API over gRPC, for which the extra `grpc` is needed."""
 
-from headway.runtime.quiet_grpc import import_quietly
+from headway.runtime.logger import import_grpc_quietly
 
-import_quietly()
+import_grpc_quietly()

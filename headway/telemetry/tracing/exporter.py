@@ -28,8 +28,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from headway.model import TraceContext
 from headway.runtime import spans as own_spans
-from headway.runtime.logger import get_logger
-from headway.runtime.quiet_grpc import import_quietly
+from headway.runtime.logger import get_logger, import_grpc_quietly
 from headway.runtime.spans import Attribute, Attributes, Span, SpanBuffer, SpanLink
 from headway.runtime.supervisor import Supervisor
 from headway.telemetry.tracing.environment import GRPC, Collector, TraceEnvironment
@@ -181,7 +180,7 @@ def exporter_for(collector: Collector) -> Callable[[], export.SpanExporter]:
 
         compression = Compression.Gzip if collector.gzip else Compression.NoCompression
         return functools.partial(OTLPSpanExporter, endpoint=url, timeout=collector.timeout, compression=compression)
-    import_quietly()
+    import_grpc_quietly()
     import grpc
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
 

@@ -1,7 +1,7 @@
-"""Watcher of the fleet's capacity and gateways, which sets this gateway's throttle twice a second, or more seldom while nothing comes.
+"""Watchers of the fleet: one of its workers, and one of its capacity and gateways, which sets this gateway's throttle.
 
-The fleet may be out of reach, or no controller may publish any more. After some seconds without news the throttle
-opens, and only the broker itself refuses.
+The fleet may be out of reach, or no controller may publish. After some seconds without news the throttle opens, and only the
+broker refuses requests.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from headway.core.capacity import Freshness
 from headway.core.health import heard
@@ -16,40 +17,80 @@ from headway.core.shared_bucket import NO_WEIGHTS
 from headway.core.throttle import ArrivalRates, room, share, weights
 from headway.errors import BrokerUnavailable
 from headway.fleet.pace import Pace
-from headway.gateway.gateway import Gateway
-from headway.model import Capacity, ProcessInfo, Scaling
-from headway.ports import Fleet
+from headway.model import Capacity, ProcessInfo, Scaling, WorkerInfo
+from headway.ports import Fleet, Registry
 from headway.runtime.logger import get_logger
 from headway.runtime.periodic import Periodic, PeriodicResource
 
+if TYPE_CHECKING:
+    from headway.gateway.gateway import Gateway
+
 log = get_logger(__name__)
 
+READ_WORKERS_EVERY = 0.5
+"""Seconds between two looks at the workers."""
 READ_CAPACITY_EVERY = 0.5
-"""Seconds between two looks while requests come."""
+"""Seconds between two looks at the capacity while requests come."""
 CALM = 0.05
-"""Arrivals per second, averaged over about one, below which none has come for some seconds."""
+"""Arrivals per second, averaged over about a second, below which none has come for some seconds."""
+
+
+class Learner(Protocol):
+    """Part of a process that depends on the reports of workers."""
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Update from the reports."""
+
+
+class WorkersWatcher(PeriodicResource):
+    """Watcher of the workers; see `headway.app.lifecycle.Resource`.
+
+    Arguments:
+        learners: given the reports in this order, because the first may change which models are served.
+        registry: broker that knows the workers.
+        clock: monotonic seconds.
+        every: returns the seconds until the next look.
+    """
+
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        registry: Registry,
+        clock: Callable[[], float],
+        every: Callable[[], float] = lambda: READ_WORKERS_EVERY,
+    ) -> None:
+        self._learners, self._registry = learners, registry
+        super().__init__(Periodic("kinds of models", self.look, clock, every=every))
+
+    async def look(self) -> None:
+        """Read the reports once."""
+        self.learn(await self._registry.workers())
+
+    def learn(self, workers: Sequence[WorkerInfo]) -> None:
+        """Give reports to the learners."""
+        for learner in self._learners:
+            learner.learn(workers)
 
 
 class CapacityWatcher(PeriodicResource):
-    """Watcher of the fleet for one gateway.
+    """Watcher of the capacity for one gateway.
 
     Arguments:
-        gateway: gateway whose throttle is set, and which learns the number of gateways, and that the fleet does not answer.
-        fleet: fleet that is watched.
+        gateway: gateway to update: its throttle, the number of gateways, and outages of the fleet.
+        fleet: fleet to watch.
         clock: monotonic seconds.
-        pace: pace of the process, which is told while requests come.
+        pace: pace of the process, which quickens while requests come.
     """
 
     def __init__(self, gateway: Gateway, fleet: Fleet, clock: Callable[[], float], pace: Pace) -> None:
-        self._gateway = gateway
-        self._fleet = fleet
+        self._gateway, self._fleet = gateway, fleet
         self._clock, self._pace = clock, pace
         super().__init__(Periodic("capacity watcher", self._look, clock, every=self.every))
         self._freshness = Freshness(clock())
         self._calm = False
 
     def every(self) -> float:
-        """Seconds until the next look: more while no request comes to the gateway, or waits there."""
+        """Return the seconds until the next look: more while the gateway is idle."""
         if self._calm and not self._gateway.pending:
             return self._pace.every()
         self._pace.stir()
@@ -72,9 +113,9 @@ class CapacityWatcher(PeriodicResource):
 
     def _follow(self, capacities: Sequence[Capacity], members: Sequence[ProcessInfo]) -> None:
         gateway, now = self._gateway, self._clock()
-        others = self._others(members)
+        others = [member for member in heard(members) if member.model and member.id != gateway.name]  # live gateways
         gateway.limiter.gateways = 1 + len(others)
-        of_models = {one.model: one for one in capacities}
+        of_models = {capacity.model: capacity for capacity in capacities}
         self._freshness.keep(gateway.limiter.throttles.keys())
         self._calm = True
         self._roll(of_models)
@@ -84,7 +125,7 @@ class CapacityWatcher(PeriodicResource):
             self._calm = self._calm and own.higher + own.lowest < CALM
             capacity = of_models.get(model)
             if capacity is not None and self._freshness.hear(capacity, now):
-                rates = [found for one in others if (found := _arrivals(one, model)) is not None]
+                rates = [arrivals for other in others if (arrivals := _arrivals(other, model)) is not None]
                 whole = room(capacity, gateway.served[model].settings.reserved_share, [own, *rates])
                 self._set(model, share(whole, own, rates), weights(own, rates))
                 gateway.limiter.throttles[model].least_seconds = capacity.least_seconds
@@ -94,13 +135,13 @@ class CapacityWatcher(PeriodicResource):
             gateway.learn()
 
     def _roll(self, capacities: Mapping[str, Capacity]) -> None:
-        """Go by the rollouts that are published. Those of a model of which nothing is published stay as they were."""
+        """Follow the published rollouts. A model without news keeps its rollout."""
         gateway, rollouts, changed = self._gateway, [], False
-        for model, one in gateway.served.items():
-            found = capacities.get(model)
-            changed |= found is not None and one.versions.roll(found.rollout)
-            if one.versions.rollout is not None:
-                rollouts.append(one.versions.rollout)
+        for model, served in gateway.served.items():
+            capacity = capacities.get(model)
+            changed |= capacity is not None and served.versions.roll(capacity.rollout)
+            if served.versions.rollout is not None:
+                rollouts.append(served.versions.rollout)
         gateway.rollout_counts.follow(rollouts)
         if changed:
             gateway.learn()
@@ -113,15 +154,11 @@ class CapacityWatcher(PeriodicResource):
         else:
             gateway.counters.throttle.pop(model, None)
 
-    def _others(self, members: Sequence[ProcessInfo]) -> list[ProcessInfo]:
-        """Other live gateways."""
-        return [member for member in heard(members) if member.model and member.id != self._gateway.name]
 
-
-def _arrivals(member: ProcessInfo, model: str) -> ArrivalRates | None:
-    """Arrivals for a model at another gateway; None where it does not serve that."""
-    found = member.arrivals.get(model)
-    if found is None:
+def _arrivals(gateway: ProcessInfo, model: str) -> ArrivalRates | None:
+    """Return the arrivals for a model at another gateway; None if it doesn't serve the model."""
+    rates = gateway.arrivals.get(model)
+    if rates is None:
         return None
-    higher, lowest = found
-    return ArrivalRates(higher, lowest, member.tenant_rates.get(model, {}))
+    higher, lowest = rates
+    return ArrivalRates(higher, lowest, gateway.tenant_rates.get(model, {}))

@@ -51,7 +51,7 @@ PROBE_AFTER = 0.5
 SECOND_CHANCE = 0.1
 """Least seconds from the first failed call until the broker counts as down. A single call may get lost."""
 TRIES = 3
-"""Number of failures after which a call that a client waits for is given up, if the broker answers other calls."""
+"""Failures after which a client's call is given up while other calls succeed."""
 TAKEOVER = 5.0
 """Most seconds to hold requests for a broker that is read-only. A planned takeover lasts one or two."""
 AFTERMATH = 5.0
@@ -213,7 +213,7 @@ class BrokerSession:
         if self.near is not None:
             self.near.attach(self._gateway, self._delivered)
         else:
-            supervisor.start(f"{name} returns", self._returns)
+            supervisor.start(f"{name} returns", self._read_replies)
             supervisor.start(f"{name} watch", self._watch)
 
     @property
@@ -244,10 +244,10 @@ class BrokerSession:
     async def outcome(self, tenant: str, id: str) -> Recalled:
         """Read a task's outcome; see RequestQueue. Retries while the broker may be back soon."""
         known = self.broker.epoch
-        found = await self._retry(lambda: self._outcomes.outcome(tenant, id))
+        outcome = await self._retry(lambda: self._outcomes.outcome(tenant, id))
         if known and self.broker.epoch != known:
             self._settled_at = self._clock() + SETTLING
-        return found
+        return outcome
 
     async def cancel_task(self, tenant: str, id: str) -> None:
         """Cancel a task; see RequestQueue. Retries while the broker may be back soon."""
@@ -278,13 +278,13 @@ class BrokerSession:
         An idle session only waits for replies, and would notice a stalled broker seconds later.
         """
         if self._answered < began:
-            self._lost(began, error)
+            self._call_failed(began, error)
 
     def no_room(self) -> Failure:
         """Return the refusal of a request that doesn't fit into the outbox."""
         if self.unreachable_seconds > 0.0:
             return self.out_of_reach()
-        message = "more requests wait than can be handed on"
+        message = "too many requests wait to be queued"
         return Failure(errors.SERVICE_OVERLOADED, message, RETRY_AFTER[0], "overloaded")
 
     def out_of_reach(self) -> Failure:
@@ -372,7 +372,7 @@ class BrokerSession:
         if probe or self._departed:
             self._probe_due = False
             # Usually one call's worth: entries mustn't wait for the many withdrawals that one tenant may cause.
-            await self._let_go(whole=probe or self._doubtful)
+            await self._withdraw_departed(whole=probe or self._doubtful)
         if self._outbox:
             await self._hand_over(probe)
         if self._departed:
@@ -404,7 +404,7 @@ class BrokerSession:
         if entries:
             await self._offer(entries)
 
-    async def _let_go(self, whole: bool) -> None:
+    async def _withdraw_departed(self, whole: bool) -> None:
         """Withdraw departed submissions and cancel tasks; probe the broker if there are none.
 
         Arguments:
@@ -433,7 +433,7 @@ class BrokerSession:
         parts = [part for part in _followers_last(entries) if part] if self.followers else [entries]
         try:
             for part in parts:
-                self._heed(part, await self._ask(self.broker.enqueue(part)), admitted, again)
+                self._report(part, await self._ask(self.broker.enqueue(part)), admitted, again)
         except (BrokerUnavailable, asyncio.CancelledError):
             if not admitted:  # Admitted entries are resubmitted when the broker is back.
                 left = parts[parts.index(part) :]
@@ -444,7 +444,7 @@ class BrokerSession:
         finally:
             self._on_their_way.remove(entries)
 
-    def _heed(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
+    def _report(self, entries: list[Entry], verdicts: Sequence[Failure | None], admitted: bool, again: bool) -> None:
         """Report the broker's verdicts on entries."""
         for entry, failure in zip(entries, verdicts, strict=True):
             if failure is not None:
@@ -489,19 +489,19 @@ class BrokerSession:
         held = [pending.entry for pending in self._pending.on(self)]
         return [entry for entry in held if entry.submission not in outside]
 
-    async def _returns(self) -> None:
+    async def _read_replies(self) -> None:
         failures = 0
         while True:
             try:
                 replies = await self._read()
             except BrokerUnavailable as error:
                 failures += 1
-                self._lost(self._clock(), error)
+                self._call_failed(self._clock(), error)
                 await asyncio.sleep(backoff(failures, self._rng()))
                 continue
             failures = 0
             if replies is not None:
-                self._found()
+                self._call_succeeded()
                 await self._pass_on(replies)
             replies = None  # Frees the outputs now instead of when the next replies come.
 
@@ -555,12 +555,12 @@ class BrokerSession:
         try:
             answer = await call
         except BrokerUnavailable as error:
-            self._lost(began, error)
+            self._call_failed(began, error)
             raise
-        self._found()
+        self._call_succeeded()
         return answer
 
-    def _lost(self, began: float, error: BrokerUnavailable) -> None:
+    def _call_failed(self, began: float, error: BrokerUnavailable) -> None:
         """Note that a call failed, and wake the intake to probe the broker."""
         self._availability.failed(began, error)
         if self._verdict is None and not self._is_down:
@@ -582,7 +582,7 @@ class BrokerSession:
             self._verdict, self._is_down = None, True
             self._on_event(self, Down())
 
-    def _found(self) -> None:
+    def _call_succeeded(self) -> None:
         """Note that a call succeeded. Resubmit everything if that ends an outage, or shows that the broker has lost its state."""
         self._answered = self._clock()
         if self.broker.epoch != self._epoch:
@@ -614,7 +614,7 @@ def _too_late(failure: Failure) -> Failure:
     """Blame the outage when an entry that waited for the broker is refused for load: that load came after the request."""
     if failure.code not in (errors.SHED, errors.SCARCE):
         return failure
-    message = "the queue was out of reach, and can no longer answer in time"
+    message = "the queue was out of reach, so the request can no longer be answered in time"
     return Failure(errors.SERVICE_OVERLOADED, message, failure.retry_after, "broker")
 
 

@@ -94,7 +94,7 @@ class AnswerRoom:
 
 def too_large(most: int, why: str = "memory_mb") -> Failure:
     """Return the failure of a request whose outputs exceed `most` bytes together."""
-    message = f"the outputs are more than {most} bytes together; ask for fewer in one request ({why})"
+    message = f"the outputs exceed {most} bytes together; ask for fewer in one request ({why})"
     return Failure(PAYLOAD_TOO_LARGE, message, None, "answer")
 
 
@@ -139,7 +139,7 @@ class Quotas:
         self._slow: dict[str, dict[CountedConnection, None]] = {}
 
     def answer_room(self, owner: str, most: int = 0, why: str = "") -> AnswerRoom:
-        """Return room for the outputs of an owner's request: half of all clients' bytes, or `most` if that is less.
+        """Return room for the outputs of an owner's request: half of the total, or `most` bytes if that is less.
 
         `why` tells where `most` comes from.
         """

@@ -107,7 +107,7 @@ class CapacityWatcher(PeriodicResource):
         finally:
             for model, throttle in self._gateway.limiter.throttles.items():
                 if throttle.rate != math.inf and self._freshness.is_stale(model, self._clock()):
-                    message = "nothing is heard of a model's capacity any more; its lowest tier is not throttled"
+                    message = "no news of a model's capacity; its lowest tier is no longer throttled"
                     log.info(message, model=model)
                     self._set(model, math.inf)
 

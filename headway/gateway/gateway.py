@@ -487,13 +487,13 @@ class Gateway:
             if outcome is None and not admitted:
                 return EntryState.QUEUED
             if outcome is None and not session.in_sync:  # Lost and about to be resubmitted, or cancelled elsewhere.
-                raise BrokerUnavailable("what the broker has lost is being offered again")
+                raise BrokerUnavailable("the broker has lost its state, and requests are being resubmitted")
             return outcome
         if self._direct is not None and (outcome := await self._direct.outcome(tenant, id)) is not None:
             return outcome
         outcome = await self._shared.outcome(tenant, id)
         if outcome is None and not self._shared.settled:
-            raise BrokerUnavailable("the broker has lost what it had, and another gateway may hold the task")
+            raise BrokerUnavailable("the broker has lost its state, and another gateway may hold the task")
         return outcome
 
     async def follow(self, tenant: str, id: str, seconds: float) -> Reply | None:
@@ -538,7 +538,7 @@ class Gateway:
                 self._leave(task, Reply(id, tenant, None, failures.no_task()))
         # After a state loss, another gateway that holds the task resubmits it.
         if pending is None and self._shared in sessions and known and self._shared.broker.epoch != known:
-            raise BrokerUnavailable("the broker had lost what it had, and the task may be back")
+            raise BrokerUnavailable("the broker had lost its state, so another gateway may resubmit the task")
 
     async def _sessions_with(self, tenant: str, id: str, pending: PendingRequest | None) -> list[BrokerSession]:
         """Return the sessions whose brokers may have a task. `pending`: request here with the task's id."""
@@ -762,7 +762,7 @@ class Gateway:
             for pending in ended:
                 self.counters.direct[pending.entry.model] += 1
         if strays:
-            log.debug("replies that nobody waits for", count=strays)
+            log.debug("replies without a pending request", count=strays)
 
     def _fits(self, pending: PendingRequest, reply: Reply, overdue: float) -> bool:
         """Return True if a late reply, or one from a former session, is good. If not, the request expires or waits on."""
@@ -793,8 +793,8 @@ class Gateway:
         if not self._pending:
             self._emptied.set()
 
-    def _leave(self, pending: PendingRequest, told: Reply | None = None) -> None:
-        """End a request that its client has left or deleted. Its sink still gets `told`, if given."""
+    def _leave(self, pending: PendingRequest, reply: Reply | None = None) -> None:
+        """End a request that its client has left or deleted. Its sink still gets `reply`, if given."""
         entry, sink = pending.entry, pending.sink
         pending.sink = NOBODY
         del self._pending[entry.tenant, entry.id]
@@ -802,8 +802,8 @@ class Gateway:
             self.limiter.left(entry, self._clock() - pending.since)
         pending.reply = Reply(entry.id, entry.tenant, None, failures.left())
         self._finish([pending], Ending.LEFT)
-        if told is not None:
-            tell(sink, told)
+        if reply is not None:
+            tell(sink, reply)
 
     def _finish(self, ended: Sequence[PendingRequest], ending: Ending) -> None:
         """End requests that have left the table: tell the observers, and answer the sinks."""

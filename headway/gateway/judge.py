@@ -313,8 +313,8 @@ class Judge:
         except BackendError as exc:
             raise TargetError(f"the function fails on {WARM_UP!r}: {exc}") from None
         if item.output not in _VERDICTS:
-            found = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
-            raise TargetError(f"the function gives no truth value: {found}")
+            problem = item.error or f"it returned {values.shown(item.output or '')[:100]} for {WARM_UP!r}"
+            raise TargetError(f"the function gives no truth value: {problem}")
 
     async def _replace(self, backend: Backend) -> None:
         """Restart a process, with retries until that succeeds. A retired judge tries once."""

@@ -56,10 +56,10 @@ class OutcomeReader:
 
     async def _call(self, key: tuple[str, str], asking: list[Asking]) -> None:
         failure: Exception | None = None
-        found: Recalled = None
+        outcome: Recalled = None
         try:
             tenant, id = key
-            found = await self._broker.outcome(tenant, id)
+            outcome = await self._broker.outcome(tenant, id)
         except Exception as error:
             failure = error
             if isinstance(error, BrokerUnavailable) and self._out_of_reach():
@@ -67,4 +67,4 @@ class OutcomeReader:
                 self._waiting.clear()
         for read in asking:
             if not read.done():
-                read.set_result(found) if failure is None else read.set_exception(failure)
+                read.set_result(outcome) if failure is None else read.set_exception(failure)

@@ -101,7 +101,7 @@ class RequestTrace(msgspec.Struct, eq=False):
         begun: instant of its arrival.
         missing: number of inputs that haven't ended.
         links: links of its SERVER span.
-        told: True once the SERVER span is recorded.
+        recorded: True once the SERVER span is recorded.
     """
 
     context: TraceContext
@@ -110,7 +110,7 @@ class RequestTrace(msgspec.Struct, eq=False):
     begun: float
     missing: int
     links: tuple[SpanLink, ...] = ()
-    told: bool = False
+    recorded: bool = False
 
 
 class WholeOutcome(msgspec.Struct, eq=False):

@@ -187,9 +187,9 @@ class RequestTraces:
         self, request: RequestTrace, entry: Entry, id: str, status: int, failure: Failure | None, now: float, zero: int
     ) -> None:
         """Record the SERVER span of a request, once."""
-        if request.told:
+        if request.recorded:
             return
-        request.told = True
+        request.recorded = True
         own: Attributes = (("headway.request_id", f"req_{id}"), ("headway.tenant", entry.tenant))
         error, code, model = None, "", entry.model
         if failure is not None:

@@ -91,7 +91,7 @@ class ServedModels(dict[str, ServedModel]):
         self.unready: Collection[str] = ()
         self._scalings: Mapping[str, Scaling] = {}
         """Scaling of each model that may be at zero."""
-        self._there: Collection[str] = ()
+        self._warm: Collection[str] = ()
         """Models with a warm worker at the last look."""
         self._loads: Mapping[str, float] = {}
         """Models that are loaded nowhere, with the seconds until they would be, if GPUs report that."""
@@ -133,7 +133,7 @@ class ServedModels(dict[str, ServedModel]):
             self._warn_of_absent(model, served.versions)
         healthy = {worker.model for worker in workers if worker.status is WorkerStatus.HEALTHY}
         self._ready = (healthy & self.keys()) | _loadable(workers)
-        self._there = {worker.model for worker in workers if worker.status in _WARM}
+        self._warm = {worker.model for worker in workers if worker.status in _WARM}
         self.note_starts(self._scalings)
 
     def note_starts(self, scalings: Mapping[str, Scaling]) -> bool:
@@ -143,7 +143,7 @@ class ServedModels(dict[str, ServedModel]):
             scalings: scaling of each model that may be at zero.
         """
         before, self._scalings = self.at_zero.keys(), scalings
-        at_zero = (model for model in scalings if model not in self._there and model in self)
+        at_zero = (model for model in scalings if model not in self._warm and model in self)
         self.at_zero = {model: max(scalings[model].starts_in or 0.0, self.failing.get(model, 0.0)) for model in at_zero}
         self.unready = self.at_zero.keys() | self.failed.keys()
         for model in before | self.at_zero.keys():
@@ -161,25 +161,27 @@ class ServedModels(dict[str, ServedModel]):
 
         An entry with dedup keys may always wait: the broker may have its answer.
         """
-        rest = self.failed.get(entry.model, 0.0)
-        waits = bool(entry.dedup_keys) or rest <= min(entry.timeout, entry.queue_timeout)
-        return None if waits else failures.not_loaded(entry.model, rest)
+        seconds = self.failed.get(entry.model, 0.0)
+        waits = bool(entry.dedup_keys) or seconds <= min(entry.timeout, entry.queue_timeout)
+        return None if waits else failures.not_loaded(entry.model, seconds)
 
     def not_started(self, entry: Entry) -> Failure | None:
         """Return the failure of an entry whose model is at zero and won't start in time; see `not_loaded`."""
-        rest = self.at_zero.get(entry.model, 0.0)
-        return None if entry.dedup_keys or rest <= HELD_SHARE * entry.timeout else self._no_worker(entry.model, rest)
+        seconds = self.at_zero.get(entry.model, 0.0)
+        return (
+            None if entry.dedup_keys or seconds <= HELD_SHARE * entry.timeout else self._no_worker(entry.model, seconds)
+        )
 
     def still_at_zero(self, entry: Entry) -> Failure | None:
         """Return the failure of an entry whose deadline has passed while its model is at zero; None if it isn't at zero."""
-        rest = self.at_zero.get(entry.model)
-        return None if rest is None else self._no_worker(entry.model, max(rest, 1.0))
+        seconds = self.at_zero.get(entry.model)
+        return None if seconds is None else self._no_worker(entry.model, max(seconds, 1.0))
 
-    def _no_worker(self, model: str, rest: float) -> Failure:
+    def _no_worker(self, model: str, seconds: float) -> Failure:
         if model in self.failing:
-            return failures.not_loaded(model, rest)
+            return failures.not_loaded(model, seconds)
         scaling = self._scalings[model]
-        return failures.at_zero(model, rest, scaling.awaited if scaling.late else 0.0)
+        return failures.at_zero(model, seconds, scaling.awaited if scaling.late else 0.0)
 
     @property
     def awaited(self) -> Mapping[str, Scaling]:
@@ -193,19 +195,19 @@ class ServedModels(dict[str, ServedModel]):
 
     def in_time(self, model: str, failure: Failure) -> Failure:
         """Raise the Retry-After of a NO_WORKERS failure to the time until the model should be loaded."""
-        rest = self._loads.get(model, self.at_zero.get(model))
-        if rest is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
+        seconds = self._loads.get(model, self.at_zero.get(model))
+        if seconds is None or failure.code != errors.NO_WORKERS or failure.retry_after is None:
             return failure
-        return msgspec.structs.replace(failure, retry_after=max(rest, failure.retry_after))
+        return msgspec.structs.replace(failure, retry_after=max(seconds, failure.retry_after))
 
     def absence(self, model: str, only: Collection[str] = ()) -> Failure:
         """Return the failure of a request for a model that isn't served; see `check`."""
         if self.in_doubt():
             return failures.model_unknown(model)
-        there = self.visible(only)
+        names = self.visible(only)
         if not model:
-            return failures.no_default(there) if there or not only else failures.none_served_for(only)
-        return failures.no_model(model, [name if name in self._ready else f"{name} (no worker)" for name in there])
+            return failures.no_default(names) if names or not only else failures.none_served_for(only)
+        return failures.no_model(model, [name if name in self._ready else f"{name} (no worker)" for name in names])
 
     def visible(self, only: Collection[str]) -> list[str]:
         """Return the names of the models that a credential may use. `only`: models it is limited to; empty for all."""
@@ -280,9 +282,11 @@ class ServedModels(dict[str, ServedModel]):
             if versions:
                 others = len(versions) < sum(map(bool, choice.weights.values()))
                 until_then = (
-                    "the others share their requests" if others else "requests that name no version wait for one"
+                    "other versions answer their requests"
+                    if others
+                    else "requests that name no version wait for a worker"
                 )
-                hint = f"Start workers for them, or mend --version-weights; {until_then} meanwhile."
+                hint = f"Start workers for them, or change --version-weights. Until then, {until_then}."
                 event, names = "versions of a model have a weight and no worker", ",".join(versions)
                 log.warning(event, model=model, versions=names, hint=hint)
 
@@ -335,14 +339,14 @@ def _wrong_tensors(served: ServedModel, input: Value) -> Failure | None:
 
 def _failed(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     """Return the models that failed to load and have no other worker, with the seconds until the first retry."""
-    rests: dict[str, float] = {}
+    seconds_left: dict[str, float] = {}
     others = set()
     for worker in workers:
         if worker.status is WorkerStatus.FAILED:
-            rests[worker.model] = min(rests.get(worker.model, worker.retry_in), worker.retry_in)
+            seconds_left[worker.model] = min(seconds_left.get(worker.model, worker.retry_in), worker.retry_in)
         elif worker.status is not WorkerStatus.OFFLINE:
             others.add(worker.model)
-    return {model: rest for model, rest in rests.items() if model not in others}
+    return {model: seconds for model, seconds in seconds_left.items() if model not in others}
 
 
 def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
@@ -355,15 +359,15 @@ def _failing(workers: Iterable[WorkerInfo]) -> Mapping[str, float]:
 
 def _loads(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     """Return the models that are loaded nowhere, with the least seconds until a GPU could have loaded them, if GPUs report that."""
-    rests: dict[str, float] = {}
+    seconds_left: dict[str, float] = {}
     warm = set()
     for worker in workers:
         if worker.status in _WARM:
             warm.add(worker.model)
         elif worker.status in _ON_DEMAND and worker.load_seconds:
-            rest = worker.retry_in + max(worker.load_seconds - worker.loading, 0.0)
-            rests[worker.model] = min(rests.get(worker.model, rest), rest)
-    return {model: rest for model, rest in rests.items() if model not in warm}
+            seconds = worker.retry_in + max(worker.load_seconds - worker.loading, 0.0)
+            seconds_left[worker.model] = min(seconds_left.get(worker.model, seconds), seconds)
+    return {model: seconds for model, seconds in seconds_left.items() if model not in warm}
 
 
 def _loadable(workers: Sequence[WorkerInfo]) -> set[str]:

@@ -30,7 +30,7 @@ class VersionChoice:
     """
 
     __slots__ = (
-        "_clock", "_configured", "_lost", "_named", "_rng", "_there", "_versions", "_workers", "any", "label", "rollout", "weights",
+        "_clock", "_configured", "_lost", "_named", "_present", "_rng", "_versions", "_workers", "any", "label", "rollout", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -39,7 +39,7 @@ class VersionChoice:
         self._configured = self.weights = weights
         self._rng, self._clock = rng, clock
         self.rollout: Rollout | None = None
-        self._there: Collection[str] = ()
+        self._present: Collection[str] = ()
         """Versions with workers at the last look."""
         self._lost: dict[str, float] = {}
         """Versions that vanished from the registry, with the instants until which they may come back."""
@@ -71,14 +71,14 @@ class VersionChoice:
         """Note which versions have vanished from the registry since the last look."""
         now, known = self._clock(), {worker.version or worker.runs.version for worker in workers}
         self._lost = {version: until for version, until in self._lost.items() if until > now and version not in known}
-        self._lost |= {version: now + UNKNOWN_FOR for version in self._there if version not in known}
-        self._there = {
+        self._lost |= {version: now + UNKNOWN_FOR for version in self._present if version not in known}
+        self._present = {
             worker.version or worker.runs.version for worker in workers if worker.status is not WorkerStatus.OFFLINE
         }
 
     @property
     def sole(self) -> str | None:
-        """The version for all requests that name none, or empty for the shared queue. None if versions are drawn."""
+        """Version for all requests that name none, empty for the shared queue; None if versions are drawn."""
         return "" if self._versions is None else self._versions.only
 
     @property
@@ -100,7 +100,7 @@ class VersionChoice:
         return True
 
     def _weights(self) -> Weights:
-        return weights_of(self.rollout, self._configured, self._there)
+        return weights_of(self.rollout, self._configured, self._present)
 
     def version(self, tenant: str, id: str, options: RequestOptions, several: SeveralInputs | None) -> str:
         """Return the version whose queue a request joins; empty for the shared queue.
@@ -130,14 +130,14 @@ class VersionChoice:
     def refusal(self, model: str, version: str, in_doubt: bool) -> Failure | None:
         """Return the refusal of a request that names a version; None if the version takes requests. `in_doubt`: see ServedModels."""
         if self._versions is None:
-            taken, there = list(self._named) == [version], self._named
+            taken, open_versions = list(self._named) == [version], self._named
         else:
-            taken, there = self._versions.takes(version), self._versions.open
+            taken, open_versions = self._versions.takes(version), self._versions.open
         if taken:
             return None
         if (in_doubt or self._lost.get(version, 0.0) > self._clock()) and self.weights.get(version) != 0.0:
             return failures.version_unknown(model, version)
-        return failures.no_version(model, version, there)
+        return failures.no_version(model, version, open_versions)
 
 
 def _have_left(workers: Sequence[WorkerInfo]) -> bool:

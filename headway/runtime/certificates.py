@@ -54,7 +54,7 @@ _NO_KEY = (
     "Name a file in PEM format, with -----BEGIN PRIVATE KEY----- in it.",
 )
 _ENCRYPTED = (
-    "is encrypted, and nobody is there to type its password at a restart",
+    "is encrypted, and nobody can type its password at a restart",
     "Decrypt it with openssl pkey -in FILE -out KEY, and let only the user that Headway runs as read KEY.",
 )
 _SEQUENCE, _VERSION, _UTC_TIME, _TIME = 0x30, 0xA0, 0x17, 0x18
@@ -146,7 +146,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         self._files, self.counts, self._now = (first, second, third), counts, now
         self._paths = tuple(Path(path) for path in dict.fromkeys(self._files) if path)
         self._seen = self._read = self._stamps()
-        self._told = ""
+        self._logged = ""
         self._reminded = -DAY
         self._own: OwnCertificate | None = None
         self.current: T
@@ -161,7 +161,7 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
         stamps = self._stamps()
         self._take(await asyncio.to_thread(self._load))
         self._seen = self._read = stamps
-        self._told = ""
+        self._logged = ""
 
     async def look(self) -> None:
         """Check the files, and read them if a change has settled."""
@@ -171,10 +171,10 @@ class CertificateFiles(PeriodicResource, ABC, Generic[T]):
             try:
                 await self.reread()
             except SettingError as exc:
-                if str(exc) != self._told:
-                    self._told = str(exc)
+                if str(exc) != self._logged:
+                    self._logged = str(exc)
                     event = f"the changed certificates{self._purpose} cannot be used; those read before go on"
-                    log.error(event, error=self._told)
+                    log.error(event, error=self._logged)
         self._remind()
 
     @abstractmethod
@@ -348,7 +348,7 @@ class Pair:
                 raise SettingError(self._key_setting, self.key_path, reason, hint) from None
             if exc.reason in (None, "PEM_LIB") or "PEM" in str(exc):
                 raise SettingError(self._key_setting, self.key_path, *_NO_KEY) from None
-            reason = f"will not do for TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
+            reason = f"can't be used for TLS: {(exc.reason or str(exc)).lower().replace('_', ' ')}"
             raise SettingError(self.setting, self.path, reason, "Have a stronger one issued.") from None
         except OSError as exc:
             raise SettingError(self._key_setting, self.key_path, *_unread(exc)) from None

@@ -101,7 +101,7 @@ class DepartureLog:
         self._statuses: dict[str, WorkerStatus] = {}
         self._changes: list[tuple[float, SlotChange]] = []
         self._scalings: list[tuple[float, ScalingChange]] = []
-        self._untold = 0
+        self._dropped = 0
         self._killed: dict[str, str] = {}
 
     def killed(self, worker: str, how: str) -> None:
@@ -148,7 +148,7 @@ class DepartureLog:
         if len(self._changes) < MOST_UNTOLD:
             self._changes.append((self._clock(), change))
         else:
-            self._untold += 1
+            self._dropped += 1
 
     def scaled(self, change: ScalingChange) -> None:
         """Note a decision of the autoscaler."""
@@ -163,10 +163,10 @@ class DepartureLog:
 
     def take(self) -> tuple[tuple[BatchDeparture, ...], tuple[SlotChange, ...], int]:
         """Return the batches and changes since the last call, and the number of those dropped."""
-        now, untold = self._clock(), self._untold
+        now, untold = self._clock(), self._dropped
         departures = tuple(self._departures.values())
         changes = tuple(replace(change, ago=max(now - at, 0.0)) for at, change in self._changes)
-        self._departures, self._changes, self._untold = {}, [], 0
+        self._departures, self._changes, self._dropped = {}, [], 0
         return departures, changes, untold
 
     def _add(self, departure: BatchDeparture) -> None:
@@ -174,7 +174,7 @@ class DepartureLog:
         if key in self._departures or len(self._departures) < MOST_UNTOLD:
             self._departures[key] = departure
         else:
-            self._untold += 1
+            self._dropped += 1
 
 
 class GatewayCounts:
@@ -244,7 +244,7 @@ class WorkerCounts:
         self.inputs: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         """Inputs that ended, by (model, version that ran them, OK, ITEM, BULK, or the cause of the batch's failure)."""
         self.wasted_seconds: defaultdict[str, float] = defaultdict(float)
-        """GPU seconds without a used output, by cause: `departed` for clients, the cause of a batch's failure, or BULK."""
+        """GPU seconds whose outputs nobody used, by cause: `departed` clients, the cause of a failed batch, or BULK."""
         self.breaker_state: dict[str, int] = {}
         """State of the breaker by backend: 0 closed, 1 half open, 2 open."""
         self.bulk_kills: defaultdict[str, int] = defaultdict(int)

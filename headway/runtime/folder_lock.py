@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if monotonic() >= until:
-                    raise StoreUnavailable(f"another process has been writing into {folder} for long") from None
+                    raise StoreUnavailable(f"another process holds the lock on {folder}") from None
                 sleep(_LOCK_EVERY)
         yield
     finally:

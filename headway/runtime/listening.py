@@ -89,7 +89,7 @@ class ListeningSocket:
         with contextlib.suppress(OSError):  # Still no descriptors; the next look tries again.
             for at in dead:
                 self._socks[at] = self._spare.dup()
-            log.warning("the listener had died and was started anew", port=self.port)
+            log.warning("a listening socket had failed and was reopened", port=self.port)
             revived = [self._socks[at] for at in dead]
             self._reviving = asyncio.get_running_loop().create_task(self._serve(revived))
 

@@ -212,7 +212,7 @@ class Writer(logging.handlers.QueueListener):
         try:
             fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as exc:
-            get_logger(__name__).warning("the log cannot be opened anew", path=self._path, error=str(exc))
+            get_logger(__name__).warning("the log file can't be reopened", path=self._path, error=str(exc))
             return False
         try:
             os.dup2(fresh, self._descriptor)

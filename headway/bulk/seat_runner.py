@@ -26,6 +26,7 @@ import msgspec
 from headway import errors
 from headway.core.bulk import QUIET
 from headway.core.failures import CROWDED
+from headway.core.retry import FATAL
 from headway.core.suspects import LineSuspects, line_pause
 from headway.errors import BrokerUnavailable
 from headway.gateway.broker_session import BrokerSession, EntryRefused, Replied, SessionEvent
@@ -65,8 +66,6 @@ _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, error
 _CAUSES = frozenset(cause.value for cause in Cause)
 STILL = 1.0
 """Seconds without an outcome of a model's lines before the broker is asked why they wait."""
-_FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
-"""Causes that end the worker, too."""
 _NOBODYS = Principal("", "", 0)
 JUDGED_AT_ONCE = 8
 """Lines that the functions of the input policy have at once: a request may have to wait for a call of that many texts."""
@@ -472,7 +471,7 @@ class SeatRunner(BulkRunner):
             return
         cause, ran, first = Cause(reply.failure.reason), reply.ran, lines[0]
         groups = self._suspects.failed(first.line.tenant, lines, cause, ran.size)
-        if cause in _FATAL and (first.entry.shape or ran.size == len(lines)):
+        if cause in FATAL and (first.entry.shape or ran.size == len(lines)):
             self._rest(first.line.tenant, groups, ran.seconds)
         elif groups:
             pause = line_pause(groups, cause, self._rng())

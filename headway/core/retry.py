@@ -49,6 +49,8 @@ MOST_BUDGETS = 10_000
 """Limit on tenants whose budgets are kept."""
 BLAMED = frozenset((Cause.RAISED, Cause.REFUSED, Cause.CRASHED, Cause.TIMEOUT))
 """Causes for which an input that ran alone is blamed."""
+FATAL = frozenset((Cause.CRASHED, Cause.TIMEOUT))
+"""Causes that end the worker, too."""
 
 
 def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:

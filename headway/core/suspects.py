@@ -38,7 +38,7 @@ import msgspec
 
 from headway.core.culprits import CallerKey, caller_of
 from headway.core.fair_queue import RETRYING, QueuedEntry
-from headway.core.retry import BLAMED, NEVER_SPLIT, backoff, is_over, stays_whole
+from headway.core.retry import BLAMED, FATAL, NEVER_SPLIT, backoff, is_over, stays_whole
 from headway.model import MOST_OUTPUT, Cause
 
 FIRST, HALF, QUARANTINE, REST = 0, 1, 2, 3
@@ -60,7 +60,7 @@ MOST_DOUBLINGS = 16
 LEAST_REST, RESTS = 15.0, 20.0
 """Rest of a tenant whose batch has killed its worker: at least so many seconds, or so many times the run of that batch."""
 MOST_REST_DOUBLINGS = 4
-"""Doublings of that rest, one for each bad line that the tenant has sent before."""
+"""Doublings of that rest, one for each line of the tenant that was found to kill its worker."""
 MOST_SENDERS = 10_000
 """Tenants whose lines are remembered as bad or large."""
 LONGEST_PAUSE = 30.0
@@ -307,6 +307,7 @@ class _Sender(msgspec.Struct):
     Attributes:
         shape: shape of its lines while it rides apart.
         bad: lines that were to blame so far.
+        deadly: those of them that killed their worker.
         owed: lines that must succeed before it rides beside others again.
         suspects: lines that are being searched.
         largest: size of its largest output in bytes, if it rides apart for that; else 0.
@@ -316,6 +317,7 @@ class _Sender(msgspec.Struct):
 
     shape: int
     bad: int = 0
+    deadly: int = 0
     owed: int = 0
     suspects: int = 0
     largest: int = 0
@@ -375,6 +377,7 @@ class LineSuspects:
         if size == 1 and cause not in NEVER_SPLIT and is_over(cause, 1, first.failures, first.alone):
             if cause in BLAMED:
                 sender.owed, sender.bad = CLEAN * 2 ** min(sender.bad, MOST_DOUBLINGS), sender.bad + 1
+                sender.deadly += cause in FATAL
             return []
         if len(lines) == 1 or stays_whole(cause, len(lines), first.failures):
             return [lines]
@@ -389,7 +392,7 @@ class LineSuspects:
     def rest(self, tenant: str, groups: int, ran: float, now: float) -> list[float]:
         """Have a tenant rest after a batch that ran for `ran` seconds killed its worker. Returns the pause before each of its groups, in seconds."""
         sender = self._sender(tenant)
-        seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.bad, MOST_REST_DOUBLINGS)
+        seconds = max(LEAST_REST, RESTS * ran) * 2.0 ** min(sender.deadly, MOST_REST_DOUBLINGS)
         first = max(sender.rests_until - now, 0.0) + seconds
         sender.rests_until = now + first + groups * seconds
         return [first + place * seconds for place in range(groups)]

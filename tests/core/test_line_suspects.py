@@ -95,6 +95,14 @@ def test_groups_of_a_tenant_that_killed_a_worker_rest_one_after_another(ran: flo
     assert (found.rest_left("t", 1e9), found.rest_left("another", 0.0)) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, 1), (Cause.TIMEOUT, 8), (Cause.CRASHED, 8)])
+def test_a_rest_doubles_with_each_line_that_has_killed_a_worker_and_not_with_others(cause: Cause, longer: int) -> None:
+    found = suspects()
+    for _ in range(3):
+        search([Line(bad=True)], cause, found)
+    assert found.rest("t", 1, 0.1, 100.0) == [longer * LEAST_REST]
+
+
 @pytest.mark.parametrize(("cause", "longer"), [(Cause.RAISED, False), (Cause.REMOTE, True)])
 def test_lines_pause_longer_and_longer_while_a_remote_api_fails(cause: Cause, longer: bool) -> None:
     line = Line()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from tests.promises.evidence import Slot
 from tests.promises.faults import Drained
-from tests.promises.operation import ASKS, History, Operation, Run, Violation
+from tests.promises.operation import ASKS, BAD, History, Operation, Run, Violation
 
 WINDOW = 10.0
 """Seconds in which a place must run something."""
@@ -86,8 +86,9 @@ class _Judge:
         )
 
     def _busy(self, slots: Sequence[Slot], since: float, until: float) -> float:
-        """Seconds of a window in which the slots of a place ran something."""
+        """Seconds of a window in which the slots of a place ran something. A run that raised has no end in the journal: it counts as none."""
         runs = [run for pid in {slot.pid for slot in slots} for run in self._runs[pid]]
+        runs = [run for run in runs if run.ended or not any(text.startswith(BAD[1]) for text in run.inputs)]
         spans = [(max(run.began, since), min(run.ended or until, until)) for run in runs]
         return sum(max(0.0, end - begin) for begin, end in spans)
 

@@ -28,6 +28,13 @@ def test_a_healthy_slot_that_runs_nothing_while_another_is_busy_is_found_out() -
     assert promises(Scribe(), BUSY, IDLE) == NOTHING
 
 
+def test_a_run_that_raised_keeps_no_slot_busy() -> None:
+    it = Scribe()
+    it.history.evidence.sightings = [Sighting(0.5 * step, (BUSY, IDLE)) for step in range(40)]
+    it.history.runs += [Run(f"a.{number}", ["poison"], 0.1 * number, None, "3") for number in range(20)]
+    assert "a healthy slot that runs nothing under load" not in [violation.promise for violation in check(it.history)]
+
+
 @pytest.mark.parametrize("other", [{"model": "second"}, {"version": "4"}])
 def test_a_slot_of_another_model_or_version_may_rest(other: dict[str, Any]) -> None:
     assert not promises(Scribe(), BUSY, IDLE._replace(**other))

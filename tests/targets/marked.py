@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SLOW = 0.4
-FILLED = 25_000
+FILLED, READ = 25_000, 2_000
 
 
 class Marked:
@@ -64,6 +64,7 @@ class Fitted(Marked):
     """Pads its inputs, and has one value of the parameter `t` for a call.
 
     A call takes a tenth of PROMISES_MS, and all of it besides for each FILLED characters, when all inputs are as long as the longest.
+    Of an input it reads READ characters at most, as models do that truncate.
     """
 
     together = ("t",)
@@ -72,7 +73,7 @@ class Fitted(Marked):
         return self._run(inputs, parameters)
 
     def _time(self, inputs: list[str]) -> float:
-        return self._seconds * (0.1 + len(inputs) * max(map(len, inputs)) / FILLED)
+        return self._seconds * (0.1 + len(inputs) * min(max(map(len, inputs)), READ) / FILLED)
 
 
 class Rows(Marked):

@@ -18,9 +18,11 @@ import contextlib
 import re
 import selectors
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+from headway.brokers.redis.link import Link
 
 T = TypeVar("T")
 Clock = Callable[[], float]
@@ -118,13 +120,16 @@ class ServedLoop(VirtualLoop):
 
     patience = PATIENCE
     hearings = int(PATIENCE / GRAIN)
+    _transports: Mapping[int, asyncio.Transport]
+    """The loop's own, by descriptor."""
 
     def __init__(self, *urls: str) -> None:
         super().__init__()
         self._lines = [_Line(url) for url in urls]
 
     def hear(self) -> bool:
-        return all(line.hear() for line in self._lines)
+        # A server has sent a large answer once its kernel has all of it. On a busy machine the last of it may take a moment longer to come.
+        return not any(map(_is_half_read, self._transports.values())) and all(line.hear() for line in self._lines)
 
     def forget(self) -> None:
         """Ask over other connections from now on."""
@@ -134,6 +139,14 @@ class ServedLoop(VirtualLoop):
     def close(self) -> None:
         self.forget()
         super().close()
+
+
+def _is_half_read(transport: Any) -> bool:
+    """Whether a large answer has begun to come over a connection, and not all of it is there."""
+    link = transport.get_protocol()
+    return (
+        not transport.is_closing() and isinstance(link, Link) and link._large is not None and link._large._missing > 0
+    )
 
 
 class _Line:

@@ -9,6 +9,7 @@
 #   make fuzz                damaged inputs for every parser at the door, a million in all; or CASES=…, SEED=…
 #   make explore             the property tests with random seeds, for MINUTES=10; or SEED=…
 #   make drills              every alert fires and clears under a real Prometheus, in some ten minutes
+#   make images              the images of deploy/, built and run in some three minutes: as root, with buildah, after make clients
 #   make mutants             whether the tests notice small changes of the core; or ARGS='http --sample 150'
 #   make bench               the benchmarks; tables on stdout, JSON in bench/out
 #   make triton              Triton's server, which a benchmark measures beside ours
@@ -47,7 +48,7 @@ LOCK := $(BIN)/uv pip compile --no-config --universal --python-version 3.11 --ge
 	$(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-both test-fast check format fuzz explore drills mutants bench triton clients examples example-embeddings dist lock protos audit clean
+.PHONY: help setup serve test test-both test-fast check format fuzz explore drills images mutants bench triton clients examples example-embeddings dist lock protos audit clean
 
 help:
 	@sed -n '/^#   make/s/^#   //p' Makefile
@@ -86,6 +87,9 @@ explore: .venv/.ready
 drills: .venv/.ready
 	$(BIN)/python -m tests.e2e.alerts_drill
 	$(BIN)/python -m tests.e2e.alerts_alone_drill
+
+images: .venv/.ready
+	$(BIN)/pytest tests/deploy/images.py $(ARGS)
 
 mutants: .venv/.ready-mutants
 	$(BIN)/python -P tests/mutants.py $(ARGS)

@@ -184,8 +184,15 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[SharedPostgres]:
-    """One PostgreSQL for all tests that do no harm to it."""
+def shared_postgres() -> Iterator[SharedPostgres]:
+    """See `postgres`."""
     shared = SharedPostgres()
     yield shared
     shared.close()
+
+
+@pytest.fixture
+def postgres(shared_postgres: SharedPostgres) -> Iterator[SharedPostgres]:
+    """One PostgreSQL for all tests that do no harm to it. Its databases are free again when a test has ended."""
+    yield shared_postgres
+    shared_postgres.free()

@@ -512,11 +512,11 @@ class JobRun:
         if standing != self._shown or waited >= RENEW or self._store_trouble:
             await self._keep(standing)
 
-    async def _keep(self, job: BulkJob, seconds: float = LEASE) -> None:
+    async def _keep(self, job: BulkJob, seconds: float | None = None) -> None:
         """Write the job, and hold it on."""
         began = self._of.clock()
         try:
-            kept = await self._of.store.keep(job, seconds)
+            kept = await self._of.store.keep(job, LEASE if seconds is None else seconds)
         except StoreUnavailable as exc:
             if began - self._kept > LEASE:
                 self._note_store(exc)
@@ -529,7 +529,7 @@ class JobRun:
         self._store_trouble = ""
         self._shown, self.job = job, kept
 
-    async def _reach(self, status: JobStatus, seconds: float = LEASE, **known: Any) -> None:
+    async def _reach(self, status: JobStatus, seconds: float | None = None, **known: Any) -> None:
         """Come to a status."""
         reached = {**self.job.reached, status.value: self._of.wall()}
         await self._keep(replace(self.job, status=status, reached=reached, **known), seconds)

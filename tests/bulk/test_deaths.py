@@ -11,6 +11,7 @@ import pytest
 from tests.bulk.test_http import Client, line
 from tests.e2e.client import wait_until
 from tests.e2e.server import Server, launched
+from tests.e2e.test_bulk import BRIEF
 
 pytestmark = pytest.mark.processes
 
@@ -26,14 +27,14 @@ def test_each_line_is_answered_once_though_every_process_is_killed(tmp_path: Pat
     ledger = tmp_path / "ledger.db"
     flags = "--bulk-dir", str(tmp_path / "bulk"), "--ledger", f"sqlite:///{ledger}", "--max-batch-size", "8"
     target = "tests.bulk.targets:slow_upper"
-    with launched(tmp_path, *flags, target=target) as first:
+    with launched(tmp_path, *flags, target=target, constants=BRIEF) as first:
         client = client_of(first)
         prompts = [f"line {number}" if number % 5 else [f"line {number}"] * 3 for number in range(1, LINES + 1)]
         batch = client.batch(*(line(number, prompt) for number, prompt in enumerate(prompts, 1)))
         path = f"/v1/batches/{batch['id']}"
         wait_until(lambda: client.json("GET", path)["request_counts"]["completed"] > 100)
         first.kill()
-    with launched(tmp_path, *flags, target=target) as second:
+    with launched(tmp_path, *flags, target=target, constants=BRIEF) as second:
         other = client_of(second)
         wait_until(lambda: other.json("GET", path)["status"] == "completed")
         found = other.json("GET", path)

@@ -22,6 +22,8 @@ from tests.deploy.base import BASE, run
 
 ROOT = Path(headway.__file__).parent.parent
 FILE = ROOT / "deploy" / "Containerfile"
+MODEL = FILE.with_name("Containerfile.model")
+USER = 10001
 _POLICY = '{"default": [{"type": "insecureAcceptAnything"}]}'
 """Which images may be used: all, as they are all made here."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +27,10 @@ EXPRESSIONS = dict(re.findall(r"^      - alert: (\w+)\n        expr: (.+)$", ALE
 
 
 def promtool(*arguments: str) -> None:
-    done = subprocess.run([program("promtool"), *arguments], cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    environ = {**os.environ, "GOGC": "400"}  # It collects garbage for a third of its time.
+    done = subprocess.run(
+        [program("promtool"), *arguments], cwd=FOLDER, env=environ, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -100,11 +104,12 @@ LATER = "1e9"
 
 
 @pytest.mark.processes
-def test_every_alert_fires_for_the_fleet_that_is_in_trouble_alone(tmp_path: Path) -> None:
+def test_every_alert_fires_and_clears_for_the_fleet_that_is_in_trouble_alone(tmp_path: Path) -> None:
     found = yaml.safe_load((FOLDER / "alerts_test.yml").read_text(encoding="utf-8"))
     found["rule_files"] = [str(FOLDER / name) for name in found["rule_files"]]
-    found["tests"] = [two_fleets(one) for one in found["tests"] if one["name"] in EXPRESSIONS.keys() - BESIDE_OTHERS]
-    assert len(found["tests"]) == len(EXPRESSIONS) - len(BESIDE_OTHERS)
+    apart = EXPRESSIONS.keys() - BESIDE_OTHERS
+    assert {one["name"] for one in found["tests"]} >= apart
+    found["tests"] = [two_fleets(one) if one["name"] in apart else one for one in found["tests"]]
     (tmp_path / "two_fleets.yml").write_text(json.dumps(found), encoding="utf-8")
     promtool("test", "rules", str(tmp_path / "two_fleets.yml"))
 
@@ -136,8 +141,3 @@ def of_fleet(fleet: str, series: str) -> str:
 def test_the_files_are_what_prometheus_takes() -> None:
     promtool("check", "rules", "rules.yml", "alerts.yml")
     promtool("check", "config", "--syntax-only", "prometheus.yml")
-
-
-@pytest.mark.processes
-def test_every_alert_fires_and_clears() -> None:
-    promtool("test", "rules", "alerts_test.yml")

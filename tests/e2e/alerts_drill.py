@@ -187,72 +187,9 @@ def held(server: Server, folder: Path) -> Iterator[Asked]:
     gate.open()
 
 
-def staged(drill: Watch, it: Fleet, redis: RedisServer, folder: Path) -> None:
-    """Stage the faults of a fleet, one after the other."""
-    busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
-
-    drill.fires("HeadwayLittleRoomLeft", meanwhile=busy)  # Every batch of one is full.
-    drill.clears("HeadwayLittleRoomLeft")
-
-    obstacle = folder / "obstacle"
-    obstacle.touch()
-    drill.fires(
-        "HeadwayDeadLetters",
-        "HeadwayManyRetries",
-        meanwhile=lambda: ask(it.gateways, f"unless {obstacle} {time.monotonic()}"),
-    )
-    obstacle.unlink()
-    drill.clears("HeadwayDeadLetters", "HeadwayManyRetries")
-
-    def slow() -> None:
-        with held(it.gateways[0], folder) as asked:
-            time.sleep(0.4)
-        asked.answer()
-
-    drill.fires("HeadwayLatencyNearPromise", meanwhile=slow)
-    drill.clears("HeadwayLatencyNearPromise", meanwhile=busy)
-
-    with contextlib.ExitStack() as gates:
-        waiting = [gates.enter_context(held(it.gateways[0], folder)) for _ in it.workers]
-        waiting += [it.gateways[0].ask("waits") for _ in range(4)]
-        drill.fires("HeadwayQueueOld")
-    for asked in waiting:
-        asked.answer()
-    drill.clears("HeadwayQueueOld")
-
-    pause(*it.controllers)
-    drill.fires("HeadwayNobodyLeads", "HeadwayProcessDown")
-    resume(*it.controllers)
-    drill.clears("HeadwayNobodyLeads", "HeadwayProcessDown")
-
-    redis.pause()
-    errors = (
-        "HeadwayBrokerOutOfReach",
-        "HeadwayRefusingForBroker",
-        "HeadwayErrorBudgetBurnsFast",
-        "HeadwayErrorBudgetBurns",
-    )
-    drill.fires(*errors, meanwhile=busy)
-    redis.resume()
-    drill.clears(*errors, meanwhile=busy)
-
-    for worker in list(it.workers):
-        it.kill(worker)
-    (folder / "broken").touch()
-    in_vain = Server(folder, TARGET, ("--name", "in-vain", "--broker", it.url, *WORKER), role="worker")
-    lost = "HeadwayWorkerMissing", "HeadwayWorkerLost", "HeadwayNoHealthyWorker", "HeadwayModelWithoutWorker"
-    drill.fires(*lost)
-    drill.clears("HeadwayErrorBudgetBurns")
-    in_vain.kill()
-    (folder / "broken").unlink()
-    it.start("worker")
-    it.start("worker")
-    drill.clears(*(name for name in lost if name != "HeadwayWorkerLost"))
-    drill.clears("HeadwayWorkerLost", within=LISTED)
-
-
-def members(folder: Path, watch: Watches) -> None:
-    """A fleet of six: its model, its load, its broker, its processes."""
+@contextlib.contextmanager
+def six(folder: Path, watch: Watches) -> Iterator[tuple[Watch, Fleet, RedisServer]]:
+    """A fleet of six under watch."""
     with (
         contextlib.suppress(_Over),
         RedisServer("valkey", folder / "redis") as redis,
@@ -271,8 +208,86 @@ def members(folder: Path, watch: Watches) -> None:
             it.start("controller", "--expected-workers", "2")
         with watch(folder, *it.everybody()) as drill:
             drill.clears("HeadwayNobodyLeads", "HeadwayNoHealthyWorker", "HeadwayWorkerMissing")
-            staged(drill, it, redis, folder)
+            yield drill, it, redis
         raise _Over
+
+
+def members(folder: Path, watch: Watches) -> None:
+    """A fleet of six: its load, its model, and its controllers."""
+    with six(folder, watch) as (drill, it, _):
+        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        drill.fires("HeadwayLittleRoomLeft", meanwhile=busy)  # Every batch of one is full.
+        drill.clears("HeadwayLittleRoomLeft")
+
+        obstacle = folder / "obstacle"
+        obstacle.touch()
+        drill.fires(
+            "HeadwayDeadLetters",
+            "HeadwayManyRetries",
+            meanwhile=lambda: ask(it.gateways, f"unless {obstacle} {time.monotonic()}"),
+        )
+        obstacle.unlink()
+        drill.clears("HeadwayDeadLetters", "HeadwayManyRetries")
+
+        def slow() -> None:
+            with held(it.gateways[0], folder) as asked:
+                time.sleep(0.4)
+            asked.answer()
+
+        drill.fires("HeadwayLatencyNearPromise", meanwhile=slow)
+        drill.clears("HeadwayLatencyNearPromise", meanwhile=busy)
+
+        with contextlib.ExitStack() as gates:
+            waiting = [gates.enter_context(held(it.gateways[0], folder)) for _ in it.workers]
+            waiting += [it.gateways[0].ask("waits") for _ in range(4)]
+            drill.fires("HeadwayQueueOld")
+        for asked in waiting:
+            asked.answer()
+        drill.clears("HeadwayQueueOld")
+
+        pause(*it.controllers)
+        drill.fires("HeadwayNobodyLeads", "HeadwayProcessDown")
+        resume(*it.controllers)
+        drill.clears("HeadwayNobodyLeads", "HeadwayProcessDown")
+
+
+def outage(folder: Path, watch: Watches) -> None:
+    """The broker of such a fleet stands still."""
+    with six(folder, watch) as (drill, it, redis):
+        busy = lambda: ask(it.gateways, *["well"] * 8)  # noqa: E731 - it is what goes on meanwhile
+        redis.pause()
+        errors = (
+            "HeadwayBrokerOutOfReach",
+            "HeadwayRefusingForBroker",
+            "HeadwayErrorBudgetBurnsFast",
+            "HeadwayErrorBudgetBurns",
+        )
+        drill.fires(*errors, meanwhile=busy)
+        redis.resume()
+        drill.clears(*errors, meanwhile=busy)
+
+
+def losses(folder: Path, watch: Watches) -> None:
+    """All workers of such a fleet are killed, and another one starts in vain."""
+    with six(folder, watch) as (drill, it, _):
+        obstacle = folder / "obstacle"
+        obstacle.touch()
+        ask(it.gateways, f"unless {obstacle}")  # It runs again in vain: retries are counted from the first one on.
+        for worker in list(it.workers):
+            it.kill(worker)
+        (folder / "broken").touch()
+        in_vain = Server(folder, TARGET, ("--name", "in-vain", "--broker", it.url, *WORKER), role="worker")
+        lost = "HeadwayWorkerMissing", "HeadwayWorkerLost", "HeadwayNoHealthyWorker", "HeadwayModelWithoutWorker"
+        drill.fires(*lost)
+        in_vain.kill()
+        (folder / "broken").unlink()
+        it.start("worker")
+        it.start("worker")
+        drill.clears(*(name for name in lost if name != "HeadwayWorkerLost"))
+        drill.clears("HeadwayWorkerLost", within=LISTED)
+
+
+PARTS = (members, outage, losses)
 
 
 class _Over(Exception):
@@ -294,4 +309,4 @@ def main(*parts: Callable[[Path, Watches], None]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(members))
+    sys.exit(main(*PARTS))

@@ -18,7 +18,7 @@ import contextlib
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +85,7 @@ class Fleet:
         target: str,
         flags: dict[str, Sequence[str]],
         common: Sequence[str],
+        constants: Mapping[str, float] | None,
     ) -> None:
         self.folder = folder
         self.redis = redis
@@ -96,6 +97,7 @@ class Fleet:
         self._target = target
         self._flags = flags
         self._common = common
+        self._constants = constants
         self._all: list[Server] = []
         self._gone: list[str] = []
         self._left: list[str] = []
@@ -107,7 +109,8 @@ class Fleet:
     def launch(self, role: str, *flags: str, url: str = "") -> Server:
         """Start one more process; it need not be up."""
         name = ("--name", f"{role}-{len(self._all)}", "--broker", url or self.url, *self._common)
-        server = Server(self.folder, self._target, (*name, *self._flags[role], *flags), role=role)
+        flags = (*name, *self._flags[role], *flags)
+        server = Server(self.folder, self._target, flags, role=role, constants=self._constants)
         server.expected = self.expected
         self._all.append(server)
         self._of(server).append(server)
@@ -280,6 +283,7 @@ def fleet(
     target: str = TARGET,
     patience: float = 20.0,
     lawful: bool = True,
+    constants: Mapping[str, float] | None = None,
 ) -> Iterator[Fleet]:
     """A fleet that is up; see above for what is checked at the end. Whatever happens, none of it outlives the block.
 
@@ -292,9 +296,12 @@ def fleet(
         target: what the workers run.
         patience: seconds that a call to the server may take; more than a busy machine needs.
         lawful: compare outcomes, which needs every request to be sent by `ask`; else there may be dead letters, too.
+        constants: see `Server`.
     """
     flags = {"gateway": gateway_flags, "worker": worker_flags, "controller": ()}
-    made = Fleet(folder, redis, url or redis.url, target, flags, ("--broker-timeout-ms", f"{patience * 1000:g}"))
+    made = Fleet(
+        folder, redis, url or redis.url, target, flags, ("--broker-timeout-ms", f"{patience * 1000:g}"), constants
+    )
     try:
         for role, count in (("worker", workers), ("gateway", gateways), ("controller", controllers)):
             for _ in range(count):

@@ -108,10 +108,23 @@ class ForkServer:
             )
 
     def start(
-        self, arguments: Sequence[str], folder: Path, environ: Mapping[str, str], stdout: int, stderr: int
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        constants: Mapping[str, float] | None = None,
     ) -> Forked:
-        """Start `headway ARGUMENTS` in a folder; the outputs are descriptors."""
-        how = {"arguments": arguments, "folder": str(folder), "environ": dict(environ)}
+        """Start `headway ARGUMENTS` in a folder.
+
+        Arguments:
+            stdout, stderr: descriptors of the outputs.
+            constants: values of module constants, by `module.NAME`, in place of those in the source.
+        """
+        how = {
+            "arguments": arguments, "folder": str(folder), "environ": dict(environ), "constants": dict(constants or {})
+        }  # fmt: skip
         return Forked(self, self.tell(how, [stdout, stderr]))
 
     def tell(self, what: Mapping[str, Any], descriptors: Sequence[int] = ()) -> Any:
@@ -162,6 +175,10 @@ def become(order: Mapping[str, Any]) -> None:
     sys.path[0] = order["folder"]
     sys.argv = ["headway", *order["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for path, value in order["constants"].items():
+        name, _, constant = path.rpartition(".")
+        module = importlib.import_module(name)
+        setattr(module, constant, type(getattr(module, constant))(value))
     gc.enable()
     runpy.run_module("headway", run_name="__main__", alter_sys=True)
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class Server:
         logs_json: the log is one JSON object a line, and checked; else text for people, as by default.
         stdout, stderr: descriptors, where it should not write to files.
         fresh: it is a new Python, though that takes longer than a fork; a test looks at what `/proc` shows of it.
+        constants: values of module constants of a fork, by `module.NAME`, as shorter times than those in the source.
         role: the command that it is started by.
 
     Attributes:
@@ -126,6 +127,7 @@ class Server:
         stderr: int | None = None,
         role: str = "serve",
         fresh: bool = False,
+        constants: Mapping[str, float] | None = None,
     ) -> None:
         self.role = role
         self.logs_json = logs_json
@@ -146,8 +148,9 @@ class Server:
         with self._files[0].open("wb") as out, self._files[1].open("wb") as log:
             outputs = out.fileno() if stdout is None else stdout, log.fileno() if stderr is None else stderr
             if before is None and not fresh and environ["PYTHONPATH"] == str(ROOT):
-                self.process = the_fork_server().start(command, folder, environ, *outputs)
+                self.process = the_fork_server().start(command, folder, environ, *outputs, constants)
                 return
+            assert constants is None, "only a fork has other constants"
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "headway", *command],
                 cwd=folder,

@@ -19,6 +19,13 @@ from tests.servers.redis import RedisServer
 
 LINES = 900
 TARGET = "tests.targets.journal:Slow"
+BRIEF = {
+    "headway.bulk.feeder.LEASE": 5.0,
+    "headway.bulk.job_run.LEASE": 5.0,
+    "headway.bulk.job_run.RENEW": 1.5,
+    "headway.bulk.job_run.PAUSE": 1.0,
+}
+"""Times of gateways that hold jobs, a third of those in the source: a job is taken over, or pauses, as much sooner."""
 
 
 @pytest.fixture
@@ -85,7 +92,7 @@ def test_each_line_is_answered_once_whoever_is_killed(
     flags = (*PATIENT, "--bulk-dir", str(tmp_path / "jobs"), "--ledger", postgres.server().fresh())
     with fleet(
         tmp_path, redis, gateways=2, workers=2, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", "10"),
-        target=TARGET, lawful=False,
+        target=TARGET, lawful=False, constants=BRIEF,
     ) as it:  # fmt: skip
         first, second = it.gateways
         id = submit(first, [f"line {number}" for number in range(LINES)], to=second)

@@ -15,12 +15,12 @@ import pytest
 from tests.e2e.client import wait_until
 from tests.e2e.fleet import FORGETFUL, PATIENT, fleet
 from tests.e2e.server import Server, serving
-from tests.e2e.test_bulk import TARGET, answers, done, feeder, job, meanwhile, submit
+from tests.e2e.test_bulk import BRIEF, TARGET, answers, done, feeder, job, meanwhile, submit
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer, lacking
 
 LINES = 1000
-FEW, SMALL = 300, "3"
+FEW, SMALL = 150, "3"
 """Lines of a job, and most of one batch, with which it takes longer beside requests than its lease, for which it may run on
 without the database."""
 PAUSES = {"a bulk job pauses", "the ledger is out of reach", "bulk jobs is out of reach", "bulk files is out of reach"}
@@ -67,7 +67,9 @@ def test_a_job_waits_for_room_on_a_full_disk(tmp_path: Path, ledger: str) -> Non
     where = ("--ledger", "sqlite:///ledger.db") if ledger == "beside" else ()
     with (
         small_disk(tmp_path / "disk") as disk,
-        serving(tmp_path, "--bulk-dir", str(disk), "--max-batch-size", "20", *where, target=TARGET) as server,
+        serving(
+            tmp_path, "--bulk-dir", str(disk), "--max-batch-size", "20", *where, target=TARGET, constants=BRIEF
+        ) as server,
     ):
         server.expected |= PAUSES
         id = submit(server, [f"line {number}" for number in range(LINES)])
@@ -94,7 +96,7 @@ def test_a_job_of_a_fleet_waits_for_its_database(tmp_path: Path, postgres: Postg
         RedisServer("valkey", tmp_path / "redis") as redis,
         fleet(
             tmp_path, redis, gateways=2, workers=1, gateway_flags=flags, worker_flags=(*FORGETFUL, "--max-batch-size", SMALL),
-            target=TARGET, lawful=False,
+            target=TARGET, lawful=False, constants=BRIEF,
         ) as it,
     ):  # fmt: skip
         for gateway in it.gateways:
@@ -117,7 +119,7 @@ def test_a_job_of_a_fleet_waits_for_its_database(tmp_path: Path, postgres: Postg
 def test_a_job_waits_while_another_process_locks_the_database(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.db"
     flags = "--bulk-dir", "jobs", "--ledger", f"sqlite:///{ledger}", "--max-batch-size", SMALL
-    with serving(tmp_path, *flags, target=TARGET) as server:
+    with serving(tmp_path, *flags, target=TARGET, constants=BRIEF) as server:
         server.expected |= PAUSES
         id = submit(server, [f"line {number}" for number in range(FEW)])
         wait_until(lambda: done(server, id) > FEW / 10)

@@ -95,14 +95,14 @@ def test_a_canary_that_fails_everything_is_gone_in_seconds_and_another_leader_go
         first.logged("leads the fleet")
         second = up("controller", "", "--name", "second")
         wait_until(lambda: len({one["version"] for one in gateway.workers()}) == 2)
-        [begun] = cli(gateway, tmp_path, "start", "m", "4", "--steps", "5,50", "--every", "1h")
-        assert (begun["beside"], begun["percent"]) == ("3", 5.0)
+        [begun] = cli(gateway, tmp_path, "start", "m", "4", "--steps", "10,50", "--every", "1h")
+        assert (begun["beside"], begun["percent"]) == ("3", 10.0)
 
         def status() -> Any:
             return second.admin("/internal/rollouts").json["rollouts"][0]
 
-        first.logged("a rollout is at 5 %")
-        wait_until(lambda: "at 5 %" in gateway.admin("/internal/snapshot").json["capacities"][0]["rollout"])
+        first.logged("a rollout is at 10 %")
+        wait_until(lambda: "at 10 %" in gateway.admin("/internal/snapshot").json["capacities"][0]["rollout"])
         with load(gateway, 40.0) as answers:
 
             def more(count: int) -> Counter[int]:
@@ -120,9 +120,9 @@ def test_a_canary_that_fails_everything_is_gone_in_seconds_and_another_leader_go
             second.logged("a rollout is rolled back")
             wait_until(lambda: "rolled back" in gateway.admin("/internal/snapshot").json["capacities"][0]["rollout"])
             wait_until(lambda: more(50).keys() == {200})
-        assert 0 < answers.total() - answers[200] < 50, "two a second"
+        assert 0 < answers.total() - answers[200] < 50, "four a second"
         [told] = cli(gateway, tmp_path, "status")
-        assert told["reason"].startswith("fails more, at the step of 5 %: ")
+        assert told["reason"].startswith("fails more, at the step of 10 %: ")
         assert "version 4 rolled back: fails more" in run_cli(gateway, tmp_path, "status").stdout
         assert {one["version"]: one["status"] for one in gateway.workers()}["4"] == "healthy", "it stays for a look"
         assert second.metrics().value("rollout_rolled_back", model="m", version="4") == 1.0

@@ -138,7 +138,7 @@ def test_what_the_runbook_names_is_there(alert: str) -> None:
             )
 
 
-@pytest.mark.parametrize("part", [alerts_drill.members, *alerts_alone_drill.PARTS], ids=lambda part: str(part.__name__))
+@pytest.mark.parametrize("part", [*alerts_drill.PARTS, *alerts_alone_drill.PARTS], ids=lambda part: str(part.__name__))
 def test_the_runbook_helps(tmp_path: Path, part: Callable[[Path, Watches], None]) -> None:
     part(tmp_path, reading)
 

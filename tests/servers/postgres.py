@@ -39,6 +39,7 @@ _OPTIONS = {
     "autovacuum": "off",
     "listen_addresses": LOOPBACK,
 }
+_EMPTY = "DO $$ BEGIN SET LOCAL lock_timeout = '1s'; DROP SCHEMA public CASCADE; CREATE SCHEMA public; END $$"
 _numbers = itertools.count(1)
 
 
@@ -52,6 +53,7 @@ class RunningPostgres:
     def __init__(self, url: str) -> None:
         self.url = url
         self._made: list[str] = []
+        self._free: list[str] = []
 
     def query(self, sql: str, *values: object, url: str = "") -> list[asyncpg.Record]:
         """The rows of a query, by default in the server's own database."""
@@ -66,10 +68,23 @@ class RunningPostgres:
         return asyncio.run(ask())
 
     def fresh(self) -> str:
-        """URL of a new database with nothing in it."""
+        """URL of a database with nothing in it: of one that is free again, or of a new one: hundreds of files."""
+        while self._free:
+            name = self._free.pop()
+            with contextlib.suppress(asyncpg.PostgresError):  # A test has left a transaction open in it.
+                self.query(f"ALTER DATABASE {name} RESET ALL")
+                self.query(_EMPTY, url=self._of(name))
+                return self._of(name)
         name = f"headway_test_{os.getpid()}_{next(_numbers)}"
         self.query(f"CREATE DATABASE {name}")
         self._made.append(name)
+        return self._of(name)
+
+    def free(self) -> None:
+        """Give up all databases made by `fresh`, which gives them out again."""
+        self._free = [*self._made]
+
+    def _of(self, name: str) -> str:
         return urlsplit(self.url)._replace(path=f"/{name}").geturl()
 
     def drop(self) -> None:
@@ -209,6 +224,11 @@ class SharedPostgres:
         if mode not in self._pools:
             self._pools[mode] = PgBouncer(self.server().url, mode).__enter__()
         return self._pools[mode]
+
+    def free(self) -> None:
+        """Give up the databases of a test."""
+        if self._server is not None:
+            self._server.free()
 
     def close(self) -> None:
         """End what was started, and leave nothing in what was not."""

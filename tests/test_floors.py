@@ -74,14 +74,10 @@ ADAPTER_EXCEPTIONS: dict[str, str] = {}
 USER_CODE = "headway.backends.process.usercode"
 """The only module that imports by name: it loads user code, inside the child process."""
 
-FRESH_IMPORTS = "headway.backends.process.fresh_imports"
-"""The module that says how user code is imported."""
-
 _PROCESS = "headway.backends.process"
 CHILD_ONLY: dict[str, tuple[str, ...]] = {
     USER_CODE: (f"{_PROCESS}.child", f"{_PROCESS}.observed", f"{_PROCESS}.weighing"),
     f"{_PROCESS}.weighing": (f"{_PROCESS}.child",),
-    FRESH_IMPORTS: (USER_CODE,),
     f"{_PROCESS}.child": (f"{_PROCESS}.observed",),
     f"{_PROCESS}.observed": ("headway.app.backends",),
 }
@@ -217,7 +213,7 @@ def check_user_code(name: str, tree: ast.Module) -> Iterator[str]:
             if below(target, module) and name not in (module, *importers):
                 yield f"line {line}: imports {target}, which belongs into the child process"
         loader = target in ("importlib", "importlib.*") or any(below(target, known) for known in LOADERS)
-        if loader and name not in (USER_CODE, FRESH_IMPORTS, COMMANDS):
+        if loader and name not in (USER_CODE, COMMANDS):
             yield f"line {line}: imports {target}; only {USER_CODE} and {COMMANDS} import by name"
     for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__import__":

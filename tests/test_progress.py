@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from structlog.testing import capture_logs
 
-from headway.app.progress import Progress
+from headway.app.runner import Progress
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import Stand
 from tests.virtual_time import run

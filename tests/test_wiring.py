@@ -20,11 +20,10 @@ from headway.app import backends, wiring
 from headway.app.backends import worker_name
 from headway.app.brokers import make_broker_bundle
 from headway.app.devices import NO_DEVICES, Devices, Gpus
-from headway.app.fallbacks import make_fallback
 from headway.app.roles import ROLES
 from headway.app.version_weights import WeightsResource
 from headway.app.wiring import Process
-from headway.app.workers import make_batchers, make_pool
+from headway.app.workers import make_batchers, make_fallback, make_pool
 from headway.backends.process.group_guard import GroupGuard
 from headway.brokers.memory.broker import MemoryBroker
 from headway.brokers.memory.dead_letters import DeadLetterBox

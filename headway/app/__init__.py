@@ -1,19 +1,16 @@
-"""Application: puts a process together, starts it, and ends it in order.
+"""The application: puts a process together, starts it, and ends it in order.
 
-roles         table of roles, and the parts of each
+roles         the roles and the parts of each
 wiring        connects the parts of a process
-runner        runs a process to its end
+runner        runs a process to its end, with a progress line while workers load
 serving       `headway.serve`, for programs
 background    a service in a thread of a program
-python_target names of targets that are given as Python objects
+python_target targets given as Python objects
 brokers       chooses the broker
 backends      chooses what runs batches
-fallbacks     makes what a gateway asks while its broker is away
-devices       says which GPU each worker sees
-stores        chooses identity, key store and ledger
+devices       chooses the GPU of each worker
+stores        chooses identity, key store and ledger; warns of unused keys
 lifecycle     order of start and drain
 signals       reactions to signals
-banner        text that start-up prints
-progress      line on a terminal while workers load
-unused_keys   warning of keys that no setting asks for
+banner        text printed at start-up
 """

@@ -1,4 +1,4 @@
-"""Choice of the backend by the kind of the target: the only place that knows which backends there are."""
+"""Choice of the backend by the kind of target. No other module knows all backends."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 BREAKER_THRESHOLD = 5
-"""Batches in a row that fail before a backend gets a rest."""
+"""Failed batches in a row after which a backend rests."""
 BREAKER_COOLDOWN = 0.5
-"""Seconds of the first such rest."""
+"""Seconds of its first rest."""
 
 
 class SlotPlan(msgspec.Struct, frozen=True):
-    """Plan of one slot, by which its backend is built.
+    """Plan of one slot, from which its backend is built.
 
     Attributes:
         settings: settings of the process.
         name: name of its worker.
         device: GPU that it sees, or `cpu`; only for targets that run in a worker process.
-        breaker: keeps the rest that a remote API asks for; goes by `time.monotonic`.
-        guard: ends what workers have started if this process is killed.
-        warms_up: whether its start measures what batches take.
-        cuts: whether a batch may run in several calls where that saves time.
-        weights: estimate that learns what inputs weigh by a function of the target; None: there is none.
-        certificates: certificates towards a remote API; None: none are set.
-        counters: counts of the workers; None: nothing is counted.
-        pace: bounds the calls to a remote API, for all slots of the target; None: nothing does.
-        shared: what the check of its kind has made, for all slots of the target; None: it is made anew.
+        breaker: keeps the rest that a remote API asks for; uses `time.monotonic`.
+        guard: ends all processes of the workers if this process is killed.
+        warms_up: True to measure batches at the start.
+        cuts: True to allow several calls for a batch where that saves time.
+        weights: learns input weights from a function of the target, if there is one.
+        certificates: certificates for a remote API, if any.
+        counters: counts of the workers, if any.
+        pace: bounds the rate of calls to a remote API over all slots of the target.
+        shared: result of the kind's `check`, for all slots of the target; None: made by the slot itself.
     """
 
     settings: Settings
@@ -69,24 +69,24 @@ class SlotPlan(msgspec.Struct, frozen=True):
 
     @property
     def start_timeout(self) -> float:
-        """Seconds until the slot has to be ready."""
+        """Seconds within which the slot must be ready."""
         return self.settings.start_timeout_ms / 1000
 
     def count_large(self, direction: str, by_arena: bool) -> None:
-        """Count a large value that went `in` or `out`, and whether it went by the arena."""
+        """Count a large value sent (`in`) or received (`out`), by the arena or in a frame."""
         if self.counters is not None:
             self.counters.large_payloads[direction, "arena" if by_arena else "frame"] += 1
 
 
 class BackendKind(msgspec.Struct, frozen=True):
-    """Way in which targets of one kind are run.
+    """Way to run targets of one kind.
 
     Attributes:
         make: builds the backend of one slot.
-        slot: name of a worker, before its number; empty: `gpu` or `cpu`, as its device is.
-        words: banner's words for one slot, and for several.
-        one_breaker: whether all slots share a breaker, as they ask the same service.
-        check: makes what all slots share; raises SettingError for settings with which the backend could not even be made.
+        slot: prefix of worker names; empty: `gpu` or `cpu`, by the device.
+        words: what the banner calls one slot, and several.
+        one_breaker: True if all slots share a breaker because they call the same service.
+        check: builds what all slots share; raises SettingError if no backend could be built with these settings.
     """
 
     make: Callable[[Any, SlotPlan], Backend]
@@ -97,7 +97,7 @@ class BackendKind(msgspec.Struct, frozen=True):
 
     @property
     def local(self) -> bool:
-        """Whether each slot has a device of this machine."""
+        """True if each slot has a device of this machine."""
         return not self.slot
 
 
@@ -110,7 +110,7 @@ def _process(target: ModuleTarget | FileTarget, plan: SlotPlan) -> Backend:
         worker=plan.name,
         device=plan.device,
         start_timeout=plan.start_timeout,
-        # A batch of many warm-up inputs says nothing of one that is full by weight.
+        # A batch of many warm-up inputs says nothing about one that is full by weight.
         max_batch=settings.max_batch_size if plan.warms_up and not settings.max_batch_weight else 0,
         max_rows=settings.max_batch_size,
         recycle_rss_bytes=settings.recycle_rss_mb << 20,
@@ -139,7 +139,7 @@ def _remote(target: RemoteTarget, plan: SlotPlan) -> Backend:
 
 
 def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
-    """Class of the backends of a remote API. It is imported only here: that is a third of a start's time.
+    """Class of the backends of a remote API; importing it only here saves other processes a third of their start.
 
     Raises:
         SettingError: a package is missing.
@@ -157,7 +157,7 @@ def _remote_backend(target: RemoteTarget) -> type[RemoteBackend]:
 
 
 def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credentials]:
-    """The API with its dialect, and what goes with every request to it."""
+    """The API with its dialect, and the credentials for it."""
     from headway.backends.remote.credentials import Credentials
     from headway.dialects.table import reach
 
@@ -170,10 +170,10 @@ def _reached(target: RemoteTarget, settings: Settings) -> tuple[Remote, Credenti
 def make_remote_certificates(
     settings: Settings, targets: Iterable[Target | None], counts: TlsCounts
 ) -> RemoteCertificates | None:
-    """Read the certificates towards the remote APIs among some targets; None where none are set, or none is such an API.
+    """Read the certificates for the remote APIs among these targets; None if there are no such targets or certificates.
 
     Raises:
-        SettingError: a file cannot be used, or an API is not asked over TLS.
+        SettingError: a file can't be used, or an API isn't called over TLS.
     """
     apis = [target for target in targets if isinstance(target, RemoteTarget)]
     if not apis or not (settings.remote_ca or settings.remote_cert or settings.remote_key):
@@ -189,7 +189,7 @@ def make_remote_certificates(
 
 
 def _observed(target: ObservedTarget, plan: SlotPlan) -> Backend:
-    from headway.backends.process.observed import ObservedBackend  # Tests alone need it.
+    from headway.backends.process.observed import ObservedBackend  # Only tests use it.
 
     return ObservedBackend(target, plan.name, plan.device, plan.start_timeout, log, plan.guard, plan.weights)
 
@@ -206,17 +206,17 @@ BACKENDS: Mapping[type[Target], BackendKind] = {
 
 
 def worker_name(settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Name of the worker of a slot, unique in the whole fleet where there is one."""
+    """Name of a slot's worker, unique in the fleet."""
     prefix = f"{settings.name}/" if settings.broker else ""
     kind = BACKENDS[type(target)].slot or ("cpu" if devices.of(index) == CPU else "gpu")
     return f"{prefix}{kind}-{index}"
 
 
 def make_devices(settings: Settings, target: Target) -> Devices:
-    """Give each slot of a target its device; those that ask a remote API have none.
+    """Assign each slot of a target its device; slots that call a remote API have none.
 
     Raises:
-        SettingError: the GPUs that this process may use do not suffice, or are others.
+        SettingError: there aren't enough GPUs that this process may use, or `devices` names others.
     """
     if not BACKENDS[type(target)].local:
         return NO_DEVICES
@@ -227,12 +227,12 @@ def make_devices(settings: Settings, target: Target) -> Devices:
 
 
 def is_local(target: Target) -> bool:
-    """Whether each slot of a target has a device of this machine."""
+    """Return True if each slot of a target has a device of this machine."""
     return BACKENDS[type(target)].local
 
 
 def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict[str, Devices]:
-    """Give each slot of several models its device; see `make_devices`. `plans`: settings and target of each model."""
+    """Assign devices to the slots of several models; see `make_devices`. `plans`: settings and target of each model."""
     local = {model: settings for model, (settings, target) in plans.items() if is_local(target)}
     if len(plans) == 1:
         return {model: make_devices(settings, target) for model, (settings, target) in plans.items()}
@@ -246,19 +246,16 @@ def make_devices_of_models(plans: Mapping[str, tuple[Settings, Target]]) -> dict
 
 
 def model_worker_name(model: str, settings: Settings, target: Target, devices: Devices, index: int) -> str:
-    """Name of the worker of a slot in a process that runs several models, or versions; `model` is its key among them.
-
-    See `worker_name`.
-    """
+    """Name of a slot's worker in a process of several models or versions, of which `model` is the key; see `worker_name`."""
     prefix = f"{settings.name}/" if settings.broker else ""
     return f"{prefix}{model}/{worker_name(settings, target, devices, index).removeprefix(prefix)}"
 
 
 def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimate | None:
-    """Make the estimate of a weight function; None where characters are counted. `most`: most weight of a batch, or 0.
+    """Build the estimate for a weight function; None if weights are characters. `most`: largest weight of a batch, or 0.
 
     Raises:
-        SettingError: the target has no functions, as it is a remote API.
+        SettingError: the target is a remote API, which has no functions.
     """
     if settings.weight == CHARS:
         return None
@@ -269,10 +266,10 @@ def make_weights(settings: Settings, target: Target, most: int) -> WeightEstimat
 
 
 def make_backend(target: Target, plan: SlotPlan) -> Backend:
-    """Make the backend of a target."""
+    """Build the backend of a target."""
     return BACKENDS[type(target)].make(target, plan)
 
 
 def make_report(settings: Settings, target: Target) -> ModelReport:
-    """Make the report of workers on their model."""
+    """Build what workers report about their model."""
     return ModelReport(settings.model_version, target_digest(target, stamps=settings.reload), terms_of(settings))

@@ -1,4 +1,4 @@
-"""A service in a thread of this process, as notebooks and tests want it.
+"""A service in a thread of this process, for notebooks and tests.
 
 with headway.serve(upper, port=0, block=False) as server:
     print(headway.Client(server.url).infer("hello").output)
@@ -29,23 +29,23 @@ T = TypeVar("T")
 
 
 class BackgroundService:
-    """Service that runs in a thread of its own. It is up when the constructor returns.
+    """Service that runs in its own thread. It is up when the constructor returns.
 
     Arguments:
         settings: settings of the service.
         role: role of the process.
-        target: target that it serves.
+        target: target to serve.
         listener: kind of its listeners.
 
     Attributes:
-        process: the process, whose parts belong to the thread.
+        process: the process; only the thread may use its parts.
         url: address of the public port.
         admin_url: address of the admin port.
 
     Raises:
-        SettingError: a setting cannot be met, for example a port that is taken.
-        TargetError: the target cannot be loaded or breaks the rules.
-        BrokerUnavailable: the broker does not answer.
+        SettingError: a setting can't be met, for example because a port is taken.
+        TargetError: the target can't be loaded or breaks the rules.
+        BrokerUnavailable: the broker doesn't answer.
     """
 
     def __init__(self, settings: Settings, role: Role, target: Given, listener: type[Listener] = Listener) -> None:
@@ -83,14 +83,14 @@ class BackgroundService:
 
     @property
     def running(self) -> bool:
-        """Whether the service has not ended."""
+        """True until the service has ended."""
         return self._thread.is_alive()
 
     def stop(self, *, drain: bool = True) -> None:
-        """End the service, and return when it has ended. Calls after the first change nothing.
+        """End the service and wait until it has ended. Safe to call more than once.
 
         Arguments:
-            drain: whether what it holds is answered first, within the time that a shutdown waits; if not, that gets 503.
+            drain: True to answer held requests first, within the drain time-out; False to answer them with 503.
         """
         self._stopping = True
         loop, task = self._loop, self._task
@@ -101,7 +101,7 @@ class BackgroundService:
         atexit.unregister(self._abandon)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the service's event loop, and return what it returns.
+        """Run a coroutine in the service's event loop and return its result.
 
         Raises:
             RuntimeError: the service has ended.
@@ -112,10 +112,10 @@ class BackgroundService:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the service has ended, at most `timeout` seconds; whether it has.
+        """Wait up to `timeout` seconds for the service to end; return True if it has.
 
         Raises:
-            HeadwayError: it has failed.
+            HeadwayError: the service failed.
         """
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -124,7 +124,7 @@ class BackgroundService:
         return True
 
     def _abandon(self) -> None:
-        """End the service with the program; what was forked off has no such thread."""
+        """End the service at exit of the program; a forked child doesn't have its thread."""
         if self._pid == os.getpid():
             self.stop(drain=False)
 

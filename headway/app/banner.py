@@ -1,4 +1,4 @@
-"""Banner that start-up prints: role, addresses and rules of this process, and one line to try."""
+"""The banner printed at start-up: role, addresses and rules of the process, and a command to try."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ Model = tuple[Settings, Target, Devices]
 """Settings, target and devices of one model."""
 
 READY = "Ready."
-"""Last line of a process that has no clients."""
-
+"""Last line of a process without clients."""
 
 ENOUGH = 256
-"""Descriptors beside those of connections with which a gateway has enough: for its workers, its files, and what it asks."""
-
+"""Descriptors that a gateway needs besides those of connections: for its workers, files, and outgoing connections."""
 MOST_SHOWN = 16
-"""Most workers whose devices are shown."""
-
-
+"""Upper bound on the workers whose devices are shown."""
 _LONGEST_EXAMPLE = 200
-"""Characters of the longest example that the line to try shows."""
+"""Longest example, in characters, that the command to try includes."""
 
 
 def banner(
@@ -48,77 +44,64 @@ def banner(
     models: Sequence[Model] = (),
     descriptors: int | None = None,
 ) -> str:
-    """Text of the banner.
+    """Return the text of the banner.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
-        target: target of its workers; None when it has none.
-        port: the public port; 0 when it has none.
+        target: target of its workers, if any.
+        port: the public port; 0 without one.
         admin_port: the admin port.
         devices: devices of its workers.
-        items_per_second: items per second that its workers do by their warm-up; 0 where that is not known.
-        signature: signature of the target, or of the first model's; None where that is not known.
-        models: settings, target and devices of each model that it runs, where there are several.
-        descriptors: descriptors that it may have; None: any number.
+        items_per_second: throughput of its workers by their warm-up; 0 if unknown.
+        signature: signature of the target, or of the first model's; None if unknown.
+        models: settings, target and devices of each model, if it runs several.
+        descriptors: limit of file descriptors; None: unlimited.
     """
-    lines = _lines(settings, role, target, port, admin_port, devices, items_per_second, signature, models, descriptors)
-    return "\n".join(lines)
 
+    def lines() -> Iterator[str]:
+        parts = ROLES[role]
+        yield _headline(parts, settings, target, models)
+        if parts.gateway:
+            yield from _doors(settings, port)
+        admin = f"{settings.scheme}://{_host(settings.admin_host)}:{admin_port}"
+        yield f"  admin    {admin}/dashboard   health /internal/health   metrics /metrics"
+        if descriptors is not None:
+            yield f"  files    {descriptors} descriptors{_connections(settings, descriptors) if parts.gateway else ''}"
+        if settings.tls_cert:
+            yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
+        if settings.broker:
+            shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
+            yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
+        if target is not None:
+            yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
+            if devices.ids:
+                yield f"  devices  {_devices(settings, target, devices)}"
+            if items_per_second:
+                yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
+        if models and settings.models_per_gpu:
+            yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, by what is asked for"
+        for own, served, placed in models:
+            yield f"  model    {own.model}, version {own.model_version}: {served}"
+            shares = settings.models_per_gpu and placed.ids
+            where = "" if shares else f"; {_slots(own, served)}{_on(own, served, placed)}"
+            yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}{where}"
+        if parts.gateway:
+            yield from _rules(settings, target)
+            yield "Try it:"
+            named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
+            yield f"  {_line_to_try(settings, port, signature, named)}"
+            return
+        if parts.batchers:
+            yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_s:g} s"
+        if parts.controller:
+            yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
+        yield READY
 
-def _lines(
-    settings: Settings,
-    role: Role,
-    target: Target | None,
-    port: int,
-    admin_port: int,
-    devices: Devices,
-    items_per_second: float,
-    signature: Signature | None,
-    models: Sequence[Model],
-    descriptors: int | None,
-) -> Iterator[str]:
-    parts = ROLES[role]
-    yield _headline(parts, settings, target, models)
-    if parts.gateway:
-        yield from _doors(settings, port)
-    admin = f"{settings.scheme}://{_host(settings.admin_host)}:{admin_port}"
-    yield f"  admin    {admin}/dashboard   health /internal/health   metrics /metrics"
-    if descriptors is not None:
-        yield f"  files    {descriptors} descriptors{_connections(settings, descriptors) if parts.gateway else ''}"
-    if settings.tls_cert:
-        yield f"  tls      {settings.tls_cert}; {_clients(settings)}"
-    if settings.broker:
-        shards = "" if settings.shards == 1 else f" in {settings.shards} shards"
-        yield f"  broker   {settings.broker_shown}   keys {settings.broker_prefix}:…{shards}"
-    if target is not None:
-        yield f"  batches  up to {settings.max_batch_size}{_weight(settings)}, policy {settings.policy}{_wait(settings)}; {_slots(settings, target)}"
-        if devices.ids:
-            yield f"  devices  {_devices(settings, target, devices)}"
-        if items_per_second:
-            yield f"  capacity about {_rounded(items_per_second):,} inputs/s, estimated from warm-up batches"
-    if models and settings.models_per_gpu:
-        yield f"  gpus     {settings.workers}, each holds up to {settings.models_per_gpu} of the models, by what is asked for"
-    for own, served, placed in models:
-        yield f"  model    {own.model}, version {own.model_version}: {served}"
-        shares = settings.models_per_gpu and placed.ids
-        where = "" if shares else f"; {_slots(own, served)}{_on(own, served, placed)}"
-        yield f"           up to {own.max_batch_size}{_weight(own)}, policy {own.policy}{_wait(own)}{where}"
-    if parts.gateway:
-        yield from _rules(settings, target)
-        yield "Try it:"
-        named = "" if settings.default or len(settings.served) < 2 else next(iter(settings.served))
-        yield f"  {_line_to_try(settings, port, signature, named)}"
-        return
-    if parts.batchers:
-        yield f"  limits   a batch {settings.gpu_timeout_ms:g} ms; a lease lasts {settings.lease_s:g} s"
-    if parts.controller:
-        yield f"  throttle the lowest tier gets what the others leave of {settings.target_utilisation:.0%} of the capacity"
-    yield READY
+    return "\n".join(lines())
 
 
 def _doors(settings: Settings, port: int) -> Iterator[str]:
-    """Ways in for clients."""
     url = f"{settings.scheme}://{_host(settings.host)}:{port}"
     yield f"  public   {url}   docs {url}/docs"
     yield f"  openai   base URL {url}/v1: completions, chat, embeddings, models"
@@ -128,7 +111,7 @@ def _doors(settings: Settings, port: int) -> Iterator[str]:
 
 
 def _connections(settings: Settings, descriptors: int) -> str:
-    """Connections for which a gateway's descriptors are enough."""
+    """Note on whether a gateway's descriptors are enough for its connections."""
     most = settings.max_connections
     if descriptors >= most + ENOUGH:
         return f", enough for {most} connections (--max-connections)"
@@ -137,7 +120,6 @@ def _connections(settings: Settings, descriptors: int) -> str:
 
 
 def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
-    """Rules for clients."""
     run = f"a batch {settings.gpu_timeout_ms:g} ms, " if target is not None else ""
     yield (
         f"  limits   queue {settings.queue_timeout_ms:g} ms, {run}in all {settings.request_timeout_ms:g} ms; "
@@ -157,7 +139,7 @@ def _rules(settings: Settings, target: Target | None) -> Iterator[str]:
 
 
 def _ledger(url: str) -> str:
-    """Place of the ledger: the absolute path of a file, whatever folder its URL begins in."""
+    """Place of the ledger, a file by its absolute path."""
     sqlite, path = url.split("///", 1) if url.startswith("sqlite:") else ("", "")
     return str(Path(path).absolute()) if sqlite else shown_url(url)
 
@@ -181,12 +163,11 @@ def _weight(settings: Settings) -> str:
 
 
 def _rounded(number: float) -> int:
-    """Number rounded to two digits, as an estimate deserves."""
+    """Number rounded to two digits, because it is only an estimate."""
     return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 10.0 else math.ceil(number)
 
 
 def _clients(settings: Settings) -> str:
-    """Rule on the certificates of clients."""
     if not settings.tls_client_ca:
         return "clients need no certificate"
     return f"clients show one of {settings.tls_client_ca}"
@@ -197,20 +178,19 @@ def _host(host: str) -> str:
 
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - the addresses that are replaced
-"""Address under which this machine reaches what listens on every interface."""
+"""Address at which this machine reaches a port that listens on every interface."""
 
 
 def _near(settings: Settings) -> str:
-    """Host of a URL by which this machine reaches the public port."""
+    """Host for URLs with which this machine reaches the public port."""
     if settings.host not in EVERYWHERE:
         return _host(settings.host)
-    return (
-        "localhost" if settings.tls_cert else _host(EVERYWHERE[settings.host])
-    )  # A certificate has names, and seldom addresses.
+    # Certificates usually name hosts, not addresses.
+    return "localhost" if settings.tls_cert else _host(EVERYWHERE[settings.host])
 
 
 def _certificates(settings: Settings) -> str:
-    """Flags of curl for TLS: whom to trust, and what to show."""
+    """Options of curl for TLS: which authority to trust, and which certificate to show."""
     if not settings.tls_cert:
         return ""
     shown = "--cert YOUR_CERT --key YOUR_KEY_FILE " if settings.tls_client_ca else ""
@@ -226,9 +206,9 @@ def _wait(settings: Settings) -> str:
 
 
 def _slots(settings: Settings, target: Target) -> str:
-    """Workers at first and, where this process scales them, their bounds and what decides."""
-    one, many = BACKENDS[type(target)].words
-    slots = f"{settings.workers} {one if settings.workers == 1 else many}"
+    """Number of workers at the start and, if this process scales them, their bounds and the policy that decides."""
+    singular, plural = BACKENDS[type(target)].words
+    slots = f"{settings.workers} {singular if settings.workers == 1 else plural}"
     if settings.autoscale != LOCAL:
         return slots
     least, most = settings.min_workers, settings.max_workers
@@ -238,7 +218,6 @@ def _slots(settings: Settings, target: Target) -> str:
 
 
 def _devices(settings: Settings, target: Target, devices: Devices) -> str:
-    """Device of each worker."""
     if all(devices.of(index) == CPU for index in range(settings.workers)):
         return "CPU"
     shown = [
@@ -250,30 +229,28 @@ def _devices(settings: Settings, target: Target, devices: Devices) -> str:
 
 
 def _rates(settings: Settings) -> str:
-    """Line on the rate limit that users have without anybody's doing."""
     if not settings.user_rate:
         return "no limit for a user but that of the key, if it has one"
     return f"{settings.user_rate:g} requests/min for each user whose key has no rate of its own (--user-rate)"
 
 
 def _who(settings: Settings) -> str:
-    """Line on the credentials that are accepted."""
     keys = f"keys from {settings.keys}" if settings.keys else ""
     tokens = f"tokens of {settings.jwt}" if settings.jwt else ""
     return " and ".join(filter(None, (keys, tokens))) or f"no keys: everybody is {settings.default_tier}"
 
 
 def _line_to_try(settings: Settings, port: int, signature: Signature | None, model: str) -> str:
-    """Line for a shell that sends a request which the target takes: with its example, unless that is long.
+    """Shell command for a request that the target accepts, with its example unless that is long.
 
-    Of tensors without a short example it is a row of zeros, made by Python where it is long. Where nothing is known of their shape, the
-    line asks for what is known of the model.
+    For tensors without a short example it sends a row of zeros, which Python writes if it is long. If their shape is
+    unknown, the command asks for the model's metadata instead.
 
     Arguments:
         settings: settings of the process.
         port: the public port.
-        signature: signature of the target; None where it is not known.
-        model: name that a request has to give; empty for none.
+        signature: signature of the target; None if unknown.
+        model: name that a request must give; empty if none.
     """
     curl = f"curl {_certificates(settings)}{settings.scheme}://{_near(settings)}:{port}"
     named = f'"model": "{model}", ' if model else ""
@@ -288,7 +265,7 @@ def _line_to_try(settings: Settings, port: int, signature: Signature | None, mod
 
 
 def _example(signature: Signature | None) -> str | None:
-    """Example input of a target, as JSON; None if the target takes tensors and has no short example."""
+    """Example input as JSON; None if the target takes tensors and has no short example."""
     if signature is None:
         return '"hello"'
     if signature.example is not None and len(signature.example) <= _LONGEST_EXAMPLE:
@@ -297,28 +274,27 @@ def _example(signature: Signature | None) -> str | None:
 
 
 def _zeros(specs: Sequence[TensorSpec]) -> str:
-    """One row of zeros as Python has it."""
+    """Python expression for one row of zeros."""
     rows = []
-    for one in specs:
-        row = {"BOOL": "False", BYTES: '"hello"'}.get(one.datatype, "0")
-        for size in reversed(one.shape):
+    for spec in specs:
+        row = {"BOOL": "False", BYTES: '"hello"'}.get(spec.datatype, "0")
+        for size in reversed(spec.shape):
             row = f"[{row}]" if size in (1, -1) else f"[{row}] * {size}"
         rows.append(row)
     if len(rows) == 1:
         return rows[0]
-    named = [f"{as_json(one.name).decode()}: {row}" for one, row in zip(specs, rows, strict=True)]
+    named = [f"{as_json(spec.name).decode()}: {row}" for spec, row in zip(specs, rows, strict=True)]
     return f"{{{', '.join(named)}}}"
 
 
 def _credential(settings: Settings) -> str:
-    """Header field that a request needs, as curl takes it."""
     if not (settings.keys or settings.jwt):
         return ""
     return f" -H 'Authorization: Bearer {'YOUR_KEY' if settings.keys else 'YOUR_TOKEN'}'"
 
 
 def _fallbacks(settings: Settings) -> Iterator[str]:
-    """Line for each fallback, or one that says that there is none."""
+    """A line for each fallback, or one that says that there is none."""
     fallbacks = fallbacks_of(settings)
     for model, own in fallbacks.items():
         at_once = fallback_batches(own.fallback)

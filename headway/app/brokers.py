@@ -1,4 +1,4 @@
-"""Choice of the broker by the scheme of its URL: the only place that knows which brokers there are."""
+"""Choice of the broker by the scheme of its URL. No other module knows all brokers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class BrokerBundle(msgspec.Struct, frozen=True):
 
     Attributes:
         broker, letters, fleet, board: see `headway.ports`.
-        now: asks for the instant on the clock of all four.
-        connection: connection to them; None when they are in this process.
-        memory: bytes that the broker's servers use, and most that they may; None when it is in this process.
+        now: asks for the time on the clock that all four share.
+        connection: connection to them; None if they are in this process.
+        memory: returns used and available bytes on the broker's servers; None if the broker is in this process.
     """
 
     broker: Broker
@@ -42,17 +42,17 @@ class BrokerBundle(msgspec.Struct, frozen=True):
 
 
 def make_broker_bundle(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Make the broker whose URL is set, or one in this process."""
+    """Build the broker at the configured URL, or one in this process."""
     scheme = settings.broker.partition("://")[0]
     return BROKERS[scheme](settings, counters, clock)
 
 
 async def fail_over(settings: Settings, within: float, say: Callable[[str], None], to: str, only: str) -> None:
-    """Have replicas of the broker's servers take over; see `headway.brokers.redis.failover`.
+    """Have replicas take over from the broker's servers; see `headway.brokers.redis.failover`.
 
     Raises:
-        FailoverAborted: it was refused, or given up.
-        SettingError: a file that the URL names cannot be used.
+        FailoverAborted: the failover was refused or given up.
+        SettingError: a file named in the URL can't be used.
     """
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
         from headway.brokers.redis import failover
@@ -68,7 +68,7 @@ def make_memory_broker(
     letters: DeadLetterBox | None = None,
     models: Mapping[str, Settings] | None = None,
 ) -> MemoryBroker:
-    """Make a broker in this process under `settings`, for `models` or, without these, all models of the settings.
+    """Build a broker in this process for `models`, or else for all models of the settings.
 
     Its dead letters go into `letters`, or are lost.
     """
@@ -76,12 +76,12 @@ def make_memory_broker(
     from headway.brokers.memory.dead_letters import DeadLetterBox
 
     box, room = DeadLetterBox() if letters is None else letters, settings.memory_mb << 20
-    of_models = _models(settings) if models is None else {model: queue_limits(one) for model, one in models.items()}
+    of_models = _models(settings) if models is None else {model: queue_limits(own) for model, own in models.items()}
     return MemoryBroker(of_models, box, counters, clock, random.random, _kept(settings), room)
 
 
 def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Make the broker in this process. It is imported only here."""
+    """Build the broker in this process, which is imported only when chosen."""
     from headway.brokers.memory.dead_letters import DeadLetterBox
     from headway.brokers.memory.fleet import MemoryBoard, MemoryFleet
 
@@ -96,7 +96,7 @@ def _memory(settings: Settings, counters: BrokerCounts, clock: Callable[[], floa
 
 
 def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float]) -> BrokerBundle:
-    """Make the broker in Redis or Valkey. Its client is imported only here."""
+    """Build the broker in Redis or Valkey, whose client is imported only when chosen."""
     with needing("redis", "broker", settings.broker_shown, "needs the package redis, which is not here"):
         from headway.brokers.redis.board import RedisBoard
         from headway.brokers.redis.broker import RedisBroker
@@ -113,7 +113,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
     fleet = RedisFleet(connection)
 
     class Whole:
-        """Connection to the broker, with all that must be closed before it."""
+        """Connection to the broker that closes everything else in order."""
 
         async def open(self) -> None:
             await connection.open()
@@ -130,7 +130,7 @@ def _redis(settings: Settings, counters: BrokerCounts, clock: Callable[[], float
             await connection.renew()
 
     async def now() -> float:
-        """Instant on the broker's clock, up to a second old: some process, such as this one, was seen since."""
+        """Time on the broker's clock, up to a second old: the last heartbeat of any process, such as this one."""
         return max((member.last_seen for member in await fleet.members()), default=0.0)
 
     letters = RedisDeadLetters(connection, broker.queue_names, settings.shards)
@@ -142,15 +142,15 @@ BROKERS: Mapping[str, Callable[[Settings, BrokerCounts, Callable[[], float]], Br
     "": _memory,
     **dict.fromkeys(SCHEMES, _redis),
 }
-"""Functions that make a broker, by the scheme of its URL; without a URL it is in this process."""
+"""Functions that build a broker, by the scheme of its URL; an empty URL means one in this process."""
 
 
 def _models(settings: Settings) -> dict[str, QueueLimits]:
-    return {model: queue_limits(one) for model, one in settings.served.items()}
+    return {model: queue_limits(own) for model, own in settings.served.items()}
 
 
 def queue_limits(settings: Settings) -> QueueLimits:
-    """Bounds of the queue of one model, by its settings."""
+    """Bounds of a model's queue from its settings."""
     return QueueLimits(
         tiers=len(settings.tier_names),
         max_batch=settings.max_batch_size,

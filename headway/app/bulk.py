@@ -1,4 +1,4 @@
-"""Bulk jobs of a gateway: the store by the settings, the folder, the feeder, and the runner of their lines."""
+"""Builds a gateway's bulk jobs: store, folder, feeder, and the runner of their lines."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
 from headway.bulk.job_run import JobContext
 from headway.bulk.jobs import BulkJobs
+from headway.bulk.lines import Turns
 from headway.bulk.seat_runner import SeatRunner
-from headway.bulk.turns import Turns
 from headway.config import Settings
 from headway.config.extras import install_hint, needing
 from headway.errors import RequestError, SettingError
@@ -34,7 +34,7 @@ from headway.runtime.request_id import new_id
 def build_runner(
     settings: Settings, gateway: Gateway, broker: Broker, policy: PolicyResource | None, clock: Callable[[], float]
 ) -> SeatRunner:
-    """Make the runner of lines. To the input policy they are of the lowest tier."""
+    """Build the runner of lines. The input policy treats them as entries of the lowest tier."""
     name, gate = f"{settings.name}-bulk-{secrets.token_hex(4)}", None if policy is None else policy.gate
     return SeatRunner(broker, gateway.served, name, len(settings.tier_names), gate, clock, random.random, new_id)
 
@@ -48,19 +48,19 @@ def make_bulk_jobs(
     identity: Identity,
     clock: Callable[[], float],
 ) -> BulkJobs:
-    """Make the bulk jobs of a gateway, not yet open.
+    """Build the bulk jobs of a gateway, not yet open.
 
     Arguments:
         settings: settings of the gateway.
         gateway: the gateway.
         runner: runs their lines.
         lines: counts of lines by outcome.
-        ledger: gets a record of each job that has ended; None: there is none.
+        ledger: gets a record of each finished job, if there is a ledger.
         identity: identity that knows the API keys, if there are any.
         clock: monotonic seconds.
 
     Raises:
-        SettingError: a template of chats cannot be used, or a package is missing.
+        SettingError: a chat template can't be used, or a package is missing.
     """
     store, folder, turns = make_store(settings), make_folder(settings.bulk_dir), Turns()
     form = OpenAILines(settings, gateway.served, new_id)
@@ -79,7 +79,7 @@ def make_bulk_jobs(
 
 
 def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | None:
-    """Models that a job may ask by its API key as that is now; see `JobContext`. Without a key it may ask what it could at first."""
+    """Models that a job's API key allows at present, as `JobContext` needs them; without a key, those allowed at its creation."""
     if keys is None or not job.key:
         return job.models
     try:
@@ -90,7 +90,7 @@ def allowed_models(keys: KeyIdentity | None, job: BulkJob) -> tuple[str, ...] | 
 
 
 def make_folder(name: str) -> BulkFolder:
-    """Make the folder of files: a path, or the URL of a bucket."""
+    """Build the folder of bulk files: in a path, or at the URL of a bucket."""
     if "://" not in name:
         return BulkFolder(name)
     with needing("bucket", "bulk_dir", name, "needs a package which is not here"):
@@ -103,7 +103,7 @@ def make_folder(name: str) -> BulkFolder:
 
 
 def make_store(settings: Settings) -> BulkStore:
-    """Make the store of jobs: in the ledger's database; without one in a file in the folder of bulk jobs."""
+    """Build the store of jobs: in the ledger's database, or else in a file in the bulk folder."""
     from headway.storage.sqlite.bulk import SqliteBulkStore
 
     if not settings.ledger:
@@ -116,7 +116,7 @@ def make_store(settings: Settings) -> BulkStore:
 
 
 def job_record(job: BulkJob, at: float) -> LedgerRecord:
-    """Record of a bulk job that ended at Unix time `at`. It stands for all of its lines."""
+    """Ledger record of a bulk job that ended at Unix time `at`; it stands for all its lines."""
     done = job.status is JobStatus.COMPLETED
     return LedgerRecord(
         id=str(UUID(job.id.removeprefix("batch_"))),

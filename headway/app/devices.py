@@ -1,9 +1,8 @@
-"""Devices of worker processes: which GPU each of them sees, out of those that this process may use.
+"""Assignment of GPUs to worker processes.
 
-`CUDA_VISIBLE_DEVICES` of the environment says which GPUs those are; on a machine that several share, the others belong to
-somebody else. Without it they are all that the machine has. A machine without any has none, whatever the variable says.
-Each worker gets one of them, in order, or the one that `devices` names for it; two workers share a GPU only if `devices`
-names it twice. Where there is no GPU, workers run on the CPU.
+`CUDA_VISIBLE_DEVICES` says which GPUs this process may use; on a shared machine, the others belong to somebody else. Without
+it, the process may use all GPUs of the machine. Each worker gets one GPU, in order, or the one that `devices` names for it;
+two workers share a GPU only if `devices` names it twice. On a machine without GPUs, workers run on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from headway.config.settings import LOCAL, MOST_WORKERS
 from headway.errors import SettingError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable by which CUDA, and this module, learn which GPUs a process may use."""
+"""Environment variable that tells CUDA, and this module, which GPUs a process may use."""
 CPU = "cpu"
 """Device of a worker that sees no GPU."""
 
@@ -29,17 +28,16 @@ _OTHER_NODES = ("nvidiactl", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 _INDEX = re.compile(r"[0-9]{1,4}")
 _GPU = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+")
 _NONE = re.compile(r"|-[0-9]+|none|void|NoDevFiles", re.IGNORECASE)
-"""Ways to write that there is no GPU."""
+"""Values of the variable that mean no GPU."""
 
 
 class Gpus(msgspec.Struct, frozen=True):
     """GPUs that this process may use.
 
     Attributes:
-        ids: their ids, as CUDA_VISIBLE_DEVICES takes them; None: there are some, and their number is not known.
-        allotted: text of CUDA_VISIBLE_DEVICES in the environment; None where it is not set, or names GPUs of a machine
-            that has none.
-        warning: what is odd about CUDA_VISIBLE_DEVICES; empty when nothing is.
+        ids: their ids, as CUDA_VISIBLE_DEVICES takes them; None if there are some, but an unknown number.
+        allotted: value of CUDA_VISIBLE_DEVICES; None if it isn't set, or names GPUs on a machine that has none.
+        warning: what is wrong with CUDA_VISIBLE_DEVICES; empty if nothing is.
     """
 
     ids: tuple[str, ...] | None
@@ -48,22 +46,17 @@ class Gpus(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Words for where the ids come from."""
+        """Phrase for error messages that says where the ids come from."""
         return "this machine has" if self.allotted is None else f"{VISIBLE}={self.allotted} allows"
 
     @property
     def shown(self) -> str:
-        """Words for the ids."""
+        """Phrase for error messages that lists the ids."""
         return f"only GPU {', '.join(self.ids)}" if self.ids else "no GPU"
 
 
 def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Gpus:
-    """Find the GPUs that this process may use.
-
-    Arguments:
-        environ: environment of the process.
-        root: root of the file system, whose device files tell of GPUs.
-    """
+    """Find the GPUs that this process may use. `root`: root of the file system, which has a device file for each GPU."""
     allotted = environ.get(VISIBLE)
     present = _present(root)
     if allotted is None:
@@ -79,7 +72,7 @@ def find_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -
 
 
 def _visible(text: str) -> tuple[tuple[str, ...], str]:
-    """Ids that CUDA would read in `text`: those before the first that is none; and that one, unless it means to be none."""
+    """Ids that CUDA reads in `text`, which stop at the first invalid one, and that one if it isn't a way to write "none"."""
     ids: dict[str, None] = {}
     for part in map(str.strip, text.split(",")):
         if not _GPU.fullmatch(part):
@@ -96,7 +89,7 @@ def _present(root: Path) -> tuple[str, ...] | None:
             continue
         if count:
             return tuple(map(str, range(count)))
-    # The kernel's other ways to a GPU (WSL, AMD, Jetson) do not tell how many there are.
+    # Device files for other GPUs (WSL, AMD, Jetson) don't show how many there are.
     return None if any((root / "dev" / name).exists() for name in _OTHER_NODES) else ()
 
 
@@ -104,10 +97,10 @@ class Devices(msgspec.Struct, frozen=True):
     """Devices of the workers of one process.
 
     Attributes:
-        ids: device of each worker, in the order of their numbers: id of a GPU, or `cpu`.
-        most: most workers that there are devices for.
-        counted: whether further workers get the GPU with their own number.
-        shared: whether other models have the same devices by turns, each at a time for one worker.
+        ids: device of each worker, by number: the id of a GPU, or `cpu`.
+        most: upper bound on workers, given the devices.
+        counted: True if each further worker gets the GPU with its own number.
+        shared: True if models take turns with these devices, each of which serves one worker at a time.
     """
 
     ids: tuple[str, ...]
@@ -116,23 +109,23 @@ class Devices(msgspec.Struct, frozen=True):
     shared: bool = False
 
     def of(self, index: int) -> str:
-        """Device of the worker with a number, counted from 0."""
+        """Device of a worker, by its number, counted from 0."""
         if index < len(self.ids):
             return self.ids[index]
         return str(index) if self.counted else CPU
 
     def shown(self, index: int) -> str:
-        """Words for the device of a worker."""
+        """Name of a worker's device to show."""
         device = self.of(index)
         return "CPU" if device == CPU else f"GPU {device}" if _INDEX.fullmatch(device) else device
 
 
 NO_DEVICES = Devices((), MOST_WORKERS)
-"""Devices of slots that need none."""
+"""Devices of slots that don't need any."""
 
 
 def allot(settings: Settings, gpus: Gpus) -> Devices:
-    """Give each worker its device.
+    """Assign each worker its device.
 
     Raises:
         SettingError: there are fewer GPUs than workers, or `devices` names one that this process may not use.
@@ -152,16 +145,16 @@ def allot(settings: Settings, gpus: Gpus) -> Devices:
 
 
 def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Devices]:
-    """Give each worker of several models its device: those that name none get the GPUs one after the other.
+    """Assign devices to the workers of several models. Models that name none get the GPUs one after the other.
 
-    Where one of them may go to zero they have the GPUs by turns, so that others get what it gives back.
+    If one of these models may scale to zero, they take turns with the GPUs, so that others can use what it frees.
 
     Raises:
         SettingError: there are fewer GPUs than such workers, or a model names one that this process may not use.
     """
-    found, taken = {}, 0
+    devices, taken = dict[str, Devices](), 0
     unnamed = [settings for settings in models.values() if not settings.devices]
-    by_turns = bool(gpus.ids) and any(one.autoscale == LOCAL and not one.min_workers for one in unnamed)
+    by_turns = bool(gpus.ids) and any(model.autoscale == LOCAL and not model.min_workers for model in unnamed)
     total = sum(map(_needed_by if by_turns else _kept_for, unnamed))
     if gpus.ids and total > len(gpus.ids):
         count = f"{len(gpus.ids)} GPU{'' if len(gpus.ids) == 1 else 's'} ({', '.join(gpus.ids)})"
@@ -169,25 +162,25 @@ def allot_to_models(models: Mapping[str, Settings], gpus: Gpus) -> dict[str, Dev
         raise SettingError("workers", total, f"of all models is more than there are GPUs: {gpus.source} {count}", hint)
     for model, settings in models.items():
         if settings.devices or gpus.ids == ():
-            found[model] = allot(settings, gpus)
+            devices[model] = allot(settings, gpus)
             continue
         if by_turns and gpus.ids:
-            found[model] = Devices(gpus.ids, len(gpus.ids), shared=True)
+            devices[model] = Devices(gpus.ids, len(gpus.ids), shared=True)
             continue
         end = taken + _kept_for(settings)
         ids = tuple(map(str, range(taken, end))) if gpus.ids is None else gpus.ids[taken:end]
-        found[model] = Devices(ids, len(ids))
+        devices[model] = Devices(ids, len(ids))
         taken = end
-    return found
+    return devices
 
 
 def _kept_for(settings: Settings) -> int:
-    """GPUs that are kept for a model: those of its workers, and of those that the autoscaler may add here."""
+    """GPUs reserved for a model, including those for workers that the autoscaler may add."""
     return max(settings.workers, settings.max_workers) if settings.autoscale == LOCAL else settings.workers
 
 
 def _needed_by(settings: Settings) -> int:
-    """GPUs that a model needs from the first where models have them by turns: none if it may be without a worker."""
+    """GPUs that a model needs at the start when models take turns; 0 if it may have no worker."""
     return settings.workers if settings.min_workers else 0
 
 
@@ -195,9 +188,9 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
     if id == CPU or gpus.ids is None or any(_same(id, other) for other in gpus.ids):
         return
     if gpus.allotted is None and not _INDEX.fullmatch(id):
-        return  # The device files do not tell ids of this kind.
+        return  # Device files don't show ids of this kind.
     if gpus.allotted is not None and gpus.ids and not any(_alike(id, other) for other in gpus.ids):
-        return  # An id of another kind cannot be compared, and names its GPU whatever the numbers mean.
+        return  # Ids of different kinds can't be compared, so trust this one.
     hint = f"Name {_one_of(gpus.ids)}, or cpu." if gpus.ids else "Leave it out, or name cpu."
     if gpus.allotted is not None:
         hint += f" If the GPU is yours, change {VISIBLE}."
@@ -205,7 +198,7 @@ def _check_allowed(settings: Settings, id: str, gpus: Gpus) -> None:
 
 
 def _same(id: str, other: str) -> bool:
-    """Whether two ids name one GPU. CUDA takes the beginning of a UUID for all of it, in capitals or not."""
+    """Return True if two ids name the same GPU. CUDA accepts a prefix of a UUID, in either case."""
     id, other = id.lower(), other.lower()
     return id == other or (not _INDEX.fullmatch(id) and (id.startswith(other) or other.startswith(id)))
 

@@ -1,4 +1,4 @@
-"""The input policy of a process: read from its file, its functions started, and both again on SIGHUP."""
+"""The input policy of a process: reads its file and starts its functions, and does both again on SIGHUP."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class PolicyResource:
     """Input policy as a resource of its process; see `headway.app.lifecycle.Resource` and `Rereadable`.
 
     Arguments:
-        settings: settings that name the file, the tiers, and how long a process may take to start.
-        models: names of the models that are served.
-        counts: counts of what rules did, by rule and effect.
+        settings: settings with the file, the tiers, and the time a process may take to start.
+        models: names of the served models.
+        counts: counts of the rules' effects, by rule and effect.
         restarts: counts of restarts by worker.
 
     Attributes:
         gate: gate with the policy in force.
 
     Raises:
-        SettingError: the file cannot be used.
+        SettingError: the file can't be used.
     """
 
     rereads = "the input policy"
@@ -54,7 +54,7 @@ class PolicyResource:
         self.gate = InputGate(self._policy, counts)
 
     async def open(self) -> None:
-        """Start the functions' processes. Raises SettingError when a function cannot be used."""
+        """Start the functions' processes. Raises SettingError if a function can't be used."""
         await self._open(self._policy)
 
     def start(self, supervisor: Supervisor) -> None:
@@ -64,12 +64,12 @@ class PolicyResource:
             judge.start(supervisor)
 
     async def reread(self) -> None:
-        """Put the rules of the file, as it is now, in force.
+        """Put the current rules of the file in force.
 
-        Functions are loaded anew. Requests that wait for the former ones get their verdicts from these.
+        Functions are loaded again. Requests that wait for the former functions still get their verdicts.
 
         Raises:
-            SettingError: the file cannot be used; the former rules stay in force.
+            SettingError: the file can't be used; the former rules stay in force.
         """
         policy = self._read()
         await self._open(policy)
@@ -80,7 +80,7 @@ class PolicyResource:
         former = self.gate.replace(policy)
         for judge in former.judges:
             judge.retire()
-        self._former = [*(one for one in self._former if not all(judge.over for judge in one.judges)), former]
+        self._former = [*(old for old in self._former if not all(judge.over for judge in old.judges)), former]
 
     async def close(self) -> None:
         """End the functions' processes."""
@@ -121,8 +121,8 @@ class PolicyResource:
                 opened.append(judge)
                 await judge.open()
         except BaseException as exc:
-            for one in opened:
-                await one.close()
+            for judge in opened:
+                await judge.close()
             if isinstance(exc, TargetError):
                 raise self._unusable(opened[-1].rule, exc) from None
             raise
@@ -134,7 +134,7 @@ class PolicyResource:
         if error.trace:
             log.error("the function cannot be used", rule=rule.name, traceback=error.trace)
         reason = f"cannot be used: {str(error).rstrip('.')}"
-        if reason.endswith("?") and ". " in reason:  # It says what is meant.
+        if reason.endswith("?") and ". " in reason:  # The error ends with a suggestion; show that as the hint.
             reason, hint = reason.rsplit(". ", 1)
             return SettingError(self._where(rule), rule.function, reason, hint)
         return SettingError(self._where(rule), rule.function, reason, _HINT)

@@ -1,16 +1,16 @@
-"""Lifecycle of a process: the order in which its parts come up and go down.
+"""Lifecycle of a process: the order in which its parts start and stop.
 
-    up     addresses are taken → the admin port opens → the broker answers → the fleet is told → resources open →
-           workers load and pass their warm-up batch → loops start → the public ports open
-    down   not ready, but serving on for the lame-duck period → no new lead is asked for → the public ports take no new
-           connection → what is held is answered → workers finish, go offline and end → the fleet is told → the admin
-           port closes → loops stop → resources close → the broker is let go
+    up     bind addresses → open the admin port → reach the broker → join the fleet → open resources → load the workers
+           and run their warm-up batches → start the loops → open the public ports
+    down   report not ready but go on serving for the lame-duck period → give up leadership → accept no new connection on
+           the public ports → answer held requests → finish the workers' batches, take them offline and end them → leave
+           the fleet → close the admin port → stop the loops → close resources → disconnect from the broker
 
-A process with a fallback does not wait for the broker: it comes up in direct mode, and does what needs the broker, its
-workers too, when that is there.
+A process with a fallback doesn't wait for the broker. It starts in direct mode, and starts its workers and whatever else
+needs the broker once the broker is there.
 
-A process has those steps that it has parts for: a gateway no workers, a worker no public port, a controller neither. A
-second signal while going down answers what is still held with 503 and ends at once.
+A process skips the steps of parts that it lacks: a gateway has no workers, a worker has no public port, a controller has
+neither. A second signal during shutdown answers held requests with 503 and ends the process at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headway.gateway.direct_mode import Fallback
     from headway.gateway.fleet_watchers import WorkersWatcher
     from headway.gateway.gateway import Gateway
-    from headway.worker.pools import Workers
+    from headway.worker.pool import Workers
 
 log = get_logger(__name__)
 
@@ -48,19 +48,19 @@ class PortListener(Protocol):
     """A listening port."""
 
     async def bind(self) -> None:
-        """Take the address, without listening yet. Raises SettingError when it cannot be had."""
+        """Bind the address without listening. Raises SettingError if it isn't available."""
         ...
 
     async def open(self) -> None:
-        """Listen, at the address that was taken. Raises SettingError when another program listens there by now."""
+        """Listen at the bound address. Raises SettingError if another program has begun to listen there."""
         ...
 
     def retire(self) -> None:
-        """Have each answer end its connection, and still take new ones."""
+        """End each connection with its next answer, but still accept new ones."""
         ...
 
     async def drain(self) -> None:
-        """Take no new connection, and let each open one go as soon as its answer is written."""
+        """Accept no new connection, and close each open one as soon as its answer is written."""
         ...
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class BrokerConnection(Protocol):
     """Connection to a broker in another process."""
 
     async def open(self) -> None:
-        """Reach the broker. Raises BrokerUnavailable when it does not answer, SettingError when it cannot be used."""
+        """Reach the broker. Raises BrokerUnavailable if it doesn't answer, SettingError if it can't be used."""
         ...
 
     async def close(self) -> None:
@@ -81,63 +81,63 @@ class BrokerConnection(Protocol):
 
 
 class Resource(Protocol):
-    """Resource of a process beside broker and workers, such as its store of keys or its ledger.
+    """Resource of a process other than broker and workers, for example its key store or ledger.
 
-    It is open before the first request comes, and until the last one has its answer.
+    It is open from before the first request until the last one has been answered.
     """
 
     async def open(self) -> None:
         """Get ready.
 
         Raises:
-            StoreUnavailable: it is not ready yet; another call is made for some seconds.
+            StoreUnavailable: it isn't ready yet; the caller tries again for some seconds.
             SettingError: it will never be ready.
         """
         ...
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start its loops, if it has any. They have ended when `close` is called."""
+        """Start its loops, if it has any. They end before `close` is called."""
         ...
 
     async def close(self) -> None:
-        """Finish the remaining work in bounded time, and close. Called once after `open`, also when that failed."""
+        """Finish the remaining work in bounded time, and close. Called once after `open`, also if that failed."""
         ...
 
 
 @runtime_checkable
 class Rereadable(Protocol):
-    """Resource, or link, with files that an operator may change."""
+    """Resource or broker connection that depends on files which an operator may change."""
 
     @property
     def rereads(self) -> str:
-        """Content of the files, as the log names it; empty when there are none."""
+        """Content of the files, as the log names it; empty if there are none."""
         ...
 
     async def reread(self) -> None:
-        """Read the files again. Raises HeadwayError when they cannot be used; what was read before goes on."""
+        """Read the files again. Raises HeadwayError if they can't be used; then the former content stays in force."""
         ...
 
 
 class Service:
-    """Service of one process: its parts of gateway, workers and controller, and its listeners, over one broker.
+    """Service of one process: its parts and listeners over one broker.
 
     Arguments:
-        settings: settings of the lame-duck period and the drain's time-out.
+        settings: settings of the process.
         broker: broker shared by all parts.
-        gateway: gateway of the clients; None where there are none.
-        pool: workers; None where there are none.
-        listeners: listeners, the public one first where there is a gateway; they close in this order.
-        controller: controller; None where there is none.
-        membership: membership of the process in the fleet; None without a fleet.
-        fallback: fallback that the gateway asks while the broker is away; None without one.
-        connection: connection opened first and closed last; None when the broker is in this process.
-        resources: resources, opened in this order and closed in the other one.
-        workers: one of them; looks at the workers before the public port opens. None where there are no clients.
-        further: further listeners of clients, which open and close with the public one.
+        gateway: gateway for clients, if any.
+        pool: workers, if any.
+        listeners: listeners, the public one first if there is a gateway; they close in this order.
+        controller: controller, if any.
+        membership: membership of the process in the fleet, if any.
+        fallback: fallback that the gateway asks while the broker is away, if any.
+        connection: connection to open first and close last; None if the broker is in this process.
+        resources: resources to open in this order and close in reverse.
+        workers: the resource that looks at the workers, which it must do before the public port opens; None without clients.
+        further: further listeners for clients, opened and closed with the public one.
         every: returns the seconds between two reaps while nothing is due.
 
     Attributes:
-        up: whether the process has started.
+        up: True once the process has started.
     """
 
     def __init__(
@@ -174,40 +174,37 @@ class Service:
         self._every = every
         self._opened: list[Resource] = []
         self._there = False
-        """Whether the process may report its slots.
-
-        A process that stops before must not mark a namesake's slots as gone.
-        """
+        """True once the process may report its slots. Before that, it must not mark slots of a namesake as gone."""
         self._supervisor = Supervisor()
 
     async def start(self) -> None:
         """Start the process.
 
         Raises:
-            BrokerUnavailable: the broker does not answer.
-            StoreUnavailable: the store of keys, or the ledger, does not answer.
-            TargetError: a worker does not start.
-            SettingError: the broker cannot be used, another process has the name, or a port cannot be had.
+            BrokerUnavailable: the broker doesn't answer.
+            StoreUnavailable: the key store or the ledger doesn't answer.
+            TargetError: a worker failed to start.
+            SettingError: the broker can't be used, another process has the name, or a port isn't available.
         """
         try:
             for listener in (*self._public, *self._others):
                 await listener.bind()
             for listener in self._others:
                 await listener.open()
-            met = await self._connect()
+            connected = await self._connect()
             await self._open_resources()
-            if met and self._pool is not None:
+            if connected and self._pool is not None:
                 await self._pool.start()
             self._supervisor.start("reaper", partial(reap_on, self._broker, self._every))
             if self._fallback is not None:
                 self._fallback.start(self._supervisor)
             if self._gateway is not None:
                 self._gateway.start(self._supervisor)
-            if met:
+            if connected:
                 self._take_part()
             else:
                 self._supervisor.start("late broker", self._meet_late)
-            if met and self._workers is not None:
+            if connected and self._workers is not None:
                 await self._workers.look()
             for listener in self._public:
                 await listener.open()
@@ -219,12 +216,12 @@ class Service:
             raise
 
     def ends(self, reason: str) -> None:
-        """Have the fleet read why this process ends."""
+        """Set the reason for this process's end that the fleet reports."""
         if self._membership is not None:
             self._membership.reason = reason
 
     async def drain(self) -> None:
-        """Drain the process without failing a request: within the drain time-out once the lame-duck period is over."""
+        """Drain the process without failing a request, within the drain time-out after the lame-duck period."""
         if self._membership is not None:
             self._membership.leaving = True
         if self._gateway is not None and self._settings.lame_duck_ms:
@@ -273,28 +270,28 @@ class Service:
             await self._connection.close()
 
     async def replace_workers(self) -> None:
-        """Swap every worker for a fresh one, one after the other. The first that fails ends it, and the rest go on."""
+        """Replace every worker in turn; stop at the first that fails to start."""
         if self._pool is not None:
             await self._pool.replace()
-        if self._workers is not None:  # Clients may send what the new code takes.
+        if self._workers is not None:  # The new code may accept other inputs, which clients may send at once.
             with contextlib.suppress(BrokerUnavailable):
                 await self._workers.look()
 
     async def reread(self) -> None:
-        """Read the files of resources and the link again. A file that cannot be used changes nothing."""
-        everything: list[object] = [*self._resources, self._connection]
-        for one in everything:
-            if isinstance(one, Rereadable) and one.rereads:
+        """Read the files of resources and the broker connection again. A file that can't be used changes nothing."""
+        resources: list[object] = [*self._resources, self._connection]
+        for resource in resources:
+            if isinstance(resource, Rereadable) and resource.rereads:
                 try:
-                    await one.reread()
-                    log.info("read again", what=one.rereads)
+                    await resource.reread()
+                    log.info("read again", what=resource.rereads)
                 except HeadwayError as exc:
-                    log.error("cannot be read again; what was known goes on", what=one.rereads, error=str(exc))
+                    log.error("cannot be read again; what was known goes on", what=resource.rereads, error=str(exc))
 
     async def _connect(self) -> bool:
-        """Reach the broker, which may be starting up like this process, and join the fleet.
+        """Reach the broker, waiting if it is still starting, and join the fleet.
 
-        False when the broker is not there and there is a fallback.
+        With a fallback, don't wait; return False if the broker isn't there.
         """
         if self._fallback is None:
             await _patiently(self._enter)
@@ -322,17 +319,17 @@ class Service:
             self._controller.start(self._supervisor)
 
     async def _meet_late(self) -> None:
-        """Try until the broker is there and can be used, and start the parts that need it."""
-        told = ""
+        """Try until the broker can be used, then start the parts that need it."""
+        logged = ""
         while self._membership is None or not self._membership.leaving:
             try:
                 await self._enter()
             except BrokerUnavailable:
                 await asyncio.sleep(CONNECT_EVERY)
             except SettingError as exc:
-                if str(exc) != told:
-                    told = str(exc)
-                    log.error("the broker will not do; direct mode goes on", error=told)
+                if str(exc) != logged:
+                    logged = str(exc)
+                    log.error("the broker will not do; direct mode goes on", error=logged)
                 await asyncio.sleep(MEND_WITHIN)
             else:
                 log.info("the broker is there; direct mode ends")
@@ -348,13 +345,13 @@ class Service:
 
 
 async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Call `ask` again and again until the broker, or the store, answers.
+    """Call `ask` until the broker or the store answers.
 
     Raises:
-        BrokerUnavailable, StoreUnavailable: it did not answer for CONNECT_WITHIN seconds.
+        BrokerUnavailable, StoreUnavailable: it didn't answer for CONNECT_WITHIN seconds.
     """
     loop = asyncio.get_running_loop()
-    until, told = loop.time() + CONNECT_WITHIN, False
+    until, logged = loop.time() + CONNECT_WITHIN, False
     while True:
         try:
             await ask()
@@ -365,15 +362,15 @@ async def _patiently(ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
             if loop.time() >= until:
                 hint = f"Start it, or name another with {flags}."
                 raise type(exc)(f"{str(exc).rstrip('.')}; given up after {CONNECT_WITHIN:g} s. {hint}") from exc
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 log.warning(f"the {who} does not answer yet", error=str(exc), given_up_after=CONNECT_WITHIN)
         await asyncio.sleep(CONNECT_EVERY)
 
 
 CONNECT_WITHIN = 30.0
-"""Seconds for which a process that starts waits for its broker."""
+"""Seconds for which a starting process waits for its broker."""
 CONNECT_EVERY = 0.5
-"""Seconds between two attempts to reach it."""
+"""Seconds between two attempts to reach the broker."""
 MEND_WITHIN = 5.0
-"""Seconds between two attempts while the broker that is there cannot be used."""
+"""Seconds between two attempts while the broker is there but can't be used."""

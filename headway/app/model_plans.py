@@ -1,4 +1,4 @@
-"""Plans of the models that a process runs, or of their versions: settings, target and devices of each."""
+"""Plans of the models, or their versions, that a process runs: the settings, target and devices of each."""
 
 from __future__ import annotations
 
@@ -13,51 +13,44 @@ from headway.config.target import Target, parse_target
 from headway.errors import SettingError, TargetError
 
 Given = str | Target | Mapping[str, str | Target]
-"""Target, or the text that names it; or those of several models, by the name of the model."""
+"""Target, or the text that names it; for several models a mapping by model name."""
 
 
 class ModelPlan(msgspec.Struct, frozen=True):
-    """Plan of one model that a process runs, or of one of its versions.
-
-    Attributes:
-        settings: settings of the model.
-        target: what runs.
-        devices: devices of its workers.
-    """
+    """Plan of one model or version that a process runs; `devices` are those of its workers."""
 
     settings: Settings
     target: Target
     devices: Devices
 
     def versioned(self, name: str) -> bool:
-        """Whether its workers claim what is for their version: others may run another over their broker, or in their process."""
+        """True if its workers claim only entries for their version, because others may run another version."""
         return bool(self.settings.broker) or name != self.settings.model
 
 
 def make_plans(settings: Settings, given: Given) -> dict[str, ModelPlan]:
-    """Plan of each model that the settings name, or of each of its versions, in order; by the keys of `Settings.runs`.
+    """Plan each model that the settings name, or each of its versions, in order; by the keys of `Settings.runs`.
 
     Arguments:
         settings: settings of the process.
-        given: target of the only model; or of several that have none in the settings.
+        given: target of the only model, or targets of models that have none in the settings.
 
     Raises:
-        TargetError: a target is none, or a model has none.
-        SettingError: the devices do not suffice, or the default model is none of them.
+        TargetError: a target is invalid or missing.
+        SettingError: there aren't enough devices, or the default model isn't served.
     """
     if settings.default_model and settings.default_model not in settings.served and not settings.broker:
         hint = f"Name one of {', '.join(settings.served)}."
         raise SettingError("default_model", settings.default_model, "is no model that is served here", hint)
-    own = {one.name: one.target for one in settings.models}
-    own |= {f"{one.name}@{each.name}": each.target for one in settings.models for each in one.versions}
+    own = {model.name: model.target for model in settings.models}
+    own |= {f"{model.name}@{version.name}": version.target for model in settings.models for version in model.versions}
     targets = {}
     for model, of_model in settings.runs.items():
-        found = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
-        if found == "":
+        target = own.get(model) or (given.get(model, "") if isinstance(given, Mapping) else given)
+        if target == "":
             file = f" of {settings.weights_file}" if settings.weights_file else " of the settings file"
             hint = f'Write {model}=TARGET on the command line, or target = "…" in [models."{model}"]{file}.'
             raise TargetError(f"model {model!r} has no target. {hint}")
-        target = parse_target(found) if isinstance(found, str) else found
-        targets[model] = of_model, target
+        targets[model] = of_model, parse_target(target) if isinstance(target, str) else target
     devices = make_devices_of_models(targets)
     return {model: ModelPlan(of_model, target, devices[model]) for model, (of_model, target) in targets.items()}

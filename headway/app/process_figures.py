@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from headway.gateway.gateway import Gateway
     from headway.gateway.input_gate import InputGate
     from headway.gateway.ledger_writer import LedgerWriter
-    from headway.worker.pools import Workers
+    from headway.worker.pool import Workers
 
 
 KEYS_OLD = 5.0
-"""Age of the API keys in seconds from which their store counts as away: they are asked for each second."""
+"""Age of the API keys, in seconds, from which their store counts as unavailable; they are read every second."""
 
 
 class OpenPort(Protocol):
-    """Port whose connections are counted."""
+    """Port with a count of open connections."""
 
     @property
     def open_connections(self) -> int:
@@ -41,16 +41,16 @@ class OpenPort(Protocol):
 
 
 class FigureSource(msgspec.Struct, kw_only=True):
-    """Source of the figures of one process; called, it returns them as they are now.
+    """Source of the figures of one process; call it to read them.
 
     Attributes:
         settings: settings of the process.
-        models: names of the models that it serves, runs or misses, at any time.
-        leaving: whether the process is going down.
-        gateway, pool, controller, ledger_writer, gate, bulk: its parts; None where it has none.
+        models: returns the names of the models that the process serves, runs or lacks.
+        leaving: returns True once the process is shutting down.
+        gateway, pool, controller, ledger_writer, gate, bulk: its parts; None for a missing part.
         counters: its counters.
-        process_name: name of the process that its workers' ids begin with, if nobody has chosen it; else empty.
-        host: what stands for that in labels.
+        process_name: name of the process at the start of its workers' ids, if it was generated; else empty.
+        host: replacement for that name in labels.
         ports: its ports by name.
     """
 
@@ -69,7 +69,7 @@ class FigureSource(msgspec.Struct, kw_only=True):
     ports: Mapping[str, OpenPort] = msgspec.field(default_factory=dict)
 
     def __call__(self) -> ProcessFigures:
-        """Return the figures."""
+        """Read the figures."""
         settings, gateway, pool, controller = self.settings, self.gateway, self.pool, self.controller
         alone = not settings.broker
         return ProcessFigures(
@@ -86,7 +86,9 @@ class FigureSource(msgspec.Struct, kw_only=True):
             bulk_paused=None if self.bulk is None else self.bulk.paused,
             slots=None if pool is None else _shares(pool),
             gpus={} if pool is None else _gpus(pool),
-            versions=() if pool is None else sorted({(one.slot.model, one.slot.runs.version) for one in pool.batchers}),
+            versions=()
+            if pool is None
+            else sorted({(batcher.slot.model, batcher.slot.runs.version) for batcher in pool.batchers}),
             leader=None if controller is None else controller.leads_now,
             exports_fleet=alone or (controller is not None and controller.leads_now),
             secure=self.ports.keys() if settings.tls_cert else (),
@@ -94,29 +96,29 @@ class FigureSource(msgspec.Struct, kw_only=True):
         )
 
     def troubles(self) -> dict[str, str]:
-        """Words on each store that does not answer now, by its name: `ledger`, `keys` and `bulk_folder`."""
+        """Problem of each unavailable store: `ledger`, `keys` and `bulk_folder`."""
         ledger = self.ledger_writer.trouble() if self.ledger_writer is not None else ""
         age = self.counters.store.keys_age or 0.0
         keys = f"as of {age:.0f} s ago, as their store does not answer" if age >= KEYS_OLD else ""
         jobs, folder = ("", "") if self.bulk is None else (self.bulk.store_trouble, self.bulk.folder_trouble)
-        if self.ledger_writer is None:  # Their database is in the folder then.
+        if self.ledger_writer is None:  # Then the database of jobs is in the bulk folder.
             folder = folder or jobs
         elif jobs and not ledger:
             ledger = f"does not answer: {jobs}"
-        found = {"ledger": ledger, "keys": keys, "bulk_folder": folder}
-        return {name: words for name, words in found.items() if words}
+        troubles = {"ledger": ledger, "keys": keys, "bulk_folder": folder}
+        return {store: trouble for store, trouble in troubles.items() if trouble}
 
     def _worker_label(self, worker: str) -> str:
-        """Label of a worker: its id without a process id, of which there would be new ones all the time."""
+        """Label of a worker: its id without the process id, because new process ids would make ever more labels."""
         own = f"{self.process_name}/"
         return f"{self.host}/{worker.removeprefix(own)}" if self.process_name and worker.startswith(own) else worker
 
 
 def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, ModelPlan]) -> int:
-    """Healthy workers that there should be; 0: nobody has said.
+    """Number of healthy workers that there should be; 0 if unknown.
 
-    A process that is the whole fleet knows by itself, unless its GPUs hold several models, of which some are cold, or
-    the autoscaler changes their number.
+    A process that is the whole fleet knows it without a setting, unless its GPUs hold several models, some of them cold,
+    or the autoscaler changes the number.
     """
     scaled = settings.autoscale != NONE
     if settings.expected_workers or settings.broker or not parts.alone or settings.models_per_gpu or scaled:
@@ -125,12 +127,12 @@ def expected_workers(settings: Settings, parts: Parts, plans: Mapping[str, Model
 
 
 def _gpus(pool: Workers) -> Mapping[tuple[str, str], GpuFigures]:
-    slots = ((one.slot, one.figures.gpu_figures) for one in pool.batchers)
-    return {(slot.model, slot.worker): figures for slot, figures in slots if figures is not None}
+    figures = {(batcher.slot.model, batcher.slot.worker): batcher.figures.gpu_figures for batcher in pool.batchers}
+    return {worker: gpu for worker, gpu in figures.items() if gpu is not None}
 
 
 def _shares(pool: Workers) -> Mapping[tuple[str, str], float]:
-    return {(one.slot.model, one.slot.worker): one.figures.utilisation for one in pool.batchers}
+    return {(batcher.slot.model, batcher.slot.worker): batcher.figures.utilisation for batcher in pool.batchers}
 
 
 def describe_process(
@@ -143,20 +145,20 @@ def describe_process(
     scalable: Mapping[str, tuple[int, int]],
     every: float,
 ) -> ProcessInfo:
-    """Describe a process as it is now.
+    """Describe the present state of a process for the fleet.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
         id: its id in the fleet.
-        gateway: its gateway; None where it has none.
-        controller: its controller; None where it has none.
-        admin_port: number of its admin port; 0 while that is not open.
-        scalable: see ProcessInfo.
+        gateway: its gateway, if any.
+        controller: its controller, if any.
+        admin_port: its admin port; 0 until that is open.
+        scalable: see `ProcessInfo`.
         every: seconds until its next heartbeat.
     """
     throttles = gateway.limiter.throttles if gateway is not None else {}
-    arrivals = {model: one.rates for model, one in throttles.items()}
+    arrivals = {model: throttle.rates for model, throttle in throttles.items()}
     model = (settings.default or next(iter(settings.served))) if gateway is not None else ""
     weights = {} if settings.models else {"max-batch-weight": str(settings.max_batch_weight), "weight": settings.weight}
     host = f"[{settings.admin_host}]" if ":" in settings.admin_host else settings.admin_host
@@ -179,8 +181,8 @@ def describe_process(
             **_of_sharing(settings, ROLES[role]),
             **({} if controller is None else _of_controllers(settings)),
         },
-        arrivals={model: (one.higher, one.lowest) for model, one in arrivals.items()},
-        tenant_rates={model: one.tenants for model, one in arrivals.items()},
+        arrivals={model: (rates.higher, rates.lowest) for model, rates in arrivals.items()},
+        tenant_rates={model: rates.tenants for model, rates in arrivals.items()},
         scalable=dict(scalable),
         versions={} if gateway is None else gateway.rollout_counts.counts,
         every=every,
@@ -188,20 +190,21 @@ def describe_process(
 
 
 def _of_sharing(settings: Settings, parts: Parts) -> dict[str, str]:
-    """Settings of each model that do nothing unless its gateways have them, where those have settings of their own for it.
+    """Settings of each model that take effect only if all its gateways have them.
 
-    Workers tell only what is on: gateways may have it without them.
+    Workers report only what is on, because gateways may turn it on without them.
     """
     if not (parts.gateway or parts.batchers):
         return {}
-    all_models = settings.served.items()
-    values = {(name, model): getattr(one, name) for name in ("cache", "collapse") for model, one in all_models}
-    gives = {at: value for at, value in values.items() if value or parts.gateway}
-    return {f"{name} of model {model}": "on" if value else "off" for (name, model), value in gives.items()}
+    values = {
+        (name, model): getattr(own, name) for name in ("cache", "collapse") for model, own in settings.served.items()
+    }
+    reported = {place: value for place, value in values.items() if value or parts.gateway}
+    return {f"{name} of model {model}": "on" if value else "off" for (name, model), value in reported.items()}
 
 
 def _of_controllers(settings: Settings) -> dict[str, str]:
-    """Settings in which all controllers must agree, as any of them may lead."""
+    """Settings that all controllers must share, because any of them may lead."""
     return {
         "autoscale": settings.autoscale,
         "scale-policy": settings.scale_policy,

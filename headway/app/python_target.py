@@ -1,7 +1,7 @@
-"""Targets given as Python objects: under which name worker processes import them.
+"""Targets given as Python objects, and the names under which worker processes import them.
 
-A worker is a process of its own and imports what it serves, so the object needs a name by which it is found again. What
-is defined in a script that runs is found by the script's file, all else by its module.
+A worker is a separate process that imports its target, so the object needs a name to find it by. Objects defined in the
+running script are found by the script's file, all others by their module.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headway.core import arguments
 from headway.errors import TargetError
 
 TargetLike = str | Callable[..., Any]
-"""Function, class, `functools.partial` of a class, or the text that names one."""
+"""Function, class, `functools.partial` of a class, or text that names one."""
 
 _RUN_AS = ("__main__", "__mp_main__")
-"""Names of the module that is the program itself; the latter in a process that `multiprocessing` has spawned."""
+"""Names of the program's own module; the second in a process spawned by `multiprocessing`."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 def target_of(given: TargetLike) -> Target:
-    """Target that `given` is or names.
+    """Return the target that `given` is or names.
 
     Raises:
-        TargetError: it names none, or worker processes could not import it.
+        TargetError: it names no target, or worker processes couldn't import it.
     """
     if isinstance(given, str):
         return parse_target(given)
@@ -57,7 +57,6 @@ def target_of(given: TargetLike) -> Target:
 
 
 def _with_arguments(given: functools.partial[Any]) -> Target:
-    """Target of a class with arguments."""
     if given.args:
         raise _unfit(given.func.__qualname__, "has arguments without names", "Give them by name.")
     try:
@@ -70,7 +69,7 @@ def _with_arguments(given: functools.partial[Any]) -> Target:
 
 
 def _of_program(given: Any, module: ModuleType | None) -> Target:
-    """Target in the program that runs: a script, a module run by `python -m`, a notebook or an interactive session."""
+    """Target in the running program: a script, a module run by `python -m`, a notebook or an interactive session."""
     qualified = given.__qualname__
     file = getattr(module, "__file__", None)
     if module is None or file is None or not Path(file).is_file() or _source(given) != Path(file).resolve():
@@ -87,7 +86,6 @@ def _of_program(given: Any, module: ModuleType | None) -> Target:
 
 
 def _source(given: Any) -> Path | None:
-    """File in which a function or a class is written."""
     try:
         return Path(inspect.getfile(given)).resolve()
     except (OSError, TypeError):
@@ -95,14 +93,14 @@ def _source(given: Any) -> Path | None:
 
 
 def _found(module: ModuleType, qualified: str) -> object:
-    found: object = module
+    target: object = module
     for part in qualified.split("."):
-        found = getattr(found, part, None)
-    return found
+        target = getattr(target, part, None)
+    return target
 
 
 def _folder(module: ModuleType, name: str) -> str:
-    """Folder that a module was imported from; empty where a worker finds it anyway."""
+    """Folder that a module was imported from; empty if workers find the module without it."""
     file = getattr(module, "__file__", None)
     if file is None:
         return ""

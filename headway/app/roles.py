@@ -1,6 +1,6 @@
-"""Table of roles, with the parts of each. Nothing else in Headway asks for the role of a process.
+"""The roles and the parts of each. No other module asks for the role of a process.
 
-Every process has an admin port, a place in the fleet and the loop that reaps, whatever its role.
+A process of any role has an admin port, a place in the fleet, and the loop that reaps the broker.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headway.model import Role
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """Parts of which a process of one role is made.
+    """Parts of a process of one role.
 
     Attributes:
         headline: first line of the banner, with places for `target`, `name` and `model`.
-        gateway: whether it has a gateway and its public port, and a fallback if one is set.
-        batchers: whether it has batchers, one for each slot, and so a TARGET.
-        controller: whether it has a controller.
-        alone: whether it can do without a broker in another process, as no other process has to see its queue.
+        gateway: True for a gateway with its public port, and its fallback if one is set.
+        batchers: True for batchers, one per slot, which need a TARGET.
+        controller: True for a controller.
+        alone: True if the process works without a shared broker, because no other process has to see its queue.
     """
 
     headline: str
@@ -33,18 +33,20 @@ class Parts(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Names of the settings of such a process. Those of batches matter to a gateway's fallback, too."""
+        """Names of the settings of this role. A gateway has the batchers' settings too, for its fallback."""
         has = {RolePart.GATEWAY: self.gateway, RolePart.BATCHERS: self.batchers, RolePart.CONTROLLER: self.controller}
-        return tuple(name for name, one in FIELDS.items() if one.parts is None or any(has[part] for part in one.parts))
+        return tuple(
+            name for name, field in FIELDS.items() if field.parts is None or any(has[part] for part in field.parts)
+        )
 
     @property
     def needs_workers(self) -> bool:
-        """Whether such a process is ready only while a worker is healthy."""
+        """True if the process is ready only while a worker is healthy."""
         return self.gateway or self.batchers
 
     @property
     def needs_own_workers(self) -> bool:
-        """Whether that worker has to be one of its own."""
+        """True if that worker must be its own."""
         return self.batchers and not self.gateway
 
 

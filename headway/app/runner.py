@@ -1,4 +1,4 @@
-"""Runner of a process to its end: banner, garbage collector, and the watch on the target's file."""
+"""Runs a process from its start to its end: banner, progress line, garbage collector, and the watch on the target's files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Callable, MutableMapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from headway.app.banner import banner
 from headway.app.lifecycle import Service
 from headway.app.model_plans import Given
-from headway.app.progress import Progress
 from headway.app.signals import until_signalled
 from headway.app.target_code import source_folder
 from headway.app.wiring import Process, build
@@ -33,28 +33,38 @@ from headway.runtime.logger import get_logger
 from headway.runtime.memory_reuse import kept_by_host, reuse_large_blocks
 from headway.runtime.race import end, end_all
 
+if TYPE_CHECKING:
+    from headway.worker.pool import Workers
+
+log = get_logger(__name__)
+
 VARIABLE = "NOTIFY_SOCKET"
+
+WRITE_LINE_EVERY = 0.5
+"""Seconds between two writings of the progress line."""
+SILENT = 2.0
+"""Seconds before the log reports progress where there is no terminal; each interval is twice as long as the one before."""
+MOST_NAMED = 4
+"""Upper bound on the workers named in the progress line."""
+_CLEAR = "\x1b[2K"
 
 
 class ServiceManager:
-    """Service manager that started this process: systemd, or another that knows its protocol; without one nothing is told.
+    """Service manager that started this process, for example systemd; without one, notices go nowhere.
 
-    `NOTIFY_SOCKET` names its datagram socket. It is taken out of the environment, so that no process of a target can speak for
-    this one.
-
-    Arguments:
-        environ: environment that may name it.
+    `NOTIFY_SOCKET` names its datagram socket. The variable is removed from the environment, so that no process of a target
+    can speak for this one.
     """
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
         self._address = environ.pop(VARIABLE, "")
 
     def tell_ready(self) -> None:
-        """Tell that the process serves."""
+        """Report that the process serves."""
         self._tell("READY=1\nSTATUS=serving")
 
     def tell_stopping(self) -> None:
-        """Tell that the process is on its way out."""
+        """Report that the process is ending."""
         self._tell("STOPPING=1\nSTATUS=draining")
 
     def _tell(self, notice: str) -> None:
@@ -69,32 +79,88 @@ class ServiceManager:
             log.warning("the service manager cannot be told", notice=notice.partition("\n")[0], error=str(exc))
 
 
-log = get_logger(__name__)
+class Progress:
+    """Shows which workers are loading: on a line of the terminal, or in the log where standard error is no terminal.
+
+    The cursor stays at the beginning of the line, so that a log line overwrites it.
+
+    Arguments:
+        pool: workers that load.
+        stream: the terminal; None for standard error.
+        clock: monotonic seconds, as the workers use them.
+    """
+
+    def __init__(self, pool: Workers, stream: TextIO | None = None, clock: Callable[[], float] = monotonic) -> None:
+        self._pool, self._clock = pool, clock
+        self._terminal = stream or sys.stderr
+        self._timer: asyncio.TimerHandle | None = None
+        self._shown = False
+        self._pause = WRITE_LINE_EVERY
+
+    def begin(self) -> None:
+        """Show progress at intervals until `end`."""
+        live = self._terminal.isatty()
+        self._pause = WRITE_LINE_EVERY if live else SILENT
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._tick if live else self._log)
+
+    def end(self) -> None:
+        """Remove the line. Safe to call more than once."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._shown:
+            self._shown = False
+            self._write(_CLEAR)
+
+    def _loading(self) -> dict[str, float]:
+        """Start instant of each worker that is loading."""
+        starts = {batcher.slot.worker: batcher.starting.since for batcher in self._pool.batchers}
+        return {worker: since for worker, since in starts.items() if since is not None}
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(WRITE_LINE_EVERY, self._tick)
+        if loading := self._loading():
+            names = ", ".join(list(loading)[:MOST_NAMED])
+            more = f" and {len(loading) - MOST_NAMED} more" if len(loading) > MOST_NAMED else ""
+            self._shown = True
+            self._write(f"{_CLEAR}loading {names}{more} … {self._clock() - min(loading.values()):.0f} s\r")
+
+    def _log(self) -> None:
+        self._pause *= 2
+        self._timer = asyncio.get_running_loop().call_later(self._pause, self._log)
+        if loading := self._loading():
+            seconds = round(self._clock() - min(loading.values()), 1)
+            log.info("still loading", workers=len(loading), seconds=seconds)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # A terminal that is gone needs no line.
+            self._terminal.write(text)
+            self._terminal.flush()
+
 
 COLLECT_AFTER = (20_000, 20, 50)
 """Garbage collector thresholds once everything is up.
 
-Requests make no reference cycles: looking for them seldom saves time, and freezing what start-up made keeps each look
-short.
+Requests make no reference cycles, so rare collections save time. Freezing what start-up made keeps each collection short.
 """
 
 
 async def run(
     settings: Settings, role: Role, target: Given = "", reopen_log: Callable[[], bool] = lambda: False
 ) -> int:
-    """Run a process of a role to its end. Returns the exit code.
+    """Run a process of a role to its end; return the exit code.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
-        target: target of a process that runs batches, or the text that names it; of several models those that have none in
-            the settings, by model.
-        reopen_log: opens the log anew; False when it goes to no file.
+        target: target of a process that runs batches, or the text that names it; for several models, a mapping of those
+            that have no target in the settings.
+        reopen_log: reopens the log file; returns False if the log goes to no file.
 
     Raises:
-        SettingError: a setting cannot be met, for example a port that is taken.
-        TargetError: the target cannot be loaded or breaks the rules.
-        BrokerUnavailable: the broker does not answer.
+        SettingError: a setting can't be met, for example because a port is taken.
+        TargetError: the target can't be loaded or breaks the rules.
+        BrokerUnavailable: the broker doesn't answer.
     """
     reuse_large_blocks(kept_by_host(HostMemory(monotonic).limit()))
     manager = ServiceManager()
@@ -126,7 +192,7 @@ async def run(
 
 
 def shown(process: Process) -> str:
-    """Banner of a process that has started."""
+    """Banner of a started process."""
     pool, settings = process.pool, process.settings
     port = process.public.port if process.public is not None else 0
     pace = pool.items_per_second if pool is not None else 0.0
@@ -145,7 +211,7 @@ def shown(process: Process) -> str:
 
 
 def _files_of(target: Target) -> FileWatcher | None:
-    """Watcher of the Python files of a target: those in the folder of its file or package, and below."""
+    """Watcher of the Python files in and below the folder of a target; None if it has no such folder."""
     folder = source_folder(target)
     if folder is not None:
         return FileWatcher(partial(python_files, folder))
@@ -157,7 +223,7 @@ def _files_of(target: Target) -> FileWatcher | None:
 
 
 async def _replace_on_change(service: Service, target: str, files: FileWatcher) -> None:
-    """Replace the workers whenever a file has changed. What does not load leaves the last good workers."""
+    """Replace the workers whenever a file has changed. If the new code fails to load, the old workers go on."""
     async for _ in files.changes():
         try:
             await service.replace_workers()
@@ -167,11 +233,11 @@ async def _replace_on_change(service: Service, target: str, files: FileWatcher) 
 
 
 def announce(text: str) -> None:
-    """Print `text` if somebody reads it. A service does not end because its reader has gone or a disk is full."""
+    """Print `text`. A closed output or a full disk doesn't end the service."""
     try:
         click.echo(text)
     except OSError as exc:
         log.warning("the banner cannot be printed", error=str(exc))
-        # What is still in the buffer would fail once more at the end, and change the exit code.
+        # The text left in the buffer would fail again at exit and change the exit code.
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

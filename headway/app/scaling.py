@@ -1,4 +1,4 @@
-"""Wiring of the autoscaler: its driver, its limits, and the follower of processes with workers of their own."""
+"""Wiring of the autoscaler: its driver, its limits, and the follower in processes that scale their own workers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
     from headway.controller.autoscaler import Autoscaler
     from headway.fleet.local_scaling import ScalingFollower
     from headway.fleet.models import FleetModels
-    from headway.worker.pool import WorkerPool
-    from headway.worker.pools import Workers
+    from headway.worker.pool import WorkerPool, Workers
 
 
 def check_to_zero(settings: Settings) -> None:
-    """Check that a controller knows when a model is to have no worker; hosts of workers leave that to their controller.
+    """Check that a controller knows when a model may scale to zero; worker processes leave that to their controller.
 
     Raises:
-        SettingError: a model may have none, and nothing says when.
+        SettingError: a model may have no worker, but no setting says when.
     """
     for own in settings.served.values():
         if not own.min_workers and not own.scale_to_zero_after_s:
@@ -41,28 +40,27 @@ def check_to_zero(settings: Settings) -> None:
 
 
 def local_pools(settings: Settings, plans: Mapping[str, ModelPlan], pool: Workers | None) -> Mapping[str, WorkerPool]:
-    """Pools of this process that the autoscaler makes larger and smaller, by model; none unless it is to do so.
+    """Pools of this process that the autoscaler resizes, by model; none unless scaling is local.
 
     Raises:
-        SettingError: there are more workers at first than there may be.
+        SettingError: a model begins with more workers than its upper bound.
     """
     if settings.autoscale != LOCAL or pool is None:
         return {}
-    from headway.worker.pool import WorkerPool
-    from headway.worker.pools import WorkerPools
+    from headway.worker.pool import WorkerPool, WorkerPools
 
-    pools = pool.of_models if isinstance(pool, WorkerPools) else {next(iter(plans)): pool}
-    found = {model: one for model, one in pools.items() if isinstance(one, WorkerPool)}
-    for model in found:
+    by_model = pool.of_models if isinstance(pool, WorkerPools) else {next(iter(plans)): pool}
+    pools = {model: pool for model, pool in by_model.items() if isinstance(pool, WorkerPool)}
+    for model in pools:
         own = plans[model].settings
         if own.max_workers and own.workers > own.max_workers:
             reason = f"is more than --max-workers {own.max_workers} allows"
             raise SettingError("workers", own.workers, reason, "Lower it, or raise --max-workers.")
-    return found
+    return pools
 
 
 def most_local(plan: ModelPlan) -> int:
-    """Most workers of a model in this process: as many as there are devices; on the CPU, as there are cores."""
+    """Upper bound on a model's workers in this process: the number of devices, or of cores if they run on the CPU."""
     settings, most = plan.settings, plan.devices.most
     if settings.max_workers:
         return min(settings.max_workers, most)
@@ -71,13 +69,13 @@ def most_local(plan: ModelPlan) -> int:
 
 
 def scalable(plans: Mapping[str, ModelPlan], pools: Mapping[str, WorkerPool]) -> dict[str, tuple[int, int]]:
-    """Workers that this process has of each model, and most that it can have, also for the sake of the others."""
+    """Number of workers of each model in this process, and how many it can have once other models give up theirs."""
     most = {model: most_local(plans[model]) for model in pools}
     turns = {model: pool for model, pool in pools.items() if plans[model].devices.shared}
     if turns:
         places = next(iter(turns.values())).places
         holdings = {model: Holding(pool.size, pool.wanted, most[model]) for model, pool in turns.items()}
-        most |= rooms(holdings, places.free, places.taken - sum(one.has for one in holdings.values()))
+        most |= rooms(holdings, places.free, places.taken - sum(holding.has for holding in holdings.values()))
     return {model: (pool.size, pool.size if pool.held else most[model]) for model, pool in pools.items()}
 
 
@@ -88,26 +86,26 @@ def make_autoscaler(
     counters: ControllerCounts,
     clock: Callable[[], float],
 ) -> Autoscaler:
-    """Make the autoscaler of a controller.
+    """Build the autoscaler of a controller.
 
     Arguments:
         settings: settings of the process.
-        fleet_models: models of the fleet; None where this process alone says which there are.
-        pools: pools that are scaled here.
+        fleet_models: models of the fleet; None if only this process defines them.
+        pools: pools that this process scales.
         counters: counts of the controller.
         clock: monotonic seconds.
     """
     from headway.controller.autoscaler import Autoscaler
 
-    made: dict[str, tuple[Settings, ScaleLimits]] = {}
+    cached: dict[str, tuple[Settings, ScaleLimits]] = {}
 
     def limits(model: str) -> ScaleLimits:
         served = settings.served if fleet_models is None else fleet_models.served
         own = served.get(model, settings)
-        known = made.get(model)
-        if known is None or known[0] is not own:
-            known = made[model] = own, scale_limits(own)
-        return known[1]
+        entry = cached.get(model)
+        if entry is None or entry[0] is not own:
+            entry = cached[model] = own, scale_limits(own)
+        return entry[1]
 
     named = settings.served.keys() if fleet_models is None else fleet_models.named
     here = LocalScaling(pools) if settings.autoscale == LOCAL and not settings.broker else None
@@ -115,7 +113,7 @@ def make_autoscaler(
 
 
 def scale_limits(settings: Settings) -> ScaleLimits:
-    """Bounds and times that a model's settings say."""
+    """Bounds and times of scaling from a model's settings."""
     return ScaleLimits(
         policy=settings.scale_policy,
         least=max(settings.min_workers, 1),
@@ -134,7 +132,7 @@ def make_follower(
     fleet: Fleet,
     clock: Callable[[], float],
 ) -> ScalingFollower:
-    """Make the follower of a process that scales its own workers, `pools`, over a broker."""
+    """Build the follower of a process that scales its own workers, `pools`, as the fleet's controller decides."""
     from headway.fleet.local_scaling import ScalingFollower
 
     return ScalingFollower(process, models, LocalScaling(pools), fleet, clock)

@@ -1,4 +1,4 @@
-"""`headway.serve`: everything in one process, as `headway serve` does it, from a Python program."""
+"""`headway.serve`: runs everything in one process, as `headway serve` does, from a Python program."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from headway.model import Role
 __all__ = ["BackgroundService", "serve"]
 
 Value = str | int | float | bool | os.PathLike[str] | None
-"""Value of a setting; None: as if it was not given."""
+"""Value of a setting; None: not given."""
 
 TargetsLike = TargetLike | Mapping[str, TargetLike]
-"""Target, or those of several models by their names, or NAME@VERSION."""
+"""Target, or for several models a mapping by name or NAME@VERSION."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -64,48 +64,47 @@ def serve(
         if __name__ == "__main__":
             headway.serve(upper, max_batch_size=64, workers=2)
 
-    Worker processes import the target, and with it the script in which it is written; hence the guard.
+    Worker processes import the target's script to find the target, so it needs this guard.
 
     Arguments:
-        target: function or class, defined at the top level of a module or script; `functools.partial` of a class, for
-            its arguments; or text as `headway serve` takes it; or a dict of these by name, for several models, or by
-            NAME@VERSION, for versions of a model.
-        block: whether to serve until a signal comes (SIGINT or SIGTERM). If not, the service runs in a thread, and is
-            up when the call returns.
-        config: TOML file of settings; None: `headway.toml`, if there is one in the working directory.
-        settings: settings by their names, for example `max_batch_size=64`; see the guide. An argument beats the
-            environment, which beats the file. With `port=0` the admin port is the system's choice, too.
+        target: function or class defined at the top level of a module or script; `functools.partial` of a class, for
+            its arguments; or text as `headway serve` takes it. For several models, a dict of these by name; for versions
+            of a model, by NAME@VERSION.
+        block: True to serve until SIGINT or SIGTERM; False to serve in a thread that is up when the call returns.
+        config: TOML file of settings; None: `headway.toml` in the working directory, if it exists.
+        settings: settings by name, for example `max_batch_size=64`; see the guide. An argument overrides the environment,
+            which overrides the file. With `port=0` the system chooses the admin port, too.
 
     Returns:
-        The running service, where the call does not block: a context manager with `url`, `admin_url` and `stop()`.
+        The running service if `block` is False: a context manager with `url`, `admin_url` and `stop()`.
 
     Raises:
-        SettingError: a setting is unknown, wrong or cannot be met.
-        TargetError: the target cannot be loaded or breaks the rules.
-        BrokerUnavailable: the broker does not answer.
+        SettingError: a setting is unknown, invalid or can't be met.
+        TargetError: the target can't be loaded or breaks the rules.
+        BrokerUnavailable: the broker doesn't answer.
     """
     refuse_in_worker("headway.serve")
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     if given.get("port") == 0:
         given.setdefault("admin_port", 0)
-    found = _targets(target)
-    targets = dict.fromkeys(found) if isinstance(found, Mapping) else [""]
-    loaded = load(given, file=None if config is None else Path(config), spell=str, targets=targets)
+    given_targets = _targets(target)
+    names = dict.fromkeys(given_targets) if isinstance(given_targets, Mapping) else [""]
+    loaded = load(given, file=None if config is None else Path(config), spell=str, targets=names)
     if not block:
         if loaded.reload:
             raise SettingError("reload", True, "needs a service that blocks", "Leave it out, or leave out block=False.")
-        return start(loaded, found)
+        return start(loaded, given_targets)
     if threading.current_thread() is not threading.main_thread() or _in_loop():
         raise HeadwayError(
             "headway.serve blocks, which it can do in the main thread only, and not within an event loop, as notebooks "
             "have one. Use block=False."
         )
-    _run(loaded, found)
+    _run(loaded, given_targets)
     return None
 
 
 def refuse_in_worker(function: str) -> None:
-    """Raise TargetError in a worker process, where a function that starts workers would start them without end."""
+    """Raise TargetError in a worker process, where a function that starts workers would do so endlessly."""
     if is_child():
         raise TargetError(
             f"{function} was called in a worker process, which imports this script to find its target. "
@@ -114,18 +113,17 @@ def refuse_in_worker(function: str) -> None:
 
 
 def _targets(target: TargetsLike) -> Given:
-    """Target that is given, or those by name. Raises TargetError."""
     if not isinstance(target, Mapping):
         return target_of(target)
     if not target:
         raise TargetError('target = {}: names no model. Give each a name and a target, for example {"upper": upper}.')
-    return {name: target_of(one) for name, one in target.items()}
+    return {name: target_of(model_target) for name, model_target in target.items()}
 
 
 def start(settings: Settings, target: Given, listener: type[Listener] = Listener) -> BackgroundService:
-    """Start a service in a thread, with listeners of a kind; for what it raises see `serve`.
+    """Start a service in a thread with this kind of listeners; see `serve` for what it raises.
 
-    An error that is foreseen has its cause in its message. The frames of the service's thread would only hide it.
+    Expected errors are raised without the frames of the service's thread, because their message says it all.
     """
     try:
         return BackgroundService(settings, Role.SERVE, target, listener)
@@ -134,7 +132,7 @@ def start(settings: Settings, target: Given, listener: type[Listener] = Listener
 
 
 def _run(settings: Settings, target: Given) -> None:
-    """Serve until a signal comes; then all is as before."""
+    """Serve until a signal comes; then restore signal handlers and garbage collector."""
     import uvloop
 
     from headway.app import runner, signals
@@ -160,7 +158,6 @@ def _in_loop() -> bool:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Restore the reactions to signals in the end."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
@@ -171,7 +168,6 @@ def _signals_kept() -> Iterator[None]:
 
 @contextmanager
 def _collector_kept() -> Iterator[None]:
-    """Restore the garbage collector in the end, which a service sets to its own needs."""
     before = gc.get_threshold()
     try:
         yield

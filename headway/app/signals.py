@@ -1,11 +1,11 @@
 """Reactions of a process to signals.
 
-    SIGTERM, SIGINT    drain, and end; a second one ends the drain
-    SIGHUP             open the log anew; read keys, issuers, the input policy and certificates again. When the
-                       terminal that it logs to has been closed, which is told by the same signal: drain, and end
+    SIGTERM, SIGINT    drain and end; a second one ends the drain
+    SIGHUP             reopen the log; read keys, issuers, the input policy and certificates again. If the terminal that
+                       the process logs to was closed, which causes the same signal: drain and end
     SIGUSR1, SIGUSR2   nothing
 
-Before the process is up, and once it is on its way out, SIGHUP only opens the log anew.
+Before the process is up, and during its shutdown, SIGHUP only reopens the log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STDERR = 2
 
 
 def ignore_until_ready() -> None:
-    """Let no other signal than those that end a process end it before `until_signalled` listens."""
+    """Ignore all signals but those that end a process, until `until_signalled` handles them."""
     for number in (signal.SIGHUP, *_IDLE):
         signal.signal(number, signal.SIG_IGN)
 
@@ -42,16 +42,16 @@ async def until_signalled(
 ) -> None:
     """Start, call `ready`, serve until SIGTERM or SIGINT, call `stopping`, then drain; a second signal ends the drain.
 
-    Signals are ignored afterwards: the process is on its way out, and a late one must not change its exit code.
+    Signals are ignored afterwards, because a late one must not change the exit code.
 
     Arguments:
-        service: service that runs meanwhile.
-        ready: called when it is up.
-        stopping: called when it is told to end.
-        reopen_log: opens the log anew; False when it goes to no file.
+        service: service to run.
+        ready: called once it is up.
+        stopping: called when a signal ends it.
+        reopen_log: reopens the log file; returns False if the log goes to no file.
 
     Raises:
-        HeadwayError: the service does not start.
+        HeadwayError: the service failed to start.
     """
     first, second = asyncio.Event(), asyncio.Event()
     hangups = _Hangups(service, reopen_log, first.set)
@@ -85,7 +85,8 @@ async def until_signalled(
 def _listen(number: signal.Signals, react: Callable[[], None]) -> None:
     """Have the running loop react to a signal.
 
-    Removing one of the loop's own handlers briefly restores the default action, and a signal at that instant would kill the process.
+    `loop.add_signal_handler` isn't used: removing its handler restores the default action for an instant, in which a
+    signal would kill the process.
     """
     loop = asyncio.get_running_loop()
     signal.signal(number, lambda *_: loop.call_soon_threadsafe(react))
@@ -96,11 +97,11 @@ class _Hangups:
 
     Arguments:
         service: service that reads its files again.
-        reopen_log: opens the log anew.
+        reopen_log: reopens the log file.
         end: ends the process.
 
     Attributes:
-        up: whether the service is up, and not on its way out.
+        up: True while the service is up and not shutting down.
     """
 
     def __init__(self, service: Service, reopen_log: Callable[[], bool], end: Callable[[], None]) -> None:
@@ -126,11 +127,11 @@ class _Hangups:
                 self._task = asyncio.get_running_loop().create_task(self._reread())
 
     async def end(self) -> None:
-        """Stop the work that is under way."""
+        """Cancel the reading that is under way."""
         await end(self._task)
 
     async def _reread(self) -> None:
-        """Read the files again, once for all signals that came before it began."""
+        """Read the files again, once for all signals that came before the reading began."""
         while self._asked:
             self._asked = 0
             try:
@@ -144,7 +145,7 @@ def _say_nothing_is_done(number: signal.Signals) -> None:
 
 
 async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work`, but stop it when the signal comes first; True when it was done."""
+    """Run `work` but cancel it if the signal comes first; return True if it finished."""
     done, _ = await race(work, signalled.wait(), tidies=TIDIES)
     if done is not None:
         done.result()

@@ -1,24 +1,35 @@
-"""Choice of identity, key store and ledger by the settings; each is imported only where it is chosen."""
+"""Choice of identity, key store and ledger by the settings. Each is imported only if it is chosen."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.app.lifecycle import Resource
 from headway.config import Settings, shown_url
 from headway.config.extras import needing
-from headway.errors import SettingError
+from headway.errors import SettingError, StoreUnavailable
 from headway.identity.principals import AnonymousIdentity
-from headway.ports import Identity, KeyStore, Ledger
+from headway.ports import Identity, KeyMark, KeyStore, Ledger
 from headway.runtime.counters import StoreCounts
+from headway.runtime.logger import get_logger
+from headway.runtime.periodic import BareResource
+from headway.runtime.supervisor import Supervisor
+
+log = get_logger(__name__)
+
+PAGE = 500
+"""Keys to read at once."""
+AGAIN = 10.0
+"""Seconds until a store that didn't answer is asked again."""
 
 
 def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
-    """Make the identity for the configured keys or tokens, or the anonymous one, and the resources that it needs."""
+    """Build the identity for the configured keys or tokens, or the anonymous one, with the resources that it needs."""
     if not (settings.keys or settings.jwt):
         return AnonymousIdentity(settings.default_tier_index), ()
     if not settings.jwt:
@@ -27,8 +38,8 @@ def make_identity(settings: Settings, counters: StoreCounts) -> tuple[Identity, 
         return _tokens(settings)
     from headway.identity.combined import CombinedIdentity
 
-    (keys, beside), (tokens, sets) = _keys(settings, counters), _tokens(settings)
-    return CombinedIdentity(keys, tokens), (*beside, *sets)
+    (keys, key_resources), (tokens, token_resources) = _keys(settings, counters), _tokens(settings)
+    return CombinedIdentity(keys, tokens), (*key_resources, *token_resources)
 
 
 def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence[Resource]]:
@@ -39,27 +50,73 @@ def _keys(settings: Settings, counters: StoreCounts) -> tuple[Identity, Sequence
     return cache, (cache,)
 
 
+class UnusedKeys(BareResource):
+    """Warns once at the start if the ledger's database holds API keys that no setting asks for.
+
+    An operator who has made keys most likely wants requests to need them; forgetting the setting would let everybody in.
+
+    Arguments:
+        store: builds the store of the ledger's database.
+        who: describes who is let in without such a key.
+        wall: Unix time in seconds, by which keys expire.
+    """
+
+    def __init__(self, store: Callable[[], KeyStore], who: str, wall: Callable[[], float]) -> None:
+        self._store, self._who, self._wall = store, who, wall
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Start counting."""
+        supervisor.start("unused keys", self._look)
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                count = await self._count()
+            except StoreUnavailable:
+                await asyncio.sleep(AGAIN)
+                continue
+            except SettingError:
+                return  # The database has no table of keys, so there are none.
+            if count:
+                hint = "Set --keys ledger to ask for them, or revoke them."
+                log.warning("API keys in the ledger are not used", keys=count, let_in=self._who, hint=hint)
+            return
+
+    async def _count(self) -> int:
+        """Number of keys that haven't expired."""
+        store, count, mark = self._store(), 0, KeyMark()
+        try:
+            await store.open()
+            while (changes := await store.changes(mark, PAGE)) is not None:
+                now = self._wall()
+                count += sum(key.expires_at is None or key.expires_at > now for key in changes.keys)
+                if not changes.more:
+                    break
+                mark = changes.upto
+            return count
+        finally:
+            await store.close()
+
+
 def look_for_unused_keys(settings: Settings) -> Sequence[Resource]:
-    """Make the resource that warns of keys in the ledger that no setting asks for, if it is needed."""
+    """Build the warning about unused keys if the settings name a ledger but not its keys."""
     if not settings.ledger or settings.keys == "ledger":
         return ()
-    from headway.app.unused_keys import UnusedKeys
-
     others = " and ".join(filter(None, (settings.keys, settings.jwt)))
     who = f"who has a credential of {others}" if others else "everybody"
-    asked = dataclasses.replace(settings, keys="ledger")
-    return (UnusedKeys(lambda: make_key_store(asked), who, time.time),)
+    with_keys = dataclasses.replace(settings, keys="ledger")
+    return (UnusedKeys(lambda: make_key_store(with_keys), who, time.time),)
 
 
 def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
-    """Make the store of API keys, not yet open.
+    """Build the store of API keys, not yet open.
 
     Arguments:
-        settings: settings that name a file of keys, or the ledger's database, which is used when `keys` names nothing.
-        create: whether a file may be missing until the first key is added, or is made as that of the ledger.
+        settings: settings that name a file of keys, or the ledger's database, which is used if `keys` is empty.
+        create: True if a missing file is created with the first key, or as the ledger's file.
 
     Raises:
-        SettingError: neither is named, there is no such file of SQLite, or a package is missing.
+        SettingError: neither is named, the SQLite file doesn't exist, or a package is missing.
     """
     if settings.keys not in ("", "ledger"):
         from headway.identity.api_keys.file import KeysFile
@@ -77,7 +134,6 @@ def make_key_store(settings: Settings, *, create: bool = False) -> KeyStore:
 
 
 def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
-    """Make the identity of tokens."""
     with needing("jwt", "jwt", settings.jwt, "needs the package PyJWT[crypto], which is not here"):
         from headway.identity.jwt.issuers import read_issuers
         from headway.identity.jwt.keysets import KeySet
@@ -95,7 +151,7 @@ def _tokens(settings: Settings) -> tuple[Identity, Sequence[Resource]]:
 
 
 def make_ledger(url: str) -> Ledger:
-    """Make the ledger in the database of a URL, not yet open."""
+    """Build the ledger in the database at a URL, not yet open."""
     if url.startswith("sqlite:"):
         from headway.storage.sqlite.ledger import SqliteLedger
 
@@ -112,5 +168,5 @@ def _postgres_keys(url: str) -> KeyStore:
 
 
 def postgres_needed(url: str) -> contextlib.AbstractContextManager[None]:
-    """Block that imports what needs asyncpg. `url`: URL of the database. Raises SettingError."""
+    """Context in which modules that need asyncpg are imported; raises SettingError without it."""
     return needing("postgres", "ledger", shown_url(url), "needs the package asyncpg, which is not here")

@@ -1,4 +1,4 @@
-"""The code of a target: the Python files that it may be made of, and the digest that tells it from other code."""
+"""The code of a target: its Python files, and a digest that changes with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.runtime.file_watcher import python_files, stamp
 
 
 def source_folder(target: Target) -> Path | None:
-    """Folder of the file or package of a target, if it is the user's own: it is in no folder of installed packages."""
+    """Folder of the user's own target file or package; None for an installed or remote target."""
     match target:
         case FileTarget():
             return target.path.parent
@@ -27,9 +27,9 @@ def source_folder(target: Target) -> Path | None:
 
 
 def target_digest(target: Target, *, stamps: bool = False) -> str:
-    """First 12 hexadecimal digits of SHA-256 over what a target is named, and over the Python files in its folder and below.
+    """First 12 hexadecimal digits of a SHA-256 over the target's name and the Python files in and below its folder.
 
-    It reads these files, which may take a while. `stamps`: whether a file counts as another once it has been written anew.
+    This reads all these files, which may take a while. `stamps`: include when each file was written.
     """
     match target:
         case FileTarget():
@@ -38,7 +38,7 @@ def target_digest(target: Target, *, stamps: bool = False) -> str:
             parts = [f"{target.module}:{target.attribute}", target.arguments]
         case RemoteTarget():
             parts = [target.url]
-        case _:  # Of one that is only observed nothing is known here.
+        case _:  # An observed target has no code that is known here.
             return ""
     folder = source_folder(target)
     if folder is not None:
@@ -55,7 +55,7 @@ def target_digest(target: Target, *, stamps: bool = False) -> str:
 
 
 def _content(folder: Path, files: Sequence[Path], stamps: bool) -> list[str | bytes]:
-    """Names below a folder, and contents, of the files in it that can be read."""
+    """Names and contents of the readable files, with names relative to the folder."""
     parts: list[str | bytes] = []
     for file in sorted(files):
         with contextlib.suppress(OSError):
@@ -65,11 +65,11 @@ def _content(folder: Path, files: Sequence[Path], stamps: bool) -> list[str | by
 
 
 def _installed(package: str) -> tuple[Path, Sequence[Path]]:
-    """Folder of an installed package, and its files; or that of a module, and its file."""
+    """Folder and files of an installed package, or of a single-file module."""
     for entry in sys.path:
-        place = Path(entry, package)
-        if place.is_dir():
-            return place, python_files(place)
-        if (file := place.with_suffix(".py")).is_file():
+        path = Path(entry, package)
+        if path.is_dir():
+            return path, python_files(path)
+        if (file := path.with_suffix(".py")).is_file():
             return file.parent, [file]
     return Path(), []

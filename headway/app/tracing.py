@@ -1,4 +1,4 @@
-"""Traces of a process, if it records any: what the variables OTEL_… say, who records, and who sends."""
+"""Tracing of a process: reads the OTEL_… variables, and builds the recorder and exporter of its spans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class Tracing(msgspec.Struct, frozen=True):
-    """Parts of a process that records traces."""
+    """Recorder and exporter of a process's spans."""
 
     recorder: SpanRecorder
     exporter: SpanExporter
@@ -39,14 +39,14 @@ def make_tracing(
     clock: Callable[[], float],
     variables: Mapping[str, str] | None = None,
 ) -> Tracing | None:
-    """Make what records and sends the traces of a process; None where none are recorded.
+    """Build the recorder and exporter of a process; None if tracing is off.
 
     Arguments:
         settings: settings of the process.
         role: role of the process.
         dropped: counts of dropped spans by reason.
         clock: monotonic seconds.
-        variables: variables of the environment, as far as the SDK does not read them itself; None: those of this process.
+        variables: environment variables that the SDK doesn't read itself; None: those of this process.
 
     Raises:
         SettingError: packages of the SDK are missing.
@@ -77,7 +77,7 @@ def make_tracing(
 
 
 def _attributes(settings: Settings, role: Role) -> dict[str, str | int]:
-    """Describe the process in OpenTelemetry's words."""
+    """Resource attributes of the process, by OpenTelemetry's conventions."""
     return {
         "service.name": "headway",
         "service.version": __version__,

@@ -1,4 +1,4 @@
-"""Weights of the versions of models, read again from the settings file on SIGHUP."""
+"""Weights of model versions, read from the settings file again on SIGHUP."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from headway.runtime.periodic import BareResource
 
 
 def check_weights(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Check that weights are of versions that are there, where this process alone says which there are.
+    """Check that weights name existing versions, if only this process defines them.
 
     Arguments:
         settings: settings of the process.
-        texts: weights of each model that has its own, by its name; those of all others at "".
+        texts: weights of each model that has its own, by name; weights of all other models at "".
 
     Raises:
-        SettingError: a weight above 0 is of another version.
+        SettingError: an unknown version has a weight above 0.
     """
     if settings.broker:
         return
-    for one in settings.models:
-        there = [each.name for each in one.versions]
-        text = texts.get(one.name, texts.get("", ""))
-        strange = [version for version, weight in read_weights(text).items() if weight and version not in there]
-        if there and strange:
-            reason = f"no target is given for {', '.join(f'{one.name}@{version}' for version in strange)}"
-            hint = f"Name versions that are served here: {', '.join(there)}."
-            raise SettingError(f"models.{one.name}.version_weights", text, reason, hint)
+    for model in settings.models:
+        versions = [version.name for version in model.versions]
+        text = texts.get(model.name, texts.get("", ""))
+        unknown = [version for version, weight in read_weights(text).items() if weight and version not in versions]
+        if versions and unknown:
+            reason = f"no target is given for {', '.join(f'{model.name}@{version}' for version in unknown)}"
+            hint = f"Name versions that are served here: {', '.join(versions)}."
+            raise SettingError(f"models.{model.name}.version_weights", text, reason, hint)
 
 
 class WeightsResource(BareResource):
-    """Weights as a resource of their gateway's process; see `headway.app.lifecycle.Resource` and `Rereadable`.
+    """Rereads the weights of a gateway's process; see `headway.app.lifecycle.Resource` and `Rereadable`.
 
     Arguments:
         settings: settings that name the file.
-        served: models whose versions the weights are of.
-        changed: is called whenever other weights hold.
+        served: models whose versions have weights.
+        changed: called after the weights have changed.
     """
 
     rereads = "the weights of versions"
@@ -48,12 +48,12 @@ class WeightsResource(BareResource):
         self._settings, self._served, self._changed = settings, served, changed
 
     async def reread(self) -> None:
-        """Go by the weights that the file has now.
+        """Apply the weights that the file has now.
 
         Raises:
-            SettingError: the file cannot be used; the former weights hold.
+            SettingError: the file can't be used; the previous weights stay.
         """
-        found = read_weights_again(self._settings)
-        check_weights(self._settings, found)
-        self._served.weigh({model: read_weights(text) for model, text in found.items()})
+        weights = read_weights_again(self._settings)
+        check_weights(self._settings, weights)
+        self._served.weigh({model: read_weights(text) for model, text in weights.items()})
         self._changed()

@@ -1,13 +1,14 @@
-"""Wiring of a process, whatever its role: connects what `brokers`, `backends` and `access` choose.
+"""Wiring of a process of any role: connects the parts that the other modules of this package build.
 
-Every role is the same `Service` with some of its parts left out; `roles` says which. What only some roles, settings or ports
-need is imported where it is made, so that a process has no more in its memory, and starts no later, than it must.
+Each role is the same `Service` without the parts that `roles` leaves out. Parts that only some roles, settings or ports
+need are imported where they are built, which saves other processes memory and start-up time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import re
 import socket
 import time
@@ -28,6 +29,7 @@ from headway.app.model_plans import Given, ModelPlan, make_plans
 from headway.app.process_figures import FigureSource, OpenPort, describe_process, expected_workers
 from headway.app.roles import ROLES, Parts
 from headway.config import FIELDS, Settings, fallbacks_of, flag, idle, is_loopback
+from headway.config.extras import needing
 from headway.config.target import Target
 from headway.core.health import HEARTBEAT_EVERY
 from headway.doors.readiness import Readiness
@@ -55,14 +57,14 @@ if TYPE_CHECKING:
     from headway.gateway.fleet_watchers import Learner, WorkersWatcher
     from headway.gateway.gateway import Gateway
     from headway.gateway.ledger_writer import LedgerWriter
-    from headway.worker.pool import WorkerPool
-    from headway.worker.pools import Workers
+    from headway.gateway.pending import Observer
+    from headway.worker.pool import WorkerPool, Workers
 
 log = get_logger(__name__)
 
 
 class Components(msgspec.Struct, frozen=True):
-    """Services of a process; `id` is its own in the fleet."""
+    """Services of a process; `id` is its id in the fleet."""
 
     id: str
     gateway: Gateway | None
@@ -72,17 +74,12 @@ class Components(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> Collection[str]:
-        """Ids of the workers it runs."""
+        """Ids of the workers that this process runs."""
         return self.pool.slots if self.pool is not None else frozenset()
 
 
 class Clients(msgspec.Struct, frozen=True):
-    """What the requests of clients go through.
-
-    Attributes:
-        entrance: entrance of requests.
-        runner, bulk: runner of the lines of bulk jobs, and these; None where there are none.
-    """
+    """Parts that clients' requests go through; `runner` and `bulk` are None without bulk jobs."""
 
     entrance: Entrance
     runner: SeatRunner | None = None
@@ -90,12 +87,7 @@ class Clients(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """Process put together, not yet started.
-
-    Attributes:
-        plans: plan of each model that it runs.
-        public: listener of the public port; None where there is none.
-    """
+    """Process that is put together but not started; `plans` has one for each model that it runs."""
 
     settings: Settings
     role: Role
@@ -107,7 +99,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> Target | None:
-        """Target of the first model that it runs; None where it runs none."""
+        """Target of the first model that it runs; None if it runs none."""
         return next((plan.target for plan in self.plans.values()), None)
 
     @property
@@ -117,7 +109,7 @@ class Process(msgspec.Struct, frozen=True):
 
 
 def build(settings: Settings, role: Role, given: Given = "", listener: type[Listener] = Listener) -> Process:
-    """Put a process together with listeners of a kind; for the other arguments and what it raises see `runner.run`."""
+    """Put a process together with this kind of listeners; see `runner.run` for the other arguments and what it raises."""
     parts = ROLES[role]
     if not (settings.broker or parts.alone):
         raise _no_broker(role)
@@ -131,20 +123,20 @@ def build(settings: Settings, role: Role, given: Given = "", listener: type[List
     if parts.gateway:
         from headway.app.version_weights import check_weights
 
-        check_weights(settings, {name: one.version_weights for name, one in settings.served.items()})
+        check_weights(settings, {name: model.version_weights for name, model in settings.served.items()})
     tell_of_other_roles(settings, parts)
     if plans:
         warn_of_one_model(settings)
         if not parts.gateway:
-            warn_of_idle(settings, [one for one in idle(settings) if one[0] == "min_warm"])
+            warn_of_idle(settings, [(name, missing) for name, missing in idle(settings) if name == "min_warm"])
     return _Wiring(settings, role, plans, listener).process("" if chosen else settings.name, host)
 
 
 class _Wiring:
-    """Parts of one process, as far as they are there, while they are connected.
+    """Connects the parts of one process; each step uses the parts built before it.
 
     Arguments:
-        settings: settings of the process, checked; it has a name.
+        settings: checked settings of the process, with a name.
         role: role of the process.
         plans: plan of each model that it runs.
         listener: kind of its listeners.
@@ -172,7 +164,7 @@ class _Wiring:
 
             self.policy = PolicyResource(settings, [*settings.served], counters.input_policy, counters.worker.restarts)
         if parts.gateway and fallbacks_of(settings):
-            from headway.app.fallbacks import fallback_targets
+            from headway.app.workers import fallback_targets
 
             targets += fallback_targets(settings).values()
         remote = make_remote_certificates(settings, targets, counters.tls)
@@ -186,8 +178,8 @@ class _Wiring:
         self.expected = expected_workers(settings, parts, plans)
         self.certificates = make_certificates(settings, counters.tls) if listener.takes_address else None
         exporter = tracing.exporter if tracing is not None else None
-        opened = exporter, self.certificates, remote, self.ledger_writer
-        self.resources: list[Resource] = [one for one in opened if one is not None]
+        resources = exporter, self.certificates, remote, self.ledger_writer
+        self.resources: list[Resource] = [resource for resource in resources if resource is not None]
         self.further: list[PortListener] = []
 
     def _ledger(self) -> tuple[Ledger | None, LedgerWriter | None]:
@@ -207,18 +199,12 @@ class _Wiring:
         return make_tracing(self.settings, self.role, self.counters.spans_dropped, self.clock)
 
     def _components(self, remote: RemoteCertificates | None) -> Components:
-        """Build the services of the process, those that its role has. `remote`: certificates towards remote APIs."""
+        """Build the services that the role has. `remote`: certificates for remote APIs."""
         settings, parts, bundle, plans = self.settings, self.parts, self.bundle, self.plans
         counters, clock, recorder = self.counters, self.clock, self.recorder
         fallback = gateway = pool = controller = None
         if parts.gateway:
-            from headway.app.gateways import make_gateway
-
-            in_doubt = (lambda: False) if self.fleet_models is None else self.fleet_models.in_doubt
-            fallback, gateway = make_gateway(
-                settings, bundle.broker, counters, clock, self.ledger_writer, self.held, self.policy, remote, recorder,
-                self._woken, in_doubt,
-            )  # fmt: skip
+            fallback, gateway = self._gateway(remote)
         id = gateway.name if gateway is not None else settings.name
         if plans:
             from headway.app.workers import make_pools
@@ -247,10 +233,43 @@ class _Wiring:
             )
         return Components(id, gateway, fallback, pool, controller)
 
+    def _gateway(self, certificates: RemoteCertificates | None) -> tuple[Fallback | None, Gateway]:
+        """Build the gateway, and the fallback that it asks while its broker is away if one is set."""
+        from headway.gateway.access_log import AccessLog
+        from headway.gateway.gateway import Gateway
+
+        settings, counters = self.settings, self.counters
+        fallback = traces = None
+        if fallbacks_of(settings):
+            from headway.app.workers import make_fallback
+
+            fallback = make_fallback(settings, counters, self.clock, certificates, self.recorder)
+        observers: list[Observer] = [self.ledger_writer] if self.ledger_writer is not None else []
+        if settings.access_log:
+            observers.append(AccessLog(settings.access_log, settings.tier_names, random.random))
+        if self.recorder is not None:
+            from headway.gateway.request_traces import RequestTraces
+
+            traces = RequestTraces(self.recorder, settings.tier_names, counters.gateway, settings.scheme)
+        return fallback, Gateway(
+            settings,
+            [*settings.served],
+            self.bundle.broker,
+            counters.gateway,
+            self.clock,
+            direct=fallback,
+            observers=observers,
+            gate=self.policy.gate if self.policy is not None else None,
+            traces=traces,
+            held=self.held,
+            woken=self._woken,
+            in_doubt=(lambda: False) if self.fleet_models is None else self.fleet_models.in_doubt,
+        )
+
     def _membership(self) -> Membership:
         made, bundle, drained = self.made, self.bundle, None
         if made.pool is not None:
-            from headway.worker.pools import carry_out
+            from headway.worker.pool import carry_out
 
             drained = partial(carry_out, process=made.id, pool=made.pool)
         killed = self.counters.departures.take_killed
@@ -259,7 +278,7 @@ class _Wiring:
         )
 
     def process(self, name: str, host: str) -> Process:
-        """Connect the parts to a process; for `name` and `host` see `FigureSource`."""
+        """Connect the parts to a process; see `FigureSource` for `name` and `host`."""
         made, bundle, ports = self.made, self.bundle, dict[str, OpenPort]()
         clients = None if made.gateway is None else self._clients(made.gateway)
         bulk = None if clients is None else clients.bulk
@@ -297,27 +316,27 @@ class _Wiring:
 
     def _describe(self) -> ProcessInfo:
         made, port = self.made, self.admin_listener.port
-        held: Mapping[str, tuple[int, int]] = {}
+        scale: Mapping[str, tuple[int, int]] = {}
         if self.pools:
             from headway.app.scaling import scalable
 
-            held = scalable(self.plans, self.pools)
+            scale = scalable(self.plans, self.pools)
         every = self._every()
-        return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, held, every)
+        return describe_process(self.settings, self.role, made.id, made.gateway, made.controller, port, scale, every)
 
     def _every(self) -> float:
-        """Seconds between two heartbeats: fewer while they tell of a rollout."""
+        """Seconds between two heartbeats; shorter while they report a rollout."""
         gateway = self.made.gateway
         return HEARTBEAT_EVERY if gateway is not None and gateway.rollout_counts.active else self.pace.every()
 
     def _serve_models(self, served: Mapping[str, Settings]) -> None:
-        """Have the broker know these models, and the gateway serve them, and no others."""
-        self.bundle.broker.know({model: queue_limits(one) for model, one in served.items()})
+        """Have the broker and the gateway serve exactly these models."""
+        self.bundle.broker.know({model: queue_limits(of_model) for model, of_model in served.items()})
         if self.made.gateway is not None:
             self.made.gateway.served.serve(served)
 
     def _forget(self, model: str) -> None:
-        """Forget what was counted of a model that has not been served for long."""
+        """Drop the counts of a model that hasn't been served for long."""
         self.counters.controller.forget(model)
         if (gateway := self.made.gateway) is not None:
             gateway.counters.forget(model)
@@ -325,7 +344,7 @@ class _Wiring:
             gateway.tenant_counts.forget(model)
 
     def _woken(self) -> None:
-        """Tell the fleet now that somebody asks; the controller looks after that, where it is in this process."""
+        """Tell the fleet at once that a model without workers has requests, so that the controller starts one."""
         self.membership.soon()
         if self.made.controller is not None:
             self.made.controller.soon()
@@ -396,7 +415,7 @@ class _Wiring:
         )
 
     def _clients(self, gateway: Gateway) -> Clients:
-        """Make what the requests of clients go through, and the resources that it needs."""
+        """Build the parts that clients' requests go through, and add their resources."""
         from headway.app.stores import look_for_unused_keys, make_identity
         from headway.doors.entrance import Entrance
 
@@ -422,7 +441,7 @@ class _Wiring:
         return Clients(entrance, runner, bulk)
 
     def _serve(self, clients: Clients, ready: Readiness, ports: dict[str, OpenPort]) -> tuple[Listener, WorkersWatcher]:
-        """Add the ports of the clients, and what follows the fleet for them; the public port, and what it goes by."""
+        """Open the clients' ports and add what watches the fleet for them; return the public port and its workers watcher."""
         from headway.gateway.fleet_watchers import CapacityWatcher
         from headway.http import public
 
@@ -433,9 +452,11 @@ class _Wiring:
         public_listener = self.listener.public(entrance, public.build(entrance, ready, clients.bulk), self.certificates)
         ports["public"] = public_listener
         if settings.grpc_port and self.listener.takes_address:
-            from headway.app.grpc_port import make_grpc_listener
-
-            grpc_listener = ports["grpc"] = make_grpc_listener(entrance, ready, self.certificates)
+            with needing(
+                "grpc", "grpc_port", settings.grpc_port, "needs the packages hpack and protobuf, which are not here"
+            ):
+                from headway.grpc.listener import GrpcListener
+            grpc_listener = ports["grpc"] = GrpcListener(entrance, ready, self.certificates)
             self.further.append(grpc_listener)
         if settings.weights_file:
             from headway.app.version_weights import WeightsResource
@@ -444,10 +465,10 @@ class _Wiring:
         return public_listener, workers
 
     def _learners(self, clients: Clients | None, ready: Readiness | None) -> list[Learner]:
-        """Those that go by what workers report: the models of the fleet first, as they say which models are served."""
+        """Parts that learn from workers' reports; the models of the fleet first, because they say which models are served."""
         gateway = self.made.gateway
         served, runner = None if gateway is None else gateway.served, None if clients is None else clients.runner
-        return [one for one in (self.fleet_models, served, gateway, ready, runner) if one is not None]
+        return [learner for learner in (self.fleet_models, served, gateway, ready, runner) if learner is not None]
 
     def _workers_watcher(self, clients: Clients | None, ready: Readiness, every: Callable[[], float]) -> WorkersWatcher:
         from headway.gateway.fleet_watchers import WorkersWatcher
@@ -455,7 +476,7 @@ class _Wiring:
         return WorkersWatcher(self._learners(clients, ready), self.bundle.broker, self.clock, every)
 
     def _add_resources(self, snapshots: SnapshotSource) -> None:
-        """Add the resources that tell of the process, and follow the fleet."""
+        """Add the resources that report on the process and follow the fleet."""
         settings, made, bundle, clock = self.settings, self.made, self.bundle, self.clock
         tiers = len(settings.tier_names)
         self.resources.append(
@@ -470,7 +491,9 @@ class _Wiring:
         if (pool := made.pool) is not None and any(plan.versioned(model) for model, plan in self.plans.items()):
             from headway.worker.helping import StrayWatcher
 
-            self.resources.append(StrayWatcher(lambda: (one.claims for one in pool.batchers), bundle.broker, clock))
+            self.resources.append(
+                StrayWatcher(lambda: (batcher.claims for batcher in pool.batchers), bundle.broker, clock)
+            )
 
 
 def make_fleet_models(
@@ -481,9 +504,9 @@ def make_fleet_models(
     forget: Callable[[str], None],
     clock: Callable[[], float],
 ) -> FleetModels | None:
-    """Make the models of the fleet, for who has to know them; None where this process alone says which there are.
+    """Build the models of the fleet; None if this process doesn't need them or serves only the models in its settings.
 
-    For `serve` and `forget` see FleetModels.
+    See `FleetModels` for `serve` and `forget`.
     """
     if not settings.broker or not (parts.gateway or parts.controller):
         return None
@@ -496,47 +519,47 @@ def make_fleet_models(
 def served_models(
     plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
 ) -> Collection[str]:
-    """Names of the models that a process serves or runs now."""
-    run = {plan.settings.model for plan in plans.values()}
+    """Names of the models that a process serves or runs."""
+    own = {plan.settings.model for plan in plans.values()}
     if fleet_models is not None:
-        return {*run, *fleet_models.served}
-    return gateway.served.models if gateway is not None else run
+        return {*own, *fleet_models.served}
+    return gateway.served.models if gateway is not None else own
 
 
 def counted_models(
     plans: Mapping[str, ModelPlan], gateway: Gateway | None, fleet_models: FleetModels | None
 ) -> Collection[str]:
-    """Names of the models whose figures a process exports: those that it serves or runs now, or misses."""
+    """Names of the models whose metrics a process exports: those it serves or runs, and those that lack workers."""
     missed = () if fleet_models is None else fleet_models.counted
     return {*served_models(plans, gateway, fleet_models), *missed}
 
 
-def warn_of_idle(settings: Settings, found: Sequence[tuple[str, str]]) -> None:
-    """Log the settings that have no effect, as another is missing: those found of the process, and those of its models."""
-    for name, missing in found:
+def warn_of_idle(settings: Settings, idle_settings: Sequence[tuple[str, str]]) -> None:
+    """Warn of settings without effect because another is missing: these of the process, and those of its models."""
+    for name, missing in idle_settings:
         log.warning("a setting has no effect", setting=flag(name), without=flag(missing))
-    for one in settings.models:
-        for name, missing in idle(settings.served[one.name], versions=bool(one.versions)):
-            if name in dict(one.values) and (name, missing) not in found:
-                log.warning("a setting has no effect", setting=f"[models.{one.name}] {name}", without=flag(missing))
+    for model in settings.models:
+        for name, missing in idle(settings.served[model.name], versions=bool(model.versions)):
+            if name in dict(model.values) and (name, missing) not in idle_settings:
+                log.warning("a setting has no effect", setting=f"[models.{model.name}] {name}", without=flag(missing))
 
 
 def tell_of_other_roles(settings: Settings, parts: Parts) -> None:
-    """Log the settings that were changed and that this role has not. They are no fault: roles may share a file."""
+    """Log changed settings that only other roles have. They are not an error, because roles may share a settings file."""
     unused = FIELDS.keys() - {*parts.settings, "port"}  # A role without a public port always has port 0.
-    found = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
-    if found:
-        log.info("settings of other roles have no effect here", settings=", ".join(found))
+    changed = sorted(name for name in unused if getattr(settings, name) != FIELDS[name].default)
+    if changed:
+        log.info("settings of other roles have no effect here", settings=", ".join(changed))
 
 
 def warn_of_one_model(settings: Settings) -> None:
-    """Log what says how several models share the GPUs where there are none to share them."""
+    """Warn if a setting says how models share GPUs but only one model runs here."""
     if settings.models_per_gpu and len(settings.served) < 2:
         log.warning("a setting has no effect", setting=flag("models_per_gpu"), without="a second model that runs here")
 
 
 def warn_of_strangers(settings: Settings) -> None:
-    """Log that whoever reaches the public port is let in, where that is not only this machine."""
+    """Warn if the public port is reachable from other machines and asks nobody for a key."""
     if is_loopback(settings.host) or settings.keys or settings.jwt or settings.tls_client_ca:
         return
     hint = "Set --keys, --jwt or --tls-client-ca, or bind it to 127.0.0.1 behind a proxy that asks who they are."
@@ -545,10 +568,10 @@ def warn_of_strangers(settings: Settings) -> None:
 
 
 def make_certificates(settings: Settings, counts: TlsCounts) -> Certificates | None:
-    """Read the certificates of the ports; None where they speak no TLS.
+    """Read the certificates of the ports; None without TLS.
 
     Raises:
-        SettingError: a file cannot be used.
+        SettingError: a file can't be used.
     """
     if not settings.tls_cert:
         return None
@@ -562,5 +585,5 @@ def _no_broker(role: Role) -> SettingError:
 
 
 def _host() -> str:
-    """Name of this machine, as it may be part of a process's name."""
+    """Host name of this machine, in characters allowed in a process name."""
     return re.sub("[^A-Za-z0-9_.-]", "-", socket.gethostname())[:100]

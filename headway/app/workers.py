@@ -1,11 +1,16 @@
-"""Making of a process's workers: batchers, pools of them, and GPUs that several models share. Imported only where there are any."""
+"""Builds a process's workers: batchers, their pools, GPUs that models share, and a gateway's fallback.
+
+Processes without any of these don't import it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from headway.app.backends import (
     BACKENDS,
@@ -14,34 +19,38 @@ from headway.app.backends import (
     SlotPlan,
     is_local,
     make_backend,
+    make_devices,
     make_report,
     make_weights,
     model_worker_name,
     worker_name,
 )
-from headway.app.brokers import BrokerBundle
+from headway.app.brokers import BrokerBundle, make_memory_broker
 from headway.app.devices import CPU, Devices
 from headway.app.model_plans import ModelPlan
 from headway.backends.process.group_guard import GroupGuard
 from headway.backends.process.host_memory import HostMemory
 from headway.backends.process.nvml import NvmlGpus
-from headway.config import Settings
-from headway.config.target import FileTarget, ModuleTarget, Target
+from headway.config import CHARS, Settings, fallback_batches, fallbacks_of, shown_url
+from headway.config.target import FileTarget, ModuleTarget, Target, parse_target
 from headway.core import policies
 from headway.core.breaker import Breaker
 from headway.core.ratelimit import CallPace
+from headway.errors import SettingError, TargetError
 from headway.model import Slot
 from headway.ports import WorkSource
 from headway.runtime.certificates import RemoteCertificates
-from headway.runtime.counters import WorkerCounts
+from headway.runtime.counters import Counters, WorkerCounts
 from headway.runtime.spans import SpanRecorder
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
 from headway.worker.failure_log import FailureLog
-from headway.worker.pool import Places, WorkerPool
-from headway.worker.pools import WorkerPools, Workers
+from headway.worker.pool import Places, WorkerPool, WorkerPools, Workers
 from headway.worker.shared_gpus import MakeBatcher, SharedGpus, SharedModel, Started
 from headway.worker.starting import Limits
+
+if TYPE_CHECKING:
+    from headway.gateway.direct_mode import Fallback
 
 
 def make_pools(
@@ -55,7 +64,7 @@ def make_pools(
     certificates: RemoteCertificates | None,
     recorder: SpanRecorder | None,
 ) -> Workers:
-    """Build the workers of each model of process `id`. `decides`: whether it decides how long requests may take."""
+    """Build the workers of each model of process `id`. `decides`: True if this process sets the time limits of requests."""
     slots, broker, watched = set[str](), bundle.broker, NvmlGpus(clock)
     shares = shared_models(plans)
     pools: dict[str, WorkerPool | SharedGpus] = {}
@@ -71,8 +80,8 @@ def make_pools(
         )  # fmt: skip
     by_turns = [plan.devices for plan in plans.values() if plan.devices.shared]
     places = Places(by_turns[0].most) if by_turns else None
-    for model, plan in sorted(plans.items(), key=lambda one: not one[1].settings.min_workers):
-        if model not in shares:  # Those that may be without a worker begin with what others leave.
+    for model, plan in sorted(plans.items(), key=lambda item: not item[1].settings.min_workers):
+        if model not in shares:  # Models that may have no worker come last and start with what the others leave.
             common = places if plan.devices.shared else None
             pools[model] = make_pool(plan.settings, plan.devices, batchers[model], broker, slots, common)
     pools = {model: pools[model] for model in plans if model in pools}
@@ -91,7 +100,7 @@ def make_pools(
 
 
 def shared_models(plans: Mapping[str, ModelPlan]) -> list[str]:
-    """Names of the models that share GPUs: all that run here, if they do."""
+    """Names of the models that share GPUs: all local ones, or none."""
     local = [model for model, plan in plans.items() if is_local(plan.target)]
     return local if len(plans) > 1 and local and plans[local[0]].settings.models_per_gpu else []
 
@@ -119,13 +128,24 @@ def make_batchers(
     recorder: SpanRecorder | None = None,
     gpus: NvmlGpus | None = None,
 ) -> MakeBatcher:
-    """Make the builder of the batchers that run a target.
+    """Return the builder of the batchers that run a target.
 
-    Raises SettingError for settings with which no backend of the target can be made.
+    Arguments:
+        settings: settings of the model.
+        target: what the batchers run.
+        devices: devices of their slots.
+        counters: counts of the workers.
+        clock: monotonic seconds.
+        name: returns the worker name of a slot.
+        request_timeout: longest life of a request in seconds, if this process decides it.
+        queue_timeout: longest wait of a request in seconds, if this process decides it.
+        certificates: certificates for remote APIs, if any.
+        versioned: True if the batchers claim only entries for their version.
+        recorder: recorder of their spans, if any.
+        gpus: watches their GPUs, if anything does.
 
-    `request_timeout` is most seconds of a request in all, and `queue_timeout` of its wait, where this process decides that.
-    `versioned` says whether they claim what is for their version, and not what any version may answer. `recorder` records
-    their spans, if there is one. `gpus` watches their GPUs; None: nothing does.
+    Raises:
+        SettingError: no backend of the target can be built with these settings.
     """
     plan_of = _slot_plans(settings, target, devices, counters, name, certificates)
     policy = policies.build(settings.policy, None if settings.max_wait_ms is None else settings.max_wait_ms / 1000)
@@ -165,7 +185,7 @@ def _slot_plans(
     name: Callable[[Settings, Target, Devices, int], str],
     certificates: RemoteCertificates | None,
 ) -> Callable[[int], tuple[SlotPlan, Breaker]]:
-    """Make the function from a slot's index to its plan and its breaker, with what all slots of a target have in common. Raises SettingError."""
+    """Return a function from a slot's index to its plan and breaker; the slots share what it captures. Raises SettingError."""
     kind = BACKENDS[type(target)]
     shared = kind.check(target, settings)
     one_breaker = Breaker(BREAKER_THRESHOLD, BREAKER_COOLDOWN) if kind.one_breaker else None
@@ -199,14 +219,74 @@ def make_pool(
     slots: set[str] | None = None,
     places: Places | None = None,
 ) -> WorkerPool:
-    """Build the pool of workers that run a target; it can grow as far as there are devices for them.
+    """Build the pool of workers that run a target; it can grow to the number of devices.
 
     Arguments:
         settings: settings of the model.
         devices: devices of its workers.
         make: builds its batchers.
         broker: broker that batches come from.
-        slots: set that its slots are kept in, beside those of other pools.
-        places: places that it has by turns with other pools; None: it has places of its own.
+        slots: set to keep the slot ids in, shared with other pools.
+        places: slot numbers shared with other pools; None: numbers of its own.
     """
     return WorkerPool(lambda index: make(index, broker), settings.workers, devices.most, slots, places)
+
+
+def fallback_targets(settings: Settings) -> Mapping[str, Target]:
+    """Return the targets of the fallbacks by model.
+
+    Raises:
+        SettingError: a fallback is no valid target.
+    """
+    targets = {}
+    for model, of_model in fallbacks_of(settings).items():
+        text = of_model.fallback
+        try:
+            targets[model] = parse_target(text)
+        except TargetError as exc:
+            setting = "fallback" if settings.fallback.endswith(text) else f"models.{model}.fallback"
+            hint = "Write module:attr, path/file.py:attr, or the URL of a remote batch API."
+            raise SettingError(setting, shown_url(text), f"is no target: {exc}", hint) from None
+    return targets
+
+
+def make_fallback(
+    settings: Settings,
+    counters: Counters,
+    clock: Callable[[], float],
+    certificates: RemoteCertificates | None = None,
+    recorder: SpanRecorder | None = None,
+) -> Fallback | None:
+    """Build the fallback that a gateway asks while its broker is away, if one is set.
+
+    Each model's fallback target runs in processes of its own, which get no GPU.
+    """
+    from headway.gateway.direct_mode import Fallback
+
+    targets, own = fallback_targets(settings), {}
+    for model, of_model in fallbacks_of(settings).items():
+        slots = fallback_batches(of_model.fallback)
+        own[model] = dataclasses.replace(of_model, workers=slots, devices=",".join(["cpu"] * slots), weight=CHARS)
+    if not own:
+        return None
+    broker = make_memory_broker(settings, counters.broker, clock, models=own)
+    pools, all_slots = {}, set[str]()
+    name = partial(_fallback_name, several=len(own) > 1)
+    for model, of_model in own.items():
+        devices = make_devices(of_model, targets[model])
+        make = make_batchers(
+            of_model,
+            targets[model],
+            devices,
+            counters.worker,
+            clock,
+            name,
+            certificates=certificates,
+            recorder=recorder,
+        )
+        pools[model] = make_pool(of_model, devices, make, broker, all_slots)
+    return Fallback(broker, WorkerPools(pools, all_slots), own.keys())
+
+
+def _fallback_name(settings: Settings, target: Target, devices: Devices, index: int, *, several: bool) -> str:
+    return f"{settings.name}/{settings.model}/fallback-{index}" if several else f"{settings.name}/fallback-{index}"

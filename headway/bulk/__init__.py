@@ -1,12 +1,11 @@
 """Bulk jobs: files of lines in, files of answers out, whichever process dies on the way.
 
-feeder       claims jobs for this process, and sends their lines to the runner in fair turns
-job_run      one job that this process holds, from its first line to its files
-answer_log   answers of a job as they come, for its next holder
-line_reader  lines of a file, page by page, and sets of their numbers
-turns        lines that are ready; tenants take turns
-forms        from lines to inputs and from replies to records: what an API provides
-folder       the folder with all files
-bucket       the same in a bucket
-seat_runner  hands lines to the broker as bulk entries, and again those whose batch failed
+feeder       claims jobs for this process and sends their lines to the runner in fair turns
+job_run      runs one job that this process holds, from its first line to its files
+lines        reads lines of a file, and queues the ones that are ready in fair turns
+answer_log   records a job's answers as they come, for its next holder
+folder       stores all files in a folder
+bucket       stores them in a bucket instead
+seat_runner  hands lines to the broker as bulk entries, and runs lines again whose batch failed
+jobs         everything of one process, and the removal of old files
 """

@@ -1,9 +1,9 @@
-"""Log of one job: its answers and errors as they come, so that the next holder of the job goes on where they end.
+"""Log of a job's answers and errors as they come, from which the job's next holder continues.
 
-Each holder writes two files of its own, `out.GENERATION.part` and `err.GENERATION.part` (in a bucket several, numbered), so
-that two processes that both believe they hold the job never write to one file. A record is one line: the number of the line
-it answers, and the JSON for the final file. The last record of a holder that was killed may be torn, and then doesn't count.
-If two holders answered a line, the first record found counts, answers before errors.
+Each holder writes its own two files, `out.GENERATION.part` and `err.GENERATION.part` (in a bucket several, numbered), so two
+processes that both believe they hold the job never write to the same file. A record is one line: the number of the input
+line, and the JSON for the final file. The last record of a killed holder may be torn; then it doesn't count. If two holders
+answered a line, the first record read counts, answers before errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import aclosing
 from functools import partial
 
 from headway.bulk.folder import BulkFolder, PartLog
-from headway.bulk.line_reader import LineSet, LineSplitter
+from headway.bulk.lines import LineSet, LineSplitter
 
 OUT, ERR = "out", "err"
 """Kinds of records: answers, and errors."""
@@ -23,12 +23,12 @@ _PART = re.compile(r"(out|err)\.([0-9]+)(?:\.([0-9]+))?\.part")
 _RECORD = re.compile(rb"([0-9]+) (\{.*\})", re.DOTALL)
 _MOST = 1 << 40
 MOST_WAITING, MOST_WAITING_BYTES = 8_192, 64 << 20
-"""Unwritten records, and their bytes, at which a log is full."""
+"""Bounds on unwritten records and their bytes, beyond which a log is full."""
 TOGETHER = 64
-"""Records that are written at once."""
+"""Records to write at once."""
 
 Record = tuple[str, int, bytes]
-"""Kind, number of the line, and the JSON for the final file."""
+"""Kind, number of the input line, and JSON for the final file."""
 
 
 class AnswerLog:
@@ -41,14 +41,14 @@ class AnswerLog:
 
     Attributes:
         answered: lines that have a record.
-        counts: numbers of records by kind.
+        counts: number of records by kind.
     """
 
     def __init__(self, folder: BulkFolder, job: str, generation: int) -> None:
         self._folder, self._job, self._generation = folder, job, generation
         self._logs: dict[str, PartLog] = {}
         self._waiting: dict[str, list[tuple[int, bytes]]] = {OUT: [], ERR: []}
-        """Unwritten records, with the numbers of their lines."""
+        """Unwritten records with their line numbers."""
         self._bytes = 0
         """Bytes of unwritten records."""
         self.answered = LineSet()
@@ -66,11 +66,11 @@ class AnswerLog:
 
     @property
     def full(self) -> bool:
-        """True if so many records are unwritten that no further line should be read."""
+        """True if too many records are unwritten to read further lines."""
         return self.waiting >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
 
     async def recover(self) -> None:
-        """Read which lines have a record. Raises FolderUnavailable."""
+        """Find out which lines already have a record. Raises FolderUnavailable."""
         await self._folder.do(lambda: self._folder.begin_log(self._job))
         async with aclosing(self.records()) as pages:
             async for page in pages:
@@ -79,17 +79,17 @@ class AnswerLog:
                     self.counts[kind] += 1
 
     def add(self, kind: str, number: int, record: bytes) -> None:
-        """Add a record of a line that has none."""
+        """Add a record, unless its line already has one."""
         if self.answered.add(number):
             self._waiting[kind].append((number, record))
             self._bytes += len(record)
             self.counts[kind] += 1
 
     async def flush(self) -> None:
-        """Write what was added, so that it survives a power loss.
+        """Write the added records durably.
 
         Raises:
-            FolderUnavailable: the disk refused; the records stay for the next call.
+            FolderUnavailable: the disk failed; the next call writes the records.
         """
         for kind, waiting in self._waiting.items():
             if records := [*waiting]:
@@ -98,12 +98,12 @@ class AnswerLog:
                 self._bytes -= sum(len(record) for _, record in records)
 
     def close(self) -> None:
-        """Close the files. Unwritten records are dropped."""
+        """Close the files and drop unwritten records."""
         for log in self._logs.values():
             log.close()
 
     async def records(self) -> AsyncGenerator[list[Record], None]:
-        """Yield the records of all holders page by page, one for each line. Raises FolderUnavailable."""
+        """Yield the records of all holders in pages, one per line. Raises FolderUnavailable."""
         seen = LineSet()
         for kind, path in await self._folder.do(self._parts):
             splitter = LineSplitter(_MOST)

@@ -1,8 +1,8 @@
-"""Bucket with the files of bulk jobs, by fsspec: S3, or any other store of objects.
+"""Bulk files in a bucket: S3, or any other object store that fsspec supports.
 
-An object appears whole and at once, and can't be appended to. So a file is sent in parts that its last step joins. A log
-becomes objects of about a MiB; each write puts the last one again until it is that large. Its name has its holder's
-generation, so nobody else writes to it.
+An object appears all at once and can't be appended to. A file is therefore sent in parts that its last step joins, and a log
+becomes objects of about a MiB, of which each write replaces the last until it is that large. The names of a log's objects
+contain its holder's generation, so nobody else writes to them.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from headway.bulk.folder import LEFT_AFTER, BulkFolder, FileReader, FileSink, Pa
 T = TypeVar("T")
 
 SENT_AT_ONCE = 5 << 20
-"""Bytes of a file sent at once: the least that S3 accepts, for at most 10,000 parts."""
+"""Bytes of a file to send at once: the least that S3 accepts, for at most 10,000 parts."""
 READ_AT_ONCE = 1 << 20
-"""Bytes of a file read at once."""
+"""Bytes of a file to read at once."""
 PART = 1 << 20
-"""Size in bytes at which the next object of a log begins."""
+"""Size in bytes from which a log begins its next object."""
 MARK = "headway-bulk"
-"""Object that shows that the bucket is there."""
+"""Object that shows that the bucket is reachable."""
 
 
 class Bucket(BulkFolder):
     """Folder in a bucket; see `BulkFolder`.
 
     Arguments:
-        url: its URL, as `s3://bucket/folder`.
+        url: its URL, such as `s3://bucket/folder`.
         run: runs blocking functions; None: threads of its own.
 
     Raises:
-        ImportError: the package of this kind of bucket is missing.
-        ValueError: there is no such kind.
+        ImportError: the package for this kind of bucket is missing.
+        ValueError: the kind is unknown.
     """
 
     def __init__(self, url: str, run: Run | None = None) -> None:
@@ -50,9 +50,9 @@ class Bucket(BulkFolder):
         self._root = ""
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run a blocking function. Clients of buckets raise errors of many kinds, which become OSError."""
+        """Run a blocking function, and turn the many kinds of errors that bucket clients raise into OSError."""
 
-        def told() -> T:
+        def work_or_oserror() -> T:
             try:
                 return work()
             except OSError:
@@ -60,7 +60,7 @@ class Bucket(BulkFolder):
             except Exception as exc:
                 raise OSError(errno.EIO, "the bucket does not answer") from exc
 
-        return await super().do(told)
+        return await super().do(work_or_oserror)
 
     def make(self) -> None:
         self._system, root = fsspec.url_to_fs(self._url, use_listings_cache=False, skip_instance_cache=True)
@@ -81,13 +81,13 @@ class Bucket(BulkFolder):
         return int(self._system.info(self._path_of(name))["size"])
 
     def begin_log(self, job: str) -> None:
-        """A bucket has no folders to make."""
+        """Do nothing: a bucket has no folders to create."""
 
     def log(self, job: str, stem: str) -> PartLog:
         return BucketLog(self._system, self._path_of(self.part(job, stem)))
 
     def parts(self, job: str) -> list[str]:
-        """Return the parts of a job's log; none if there is no log."""
+        """Return the object names of a job's log; empty if it has none."""
         return [path.rpartition("/")[2] for path in self._system.find(self._path_of(f"jobs/{job}"))]
 
     def remove(self, name: str) -> None:
@@ -99,9 +99,9 @@ class Bucket(BulkFolder):
             self.remove(self.part(job, name))
 
     def remove_left(self) -> None:
-        """Do nothing: a rule of the bucket itself removes parts of unfinished uploads."""
+        """Do nothing: a rule of the bucket removes the parts of unfinished uploads."""
 
-    def found(self) -> dict[str, bool]:
+    def list_names(self) -> dict[str, bool]:
         names: dict[str, bool] = {}
         for folder, at in (("files", -1), ("jobs", -2)):
             for path, known in self._system.find(self._path_of(folder), detail=True).items():
@@ -120,7 +120,7 @@ def _left(known: dict[str, Any]) -> bool:
 
 
 class BucketSink(FileSink):
-    """FileSink in a bucket; see `headway.bulk.folder.FileSink`."""
+    """Writes a file in a bucket; see `headway.bulk.folder.FileSink`."""
 
     def __init__(self, system: Any, path: str) -> None:
         self._system, self._path = system, path
@@ -139,7 +139,7 @@ class BucketSink(FileSink):
     def discard(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            file.closed = True  # Otherwise it sends its buffer when it is garbage collected.
+            file.closed = True  # Otherwise its garbage collection would send the buffer.
             file.discard()
 
 
@@ -151,7 +151,7 @@ class BucketLog(PartLog):
         self._number, self._content = 0, b""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Put the last object again, with what is new."""
+        """Replace the last object by one with the new records added."""
         content = b"".join((self._content, *pieces))
         self._system.pipe_file(f"{self._stem}.{self._number}.part", content)
         self._content = content
@@ -159,4 +159,4 @@ class BucketLog(PartLog):
             self._number, self._content = self._number + 1, b""
 
     def close(self) -> None:
-        """Do nothing: there is no file that is open."""
+        """Do nothing: no file is open."""

@@ -1,9 +1,9 @@
-"""Feeder: claims jobs for this process and sends their lines to the runner, whenever that has room.
+"""Feeder: claims jobs for this process and sends their lines to the runner whenever that has room.
 
     store ─claim─▶ job run ─lines that are ready─▶ turns ─as many as there is room─▶ runner ─replies─▶ job run
 
-Any gateway of a fleet may hold a job, one at a time. Only a few jobs of a tenant run at once, so that a tenant with many
-keeps nobody waiting; tenants take turns line by line.
+Any gateway of a fleet may hold a job, but only one at a time. Few jobs of one tenant run at once, and tenants take turns
+line by line, so a tenant with many jobs doesn't delay others.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ log = get_logger(__name__)
 LOOK_EVERY = 5.0
 """Seconds between two looks for jobs without a holder."""
 SHARE = 4
-"""Jobs of one tenant that run at once in the whole fleet."""
+"""Upper bound on the running jobs of one tenant in the whole fleet."""
 MOST_RUNS = 64
-"""Jobs that one process holds at once."""
+"""Upper bound on the jobs that one process holds."""
 SPIN = 0.05
-"""Seconds before a runner is asked again that had no room, or none for the tenants with lines."""
+"""Seconds before asking a runner again that had no room for any tenant with lines."""
 AGAIN = 1.0
-"""Seconds before a runner is asked again that failed."""
+"""Seconds before asking a runner again that failed."""
 
 
 class Feeder:
     """Feeder of one process.
 
     Arguments:
-        owner: name of the process; no other has it.
+        owner: name of the process, unique in the fleet.
         context: what its jobs share; the feeder sets `wake`.
         ended: called with each job that ended here.
 
@@ -61,40 +61,40 @@ class Feeder:
 
     @property
     def statuses(self) -> dict[str, int]:
-        """Number of the jobs that the process holds, by status."""
+        """Number of held jobs by status."""
         held = Counter(run.job.status.value for run in self.runs.values())
         return {status.value: held[status.value] for status in OPEN_STATUSES}
 
     @property
     def paused(self) -> int:
-        """Number of jobs here that pause through no fault of their lines."""
+        """Number of held jobs that pause through no fault of their lines."""
         return sum(run.is_held_up for run in self.runs.values())
 
     @property
     def store_trouble(self) -> str:
-        """Why the database can't be asked for jobs; empty while it can."""
+        """Why the database of jobs is unavailable; empty while it answers."""
         return self._availability.error
 
     @property
     def folder_trouble(self) -> str:
-        """Why jobs here can't use their files; empty while they can."""
+        """Why the files of a job here are unavailable; empty while they can be used."""
         return next((run.disk_trouble for run in self.runs.values() if run.disk_trouble), "")
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start to look for jobs."""
+        """Start looking for jobs."""
         supervisor.start("bulk jobs", self._look)
 
     def tell(self) -> None:
-        """Look for jobs now: one may have no holder."""
+        """Look for jobs without a holder now."""
         self._news.set()
 
     def hurry(self, job: str) -> None:
-        """Look at the store soon, as the client cancelled a job."""
+        """Ask the store soon about a job that the client cancelled."""
         if (run := self.runs.get(job)) is not None:
             run.hurry()
 
     async def close(self) -> None:
-        """Release all jobs; other processes may hold them at once."""
+        """Release all jobs, so that other processes can claim them at once."""
         runs = [*self.runs.values()]
         await end(*self._tasks.values(), *self._pumps.values(), tidies=TIDIES)
         await asyncio.gather(*(run.release() for run in runs), return_exceptions=True)
@@ -115,7 +115,7 @@ class Feeder:
 
     async def _begin(self, job: BulkJob) -> None:
         if (before := self._tasks.get(job.id)) is not None:
-            # Its lease ran out and this process took it again: its former run is fenced.
+            # Its lease expired and this process claimed it again, so the former run is fenced.
             await end(before, tidies=TIDIES)
         log.info("a bulk job runs here", job=job.id, tenant=job.tenant, generation=job.generation)
         run = self.runs[job.id] = JobRun(job, self._of)
@@ -144,7 +144,7 @@ class Feeder:
         self.tell()
 
     def _wake(self, model: str) -> None:
-        """Send lines of a model to the runner until none are left."""
+        """Send the ready lines of a model to the runner until none are left."""
         if model not in self._pumps:
             self._pumps[model] = asyncio.create_task(self._pump(model), name=f"bulk lines of {model}")
 

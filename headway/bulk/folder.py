@@ -1,10 +1,10 @@
-"""Folder of bulk jobs: whole files by their ids, uploads, and the logs of jobs.
+"""Folder of bulk jobs: whole files by id, uploads, and the logs of jobs.
 
     files/ID          whole files, renamed to here as the last step
-    incoming/…        files that are being written
-    jobs/ID/…         logs of jobs that have not ended
+    incoming/…        files being written
+    jobs/ID/…         logs of jobs that haven't ended
 
-Disks block, so threads ask them. Their errors become FolderUnavailable.
+Disk operations block, so they run in threads. Their errors become FolderUnavailable.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from headway.errors import FileLost, FolderUnavailable, SettingError
 T = TypeVar("T")
 
 CHUNK = 1 << 16
-"""Bytes read at once: handling them takes the event loop about a millisecond."""
+"""Bytes to read at once: handling them takes the event loop about a millisecond."""
 BUFFER = 1 << 18
-"""Bytes that are collected before they are written."""
+"""Bytes to collect before writing."""
 AT_ONCE = 4
-"""Threads that ask the disk at once."""
+"""Upper bound on threads that use the disk at once."""
 LEFT_AFTER = 86_400.0
 """Seconds without a change after which an unknown file counts as abandoned."""
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]
-"""Runner of a function that blocks on a disk."""
+"""Runs a blocking function."""
 
 
 class BulkFolder:
-    """Folder of a path.
+    """Folder at a path.
 
     Arguments:
-        path: the folder; it is made if necessary.
-        run: runs functions that block on a disk; None: threads of its own.
+        path: the folder; created if missing.
+        run: runs blocking functions; None: threads of its own.
     """
 
     def __init__(self, path: str, run: Run | None = None) -> None:
@@ -51,7 +51,7 @@ class BulkFolder:
         self._free = asyncio.Semaphore(AT_ONCE)
 
     async def open(self) -> None:
-        """Make the folder. Raises SettingError when it cannot be written to."""
+        """Create the folder. Raises SettingError if it isn't writable."""
         try:
             await self.do(self.make)
         except FolderUnavailable as exc:
@@ -59,10 +59,10 @@ class BulkFolder:
             raise SettingError("bulk_dir", self._shown, why(exc), hint) from exc
 
     async def do(self, work: Callable[[], T]) -> T:
-        """Run a function that blocks on the disk.
+        """Run a blocking function.
 
         Raises:
-            FolderUnavailable: the disk refused; the cause is the system's error.
+            FolderUnavailable: the disk failed; the cause is the system's error.
         """
         try:
             return await self._run(work)  # type: ignore[return-value]
@@ -72,7 +72,7 @@ class BulkFolder:
             raise FolderUnavailable(f"the folder of bulk jobs cannot be used: {exc.strerror or exc}") from exc
 
     def writer(self, id: str) -> FileWriter:
-        """Return a writer of a new file."""
+        """Return a writer for a new file."""
         return FileWriter(self, self.sink(id))
 
     def file(self, id: str) -> str:
@@ -88,23 +88,23 @@ class BulkFolder:
         return await self.do(lambda: self.size_of(self.file(id)))
 
     async def remove_file(self, id: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         await self.do(lambda: self.remove(self.file(id)))
 
     async def remove_job(self, id: str) -> None:
-        """Remove the log of a job, if it is there."""
+        """Remove the log of a job if it exists."""
         await self.do(lambda: self.remove_log(id))
 
     async def sweep(self) -> None:
-        """Remove what was on its way in and left behind."""
+        """Remove abandoned uploads."""
         await self.do(self.remove_left)
 
     async def names(self) -> dict[str, bool]:
-        """Return the ids of files, and of jobs with a log; True for those that are old."""
-        return await self.do(self.found)
+        """Return the ids of all files, and of jobs with a log, each with True if it is old."""
+        return await self.do(self.list_names)
 
     async def pieces(self, name: str, size: int = CHUNK) -> AsyncGenerator[bytes, None]:
-        """Read a file piece by piece. Raises FolderUnavailable, or FileLost if only the file is gone."""
+        """Yield the content of a file in pieces. Raises FolderUnavailable, or FileLost if only the file is gone."""
         file: FileReader | None = None
 
         def read() -> bytes | None:
@@ -128,7 +128,7 @@ class BulkFolder:
     # Blocking functions, run by `do`.
 
     def make(self) -> None:
-        """Make the folder, and check that it is writable."""
+        """Create the folder, and check that it is writable."""
         for name in ("files", "incoming", "jobs"):
             (self._path / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         trial = self._incoming()
@@ -136,11 +136,11 @@ class BulkFolder:
         trial.unlink()
 
     def look(self) -> None:
-        """Raise FileNotFoundError if the folder is gone, such as a network folder that isn't mounted."""
+        """Raise FileNotFoundError if the folder is gone, for example a network folder that isn't mounted."""
         (self._path / "files").stat()
 
     def reader(self, name: str) -> FileReader:
-        """Open a file to read."""
+        """Open a file for reading."""
         return LocalReader(self._path / name)
 
     def sink(self, id: str) -> FileSink:
@@ -152,33 +152,33 @@ class BulkFolder:
         return (self._path / name).stat().st_size
 
     def begin_log(self, job: str) -> None:
-        """Make room for the log of a job."""
+        """Create the folder for a job's log."""
         (self._path / "jobs" / job).mkdir(exist_ok=True, mode=0o700)
 
     def log(self, job: str, stem: str) -> PartLog:
-        """Return the log of one holder of a job, whose files' names begin with `stem`."""
+        """Return the log of one holder of a job; `stem` begins the names of its files."""
         return LocalLog(self._path / self.part(job, f"{stem}.part"))
 
     def parts(self, job: str) -> list[str]:
-        """Return the names of the files of a job's log. Raises FileNotFoundError if it has none."""
+        """Return the file names of a job's log. Raises FileNotFoundError if it has none."""
         return [path.name for path in (self._path / "jobs" / job).iterdir()]
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         (self._path / name).unlink(missing_ok=True)
 
     def remove_log(self, job: str) -> None:
-        """Remove the log of a job, if it is there."""
+        """Remove the log of a job if it exists."""
         shutil.rmtree(self._path / "jobs" / job, ignore_errors=True)
 
     def remove_left(self) -> None:
-        """Remove what was on its way in and left behind."""
+        """Remove abandoned uploads."""
         for path in (self._path / "incoming").iterdir():
             if _left(path):
                 path.unlink(missing_ok=True)
 
-    def found(self) -> dict[str, bool]:
-        """See `names`."""
+    def list_names(self) -> dict[str, bool]:
+        """Return what `names` returns."""
         kinds = (("files", "file-*"), ("jobs", "batch_*"))
         return {path.name: _left(path) for folder, kind in kinds for path in (self._path / folder).glob(kind)}
 
@@ -191,44 +191,40 @@ class BulkFolder:
 
 
 class FileReader(Protocol):
-    """File that is read from its beginning. Its calls block on the disk."""
+    """File read from its beginning. Its calls block."""
 
     def read(self, size: int, /) -> bytes:
-        """Return the next bytes, at most so many; empty at its end."""
+        """Return the next bytes, at most `size`; empty at the end."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
 
 
 class FileSink(Protocol):
-    """New file that nobody sees before it is whole. Its calls block on the disk."""
+    """New file that nobody sees before it is whole. Its calls block."""
 
     def write(self, content: bytes) -> None:
-        """Add content."""
+        """Append content."""
 
     def commit(self) -> None:
-        """Give it its name, so that it survives a power loss."""
+        """Give the file its final name, durably."""
 
     def discard(self) -> None:
-        """Drop what wasn't committed."""
+        """Drop the file unless it was committed."""
 
 
 class PartLog(Protocol):
-    """Log of one holder of a job. Its calls block on the disk."""
+    """Log of one holder of a job. Its calls block."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Add records, so that they survive a power loss. After an error the next call adds them again, and none twice."""
+        """Append records durably. After an error, call it again with the same records; none is added twice."""
 
     def close(self) -> None:
         """Close its files; `append` opens them again."""
 
 
 class FileWriter:
-    """Writer of one new file, which nobody sees before it is whole. Made by `BulkFolder.writer`.
-
-    Attributes:
-        size: bytes so far.
-    """
+    """Writer of one new file, which nobody sees before it is whole; `size` counts its bytes so far."""
 
     def __init__(self, folder: BulkFolder, sink: FileSink) -> None:
         self._folder, self._sink = folder, sink
@@ -237,7 +233,7 @@ class FileWriter:
         self.size = 0
 
     async def write(self, pieces: Sequence[bytes]) -> None:
-        """Add pieces. Raises FolderUnavailable."""
+        """Append pieces. Raises FolderUnavailable."""
         self._buffer += pieces
         more = sum(map(len, pieces))
         self._buffered += more
@@ -251,7 +247,7 @@ class FileWriter:
         await self._folder.do(self._sink.commit)
 
     async def discard(self) -> None:
-        """Drop what isn't a whole file."""
+        """Drop the file unless it was committed."""
         with contextlib.suppress(FolderUnavailable):
             await self._folder.do(self._sink.discard)
 
@@ -262,11 +258,7 @@ class FileWriter:
 
 
 class LocalReader(FileReader):
-    """FileReader of a local disk. It opens the file only while it reads, so that a slow client holds no descriptor.
-
-    Arguments:
-        path: where it is.
-    """
+    """Reads a file on a local disk. The file is open only during each read, so a slow client holds no descriptor."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
@@ -278,16 +270,11 @@ class LocalReader(FileReader):
         return piece
 
     def close(self) -> None:
-        """Do nothing: the file isn't open."""
+        """Do nothing: the file isn't open between reads."""
 
 
 class LocalSink(FileSink):
-    """FileSink on a local disk; see `FileSink`. It has the file open only while it writes, as `LocalReader` does.
-
-    Arguments:
-        path: where it is written.
-        target: its final path.
-    """
+    """Writes a file on a local disk: at `path`, then renamed to `target`. The file is open only during each write."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self._path, self._target = path, target
@@ -313,10 +300,10 @@ class LocalLog(PartLog):
         self._path = path
         self._file: BinaryIO | None = None
         self._size = 0
-        """Bytes that are whole records."""
+        """Bytes of whole records."""
 
     def append(self, pieces: Iterable[bytes]) -> None:
-        """Add records after the last whole one, as a full disk may have taken part of a record before."""
+        """Append records after the last whole one; a full disk may have left part of a record behind it."""
         if self._file is None:
             self._file = self._path.open("ab", buffering=0)
             sync_folder(self._path.parent)
@@ -351,14 +338,14 @@ def why(exc: FolderUnavailable) -> str:
 
 
 def write_all(file: BinaryIO, content: bytes) -> None:
-    """Write all of `content`; the system may take less at a time."""
+    """Write all of `content`, in several calls if the system takes less at a time."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
 
 
 def sync_folder(path: Path) -> None:
-    """Let the names in a folder survive a power loss."""
+    """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""One job, as the process runs it that holds it.
+"""One job in the process that holds it.
 
-    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, as its key was revoked
+    validating ─▶ in_progress ─▶ finalizing ─▶ completed | expired | cancelled | failed, because its key was revoked
          └──────────▶ failed
 
-Each step can be done again by another holder. What stands in the store goes by the generation of the holder, so that one
-that lost its lease changes nothing. A disk that is full, or a store that is away, ends nothing: the job pauses, says so,
-and goes on when that is over.
+Any step can be repeated by another holder. The store accepts changes only from the latest generation of holder, so a holder
+that lost its lease changes nothing. A full disk or an unavailable store doesn't end the job: it pauses, says so, and goes on
+afterwards.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from msgspec.structs import replace
 
 from headway.bulk.answer_log import ERR, OUT, AnswerLog
 from headway.bulk.folder import BulkFolder, FileWriter, why
-from headway.bulk.forms import AskedLine, LineForm, Making, NotYet
-from headway.bulk.line_reader import LineSet, pages
-from headway.bulk.turns import Turns
+from headway.bulk.lines import AskedLine, LineForm, LineSet, Making, NotYet, Turns, pages
 from headway.errors import BrokerUnavailable, FileLost, FolderUnavailable, StoreUnavailable
 from headway.model import Reply
 from headway.model.bulk import BulkFile, BulkJob, BulkLine, JobFault, JobStatus, Stored
@@ -39,18 +37,17 @@ log = get_logger(__name__)
 LEASE = 15.0
 """Seconds after which another process may take a job whose holder is silent."""
 TICK = 1.0
-"""Seconds between two writes of a job's progress and of its records."""
+"""Seconds between two writes of a job's progress and its records."""
 RENEW = 5.0
-"""Seconds between two writes of a job without progress, which only renew its lease."""
+"""Seconds between two writes of a job without progress, which renew its lease."""
 AHEAD = 512
-"""Parts of lines of one job that are ready before the runner wants them, beyond which no more are read."""
+"""Ready parts of lines of one job beyond which no more lines are read."""
 AHEAD_BYTES = 8 << 20
-"""Bytes of the lines of one job that are ready, or on their way, beyond which no more are read. Outputs that wait for others count."""
+"""Bytes of one job's lines that are ready or in flight, beyond which no more are read; held outputs count, too."""
 YIELD = 16
-"""Parts of lines that are read before the event loop gets its turn."""
+"""Parts of lines to read before the event loop gets a turn."""
 PAUSE = 5.0
-"""Seconds after which a disk is asked again that did not do something."""
-
+"""Seconds before a failed disk operation is tried again."""
 
 _NOT_VALID = (
     "the API key that asked for this batch is not valid any more: it was revoked, has expired or was deleted, or its tier is gone; "
@@ -60,24 +57,27 @@ _NO_FILE = JobFault("no_input_file", "the input file is not there any more")
 
 
 class Fenced(Exception):
-    """Error of a job that another process holds."""
+    """Raised when another process holds the job."""
 
 
 class JobContext(NamedTuple):
     """Context shared by all jobs of a process.
 
     Attributes:
-        store, folder, runner, form: where jobs and their files are, what runs lines, and how an API writes them.
-        turns: lines that are ready.
-        wake: is told of models of which lines have become ready.
+        store: where jobs are.
+        folder: where their files are.
+        runner: runs lines.
+        form: reads and writes lines in the format of an API.
+        turns: lines that are ready to run.
+        wake: called with each model that has new ready lines.
         clock: monotonic seconds.
         wall: Unix time in seconds.
-        new_id: makes the text of a fresh UUIDv7.
-        most_line: bytes of the longest line.
-        most_lines: most lines of a job.
-        most: files of a tenant beyond which none of its jobs begins.
-        lines: numbers of lines that got a record, `answered` or `failed`.
-        allowed: tells which models a job may ask now, in order; none: all. None: its API key is not valid any more.
+        new_id: returns the text of a fresh UUIDv7.
+        most_line: longest line in bytes.
+        most_lines: largest number of lines in a job.
+        most: stored files of a tenant beyond which none of its jobs begins.
+        lines: number of lines with a record, by `answered` or `failed`.
+        allowed: returns the models that a job may ask, in order; empty: all; None: its API key isn't valid any more.
     """
 
     store: BulkStore
@@ -97,30 +97,22 @@ class JobContext(NamedTuple):
 
 
 class JobRun:
-    """Run of one job that has been claimed.
-
-    Arguments:
-        job: the job.
-        context: what it has in common with others.
-
-    Attributes:
-        job: the job as it stands.
-    """
+    """Run of one claimed job; `job` is its present state."""
 
     def __init__(self, job: BulkJob, context: JobContext) -> None:
         self.job = job
         self._of = context
         self._answers = AnswerLog(context.folder, job.id, job.generation)
         self._asked: dict[int, AskedLine] = {}
-        """Lines that are ready or on their way, by number."""
+        """Lines that are ready or in flight, by number."""
         self._ready: dict[tuple[int, int], BulkLine] = {}
-        """Parts of lines that have not gone to the runner, by number of line and part."""
+        """Parts of lines that haven't gone to the runner, by number of line and part."""
         self._making: deque[tuple[int, Making]] = deque()
-        """Numbers of lines that are at their end, with what remains of the making of their records."""
+        """Numbers of finished lines, with the iterators that make their records."""
         self._over: set[int] = set()
-        """Numbers of lines that have failed, whose other parts may be on their way."""
+        """Numbers of failed lines whose other parts may be in flight."""
         self._made = asyncio.Event()
-        """Set when there are such lines."""
+        """Set when a finished line needs its record made."""
         self._bytes = 0
         self._read_all = False
         self._moved = asyncio.Event()
@@ -133,7 +125,7 @@ class JobRun:
         self._barred: JobFault | None = None
 
     async def run(self) -> None:
-        """Run the job to its end. Raises Fenced when another process holds it."""
+        """Run the job to its end. Raises Fenced if another process holds it."""
         try:
             if self.job.status is JobStatus.VALIDATING:
                 await self._until_done(self._validate)
@@ -148,19 +140,19 @@ class JobRun:
             self._answers.close()
 
     def hurry(self) -> None:
-        """Look at the store soon, as the client may wish that the job ends."""
+        """Ask the store soon whether the client has cancelled the job."""
         self._written -= RENEW
 
     def standing(self) -> BulkJob:
-        """Return the job with what the store has not heard yet: how far it is, and why it pauses."""
+        """Return the job with what the store doesn't know yet: its progress, and why it pauses."""
         counts, runner, tenant = self._answers.counts, self._of.runner, self.job.tenant
         paused = self.disk_trouble or self._store_trouble or self._in_doubt
         waits, until = "", 0.0
         if not paused:
-            paused = next(filter(None, (runner.paused(one, tenant) for one in self._models)), "")
-            found = next(filter(None, (runner.waits(one, tenant) for one in self._models)), None)
-            if found is not None and paused in ("", found[0]):
-                waits, seconds = ("" if paused else found[0]), found[1]
+            paused = next(filter(None, (runner.paused(model, tenant) for model in self._models)), "")
+            wait = next(filter(None, (runner.waits(model, tenant) for model in self._models)), None)
+            if wait is not None and paused in ("", wait[0]):
+                waits, seconds = ("" if paused else wait[0]), wait[1]
                 until = float(round(self._of.wall() + seconds)) if seconds < math.inf else 0.0
         known = {"paused": paused, "waits": waits, "waits_until": until}
         if self.job.status is not JobStatus.IN_PROGRESS:
@@ -169,18 +161,18 @@ class JobRun:
 
     @property
     def is_held_up(self) -> bool:
-        """True if it pauses by no fault of its tenant's lines."""
+        """True if it pauses through no fault of its tenant's lines."""
         if self.disk_trouble or self._store_trouble or self._in_doubt:
             return True
         return any(map(self._of.runner.paused, self._models))
 
     @property
     def _models(self) -> Iterable[str]:
-        """Models of the lines that are ready or on their way."""
+        """Models of the lines that are ready or in flight."""
         return dict.fromkeys(asked.parts[0].model for asked in self._asked.values())
 
     async def release(self) -> None:
-        """Write what is there, and let another process hold the job at once."""
+        """Write all records, and let another process claim the job at once."""
         self._let_go()
         with contextlib.suppress(StoreUnavailable):
             if self._answers.dirty:
@@ -190,11 +182,11 @@ class JobRun:
         self._answers.close()
 
     def wants(self, line: BulkLine) -> bool:
-        """Return True if a line that was ready is still to run: not so when another part of it has failed."""
+        """Return True if a ready line should still run; False once another part of it has failed."""
         return (line.number, line.part) in self._ready
 
     def went(self, line: BulkLine) -> None:
-        """Note that a line has gone to the runner."""
+        """Record that a line has gone to the runner."""
         self._ready.pop((line.number, line.part), None)
         self._moved.set()
 
@@ -219,25 +211,25 @@ class JobRun:
             self._made.set()
 
     def _withdraw_parts(self) -> None:
-        """Let go of the other parts of lines that have failed, as mostly many lines of a batch do together."""
+        """Withdraw the other parts of failed lines, of all lines at once because lines of a batch usually fail together."""
         over, self._over = self._over, set()
         if over:
             self._of.runner.withdraw(self.job.id, over)
 
     def _further(self, number: int, making: Making) -> bool:
-        """Make the next piece of a line's record. Returns whether that was the last."""
-        found = next(making)
-        if found is None:
+        """Make the next piece of a line's record; return True if that was the last."""
+        result = next(making)
+        if result is None:
             return False
         asked = self._asked.pop(number)
         self._bytes -= asked.size + asked.held
-        answered, record = found
+        answered, record = result
         self._add(OUT if answered else ERR, number, record)
         self._moved.set()
         return True
 
     async def _make(self) -> None:
-        """Make the records that take long, bit by bit, so that nobody waits for one."""
+        """Make long records in pieces, so that they don't hold up the event loop."""
         while True:
             while self._making:
                 await asyncio.sleep(0)
@@ -263,8 +255,8 @@ class JobRun:
                 await self._fail(JobFault(code, message))
                 return
         path = of.folder.file(self.job.input_file)
-        async with aclosing(pages(of.folder, path, of.most_line)) as found:
-            async for page in found:
+        async with aclosing(pages(of.folder, path, of.most_line)) as line_pages:
+            async for page in line_pages:
                 total += len(page)
                 await self._beat()
                 if self._ending() is not None:
@@ -280,7 +272,7 @@ class JobRun:
             await self._reach(JobStatus.IN_PROGRESS, total=total)
 
     async def _answer(self) -> None:
-        """Have lines answered until all are, or time or the client ends it."""
+        """Run lines until all are answered, the time is over, or the client or the key ends the job."""
         tasks = [asyncio.create_task(step()) for step in (self._read, self._make)]
         try:
             while not self._all_ended and self._ending() is None and self._fault is None:
@@ -304,9 +296,9 @@ class JobRun:
         await self._until_done(partial(self._reach, JobStatus.FINALIZING, ending=ending))
 
     async def _name_files(self) -> None:
-        """Name the files of answers and errors anew.
+        """Choose new names for the output files.
 
-        So a holder that stood still, and goes on when the log is gone already, does not write in the place of what its next has made.
+        A former holder that stood still and resumes late must not overwrite what its successor has made.
         """
         of = self._of
         for id in filter(None, (self.job.output_file, self.job.error_file)):
@@ -316,41 +308,41 @@ class JobRun:
         await self._keep(replace(self.job, **names))
 
     async def _finalize(self) -> None:
-        """Make the files of answers and errors, and end."""
+        """Write the output files and end the job."""
         of, job = self._of, self.job
         out, err = of.folder.writer(job.output_file), of.folder.writer(job.error_file)
         counts = {OUT: 0, ERR: 0}
         try:
             seen = LineSet()
-            async with aclosing(self._answers.records()) as found:
-                async for page in found:
+            async with aclosing(self._answers.records()) as record_pages:
+                async for page in record_pages:
                     for kind, writer in ((OUT, out), (ERR, err)):
-                        await writer.write([record + b"\n" for one, _, record in page if one == kind])
+                        await writer.write([record + b"\n" for of_kind, _, record in page if of_kind == kind])
                     for kind, number, _ in page:
                         seen.add(number)
                         counts[kind] += 1
                     await self._beat()
-            known: dict[str, Any] = {}
+            changes: dict[str, Any] = {}
             if job.ending is JobStatus.EXPIRED:
                 try:
                     counts[ERR] += await self._write_expired(err, seen)
                 except FileLost:
-                    known["faults"] = (*job.faults, _NO_FILE)
-            known.update(completed=counts[OUT], failed=counts[ERR])
+                    changes["faults"] = (*job.faults, _NO_FILE)
+            changes.update(completed=counts[OUT], failed=counts[ERR])
             for kind, name, writer in ((OUT, "output_file", out), (ERR, "error_file", err)):
                 if counts[kind]:
                     shown = f"{job.id}_{'output' if kind == OUT else 'error'}.jsonl"
                     await self._add_file(getattr(job, name), shown, writer)
                 else:
-                    known[name] = ""
+                    changes[name] = ""
         finally:
             await out.discard()
             await err.discard()
-        await self._reach(job.ending or JobStatus.COMPLETED, 0.0, **known)
+        await self._reach(job.ending or JobStatus.COMPLETED, 0.0, **changes)
         await of.folder.remove_job(job.id)
 
     async def _add_file(self, id: str, name: str, writer: FileWriter) -> None:
-        """Make what was written a file of the tenant's."""
+        """Finish a written file and give it to the tenant."""
         of = self._of
         await writer.commit()
         file = BulkFile(id, self.job.tenant, name, writer.size, "batch_output", of.wall())
@@ -358,11 +350,11 @@ class JobRun:
             raise Fenced
 
     async def _write_expired(self, err: FileWriter, seen: LineSet) -> int:
-        """Write an error of each line that has no record. Returns their number. Raises FileLost."""
+        """Write an error for each line without a record; return their number. Raises FileLost."""
         of, count = self._of, 0
         path = of.folder.file(self.job.input_file)
-        async with aclosing(pages(of.folder, path, of.most_line)) as found:
-            async for page in found:
+        async with aclosing(pages(of.folder, path, of.most_line)) as line_pages:
+            async for page in line_pages:
                 rest = [of.form.expired(number, text) + b"\n" for number, text in page if seen.add(number)]
                 await err.write(rest)
                 count += len(rest)
@@ -376,7 +368,7 @@ class JobRun:
     # Reading.
 
     async def _read(self) -> None:
-        """Read lines while there is room for them. A disk that does not do is asked again."""
+        """Read lines while there is room for them, and retry after disk failures."""
         while not self._read_all:
             try:
                 await self._read_on()
@@ -392,8 +384,8 @@ class JobRun:
     async def _read_on(self) -> None:
         of, answered = self._of, self._answers.answered
         done = 0
-        async with aclosing(pages(of.folder, of.folder.file(self.job.input_file), of.most_line)) as found:
-            async for page in found:
+        async with aclosing(pages(of.folder, of.folder.file(self.job.input_file), of.most_line)) as line_pages:
+            async for page in line_pages:
                 for number, text in page:
                     if number in answered or number in self._asked:
                         continue
@@ -408,7 +400,7 @@ class JobRun:
                         await asyncio.sleep(0)
 
     async def _taken(self, number: int, text: bytes) -> int:
-        """Make a line ready, or record what is wrong with it. Returns the number of its parts; 0 while nobody can tell which."""
+        """Make a line ready, or record its error; return the number of its parts, or 0 while that isn't known."""
         try:
             asked = await in_turns(self._of.form.read(self.job, number, text))
             self._in_doubt = ""
@@ -436,7 +428,7 @@ class JobRun:
             self._moved.set()
 
     async def _room(self) -> None:
-        """Wait until another line may be read."""
+        """Wait for room to read another line."""
         while (
             self._held_back
             or self._answers.full
@@ -450,7 +442,7 @@ class JobRun:
 
     @property
     def _all_ended(self) -> bool:
-        """True if each line has its record."""
+        """True if every line has its record."""
         return self._read_all and not self._asked
 
     def _ending(self) -> JobStatus | None:
@@ -462,19 +454,19 @@ class JobRun:
         return JobStatus.EXPIRED if self._of.wall() >= self.job.expires_at else None
 
     def _look_at_key(self) -> None:
-        """Have the job end that its API key may not go on with: what is done is there, the rest does not run."""
+        """End the job if its API key doesn't allow it any more; lines that have run keep their answers."""
         models, job = self._of.allowed(self.job), self.job
         if models is None:
             self._barred = JobFault("key_not_valid", _NOT_VALID)
         elif models != job.models:
-            self.job = replace(job, models=models)  # Lines that are read from now on go by these.
-            lost = [one for one in (job.model, *self._models) if one and models and one not in models]
+            self.job = replace(job, models=models)  # Lines read from here on are checked against these.
+            lost = [model for model in (job.model, *self._models) if model and models and model not in models]
             if lost:
                 message = f"the API key that asked for this batch may not ask the model {lost[0]} any more"
                 self._barred = JobFault("model_not_allowed", message)
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until the next tick, until all lines have ended, or until the log is full and the disk does."""
+        """Wait until the next tick, or until all lines have ended, or the log is full while the disk works."""
         end = self._of.clock() + seconds
         while (left := end - self._of.clock()) > 0 and not (
             self._all_ended or (self._answers.full and not self.disk_trouble)
@@ -485,7 +477,7 @@ class JobRun:
                     await self._moved.wait()
 
     async def _tick(self) -> None:
-        """Write records and progress, and learn of the client's wish."""
+        """Write records and progress, and learn whether the client has cancelled the job."""
         try:
             await self._answers.flush()
             self.disk_trouble = ""
@@ -494,16 +486,16 @@ class JobRun:
             self._note_disk(exc)
         with contextlib.suppress(BrokerUnavailable):
             await self._of.runner.look()
-        with contextlib.suppress(StoreUnavailable):  # Which `_keep` has noted.
+        with contextlib.suppress(StoreUnavailable):  # `_keep` has recorded it.
             await self._beat()
         self._hold_back(bool(self.disk_trouble or self._store_trouble))
 
     async def _beat(self) -> None:
-        """Write the progress, if it is time.
+        """Write the progress if it is time.
 
         Raises:
             Fenced: another process holds the job.
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is unavailable.
         """
         waited = self._of.clock() - self._written
         if waited < TICK:
@@ -513,7 +505,7 @@ class JobRun:
             await self._keep(standing)
 
     async def _keep(self, job: BulkJob, seconds: float | None = None) -> None:
-        """Write the job, and hold it on."""
+        """Write the job and renew its lease."""
         began = self._of.clock()
         try:
             kept = await self._of.store.keep(job, LEASE if seconds is None else seconds)
@@ -529,13 +521,12 @@ class JobRun:
         self._store_trouble = ""
         self._shown, self.job = job, kept
 
-    async def _reach(self, status: JobStatus, seconds: float | None = None, **known: Any) -> None:
-        """Come to a status."""
+    async def _reach(self, status: JobStatus, seconds: float | None = None, **changes: Any) -> None:
         reached = {**self.job.reached, status.value: self._of.wall()}
-        await self._keep(replace(self.job, status=status, reached=reached, **known), seconds)
+        await self._keep(replace(self.job, status=status, reached=reached, **changes), seconds)
 
     async def _until_done(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Do a step, again and again while disk or store do not do."""
+        """Run a step, and retry it until disk and store work."""
         while True:
             try:
                 await step()
@@ -562,10 +553,10 @@ class JobRun:
     def _note_store(self, exc: StoreUnavailable) -> None:
         if not self._store_trouble:
             log.warning("a bulk job pauses", job=self.job.id, error=str(exc))
-        self._store_trouble = "the database is out of reach"  # Where that is concerns no client.
+        self._store_trouble = "the database is out of reach"  # Clients needn't know where it is.
 
     def _hold_back(self, pausing: bool) -> None:
-        """Take lines that are ready out of the turns, or put them back."""
+        """Take ready lines out of the turns, or put them back."""
         if pausing == self._held_back:
             return
         self._held_back = pausing
@@ -579,7 +570,7 @@ class JobRun:
         self._moved.set()
 
     def _let_go(self) -> None:
-        """Let go of all lines that have no reply."""
+        """Withdraw all lines that have no reply."""
         self._of.turns.drop(self.job.tenant, self.job.id)
         self._of.runner.withdraw(self.job.id)
         self._asked.clear()

@@ -1,4 +1,4 @@
-"""Bulk jobs of one process: their store, their folder and the feeder, and what removes files that are old."""
+"""Bulk jobs of one process: their store, folder and feeder, and the removal of old files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 SWEEP_EVERY = 60.0
-"""Seconds between two looks for what is old."""
+"""Seconds between two removals of old files."""
 STRAYS_EVERY = 3_600.0
-"""Seconds between two looks for what is nobody's."""
+"""Seconds between two searches for files that belong to nobody."""
 BITE = 100
-"""Most files, and most jobs, that are asked for at once."""
+"""Files or jobs to ask for at once."""
 TRANSFERS = 128
-"""Files that are on their way in or out at once. A tenant may have at most nine times as many as are free: 115 alone."""
+"""Upper bound on concurrent uploads and downloads. A tenant may have nine times as many as are free: 115 if alone."""
 PAGE = 1_000
-"""Ids that are asked for at once."""
+"""Ids to ask for at once."""
 DAY = 86_400.0
 
 
@@ -47,8 +47,7 @@ class BulkJobs:
         wall: Unix time in seconds.
 
     Attributes:
-        store, folder, feeder, settings: see the arguments.
-        most: files that a tenant may store.
+        most: bytes and files that a tenant may store.
     """
 
     def __init__(
@@ -64,49 +63,49 @@ class BulkJobs:
         self.most = Stored(settings.bulk_max_bytes, settings.bulk_max_files)
         self.wall = wall
         self._uploading = Counter[str]()
-        """Bytes that are on their way in, by tenant."""
+        """Bytes that each tenant is uploading."""
         self._transfers = Budget(TRANSFERS)
         self._strays_at = 0.0
         self._sweeper = Periodic("bulk files", self.sweep, clock, "ledger", SWEEP_EVERY)
 
     async def open(self) -> None:
-        """Open folder and store."""
+        """Open the folder and the store."""
         await self.folder.open()
         await self.store.open()
 
     def start(self, supervisor: Supervisor) -> None:
-        """Start to look for jobs, and for what is old."""
+        """Start looking for jobs and old files."""
         self.feeder.start(supervisor)
         self._sweeper.start(supervisor)
 
     async def close(self) -> None:
-        """Let go of all jobs; others may hold them at once."""
+        """Release all jobs, so that other processes can claim them at once."""
         await self.feeder.close()
         await self.store.close()
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Return the job of an id. Of one that runs here it is told why it pauses even where the store cannot take that.
+        """Return a job. For one that runs here, include why it pauses even if the store couldn't be told.
 
         Raises:
-            StoreUnavailable: the store does not answer, and the job does not run here.
+            StoreUnavailable: the store doesn't answer, and the job doesn't run here.
         """
         run = self.feeder.runs.get(id)
-        held = run.standing() if run is not None and run.job.tenant == tenant else None
+        current = run.standing() if run is not None and run.job.tenant == tenant else None
         try:
-            found = await self.store.job(tenant, id)
+            stored = await self.store.job(tenant, id)
         except StoreUnavailable:
-            if held is None:
+            if current is None:
                 raise
-            return held
-        if held is None or found is None or found.generation != held.generation or found.status.ended:
-            return found
-        return replace(found, paused=held.paused, waits=held.waits, waits_until=held.waits_until)
+            return current
+        if current is None or stored is None or stored.generation != current.generation or stored.status.ended:
+            return stored
+        return replace(stored, paused=current.paused, waits=current.waits, waits_until=current.waits_until)
 
     def begin_transfer(self, tenant: str) -> Callable[[], None]:
-        """Count a file of a tenant's that is on its way in or out. Returns what is called once at its end.
+        """Count an upload or download of a tenant; return the function to call once at its end.
 
         Raises:
-            RequestError: there are too many at once.
+            RequestError: too many are under way.
         """
         if self._transfers.take(tenant, 1):
             return partial(self._transfers.give, tenant, 1)
@@ -119,7 +118,7 @@ class BulkJobs:
 
     @contextlib.asynccontextmanager
     async def upload(self, tenant: str) -> AsyncIterator[Callable[[int], None]]:
-        """Count the bytes of an upload while it is on its way: the block calls for each piece's bytes.
+        """Count the bytes of an upload while it lasts; the block calls the yielded function for each piece.
 
         Raises:
             PayloadTooLarge: the tenant would store too much.
@@ -143,14 +142,14 @@ class BulkJobs:
                 del self._uploading[tenant]
 
     def too_much(self) -> PayloadTooLarge:
-        """Return the error of a file for which its tenant has no room."""
+        """Return the error for a file that exceeds the tenant's quota."""
         return PayloadTooLarge(
             f"you may store {self.most.number} files of {self.most.size} bytes together (bulk_max_bytes), "
             "and this would be more; delete some that you no longer need"
         )
 
     async def sweep(self) -> None:
-        """Remove files and jobs that are old, and what those have left behind who died. Raises StoreUnavailable."""
+        """Remove old files and jobs, and what dead processes left behind. Raises StoreUnavailable."""
         await self.folder.sweep()
         if self.wall() >= self._strays_at:
             await self._sweep_strays()
@@ -166,10 +165,10 @@ class BulkJobs:
             pass
 
     async def _sweep_strays(self) -> None:
-        """Remove files that are nobody's: their process died before it had told the store of them, or after.
+        """Remove files that belong to nobody, because their process died before or after it told the store about them.
 
-        They are listed before the store is asked. So what comes meanwhile is not among them, and the output of a job that is
-        finalized is named either by the job, or by its own row.
+        The files are listed before the store is asked, so files that come later aren't affected. The output of a job being
+        finalized is known either from the job or from its own row.
         """
         names = await self.folder.names()
         unknown = set(names)

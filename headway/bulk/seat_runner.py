@@ -1,14 +1,14 @@
-"""Runner of bulk lines in empty seats: hands them to the broker as bulk entries, and again those whose batch failed.
+"""Runner of bulk lines in empty seats: hands lines to the broker as bulk entries, and runs lines again whose batch failed.
 
-    offered ──▶ waits in the broker ──▶ rides ──▶ output, or a failure of its own
+    offered ──▶ queued in the broker ──▶ rides ──▶ output, or a failure of its own
                    ▲                      │ its batch failed
                    └── apart: whole, ◀────┘
                        then in halves, then alone
 
-Which lines run again together, and which tenants ride apart, `core.suspects.LineSuspects` decides. While the broker is full of bulk entries,
-lines wait here until others have ended.
+`core.suspects.LineSuspects` decides which lines run again together and which tenants ride apart. While the broker has no
+room for more bulk entries, lines wait here.
 
-The input policy comes first. Its functions also judge requests, which wait for that, so only a few lines are with them at a time.
+Lines pass the input policy first. Its functions also judge requests, so only a few lines are with them at a time.
 """
 
 from __future__ import annotations
@@ -53,32 +53,32 @@ from headway.runtime.supervisor import Supervisor
 log = get_logger(__name__)
 
 FIRST_BATCHES, MOST_BATCHES = 2, 64
-"""Full batches of a model that are on their way at first, and at most."""
+"""Number of full batches of a model in flight, at first and at most."""
 MOST_BYTES = 64 << 20
-"""Bytes of inputs on their way, about. A tenant may hold at most as many as remain free."""
+"""Approximate bound on the input bytes in flight. A tenant may hold at most as many as remain free."""
 LATER = 0.2
-"""Seconds before lines are offered again that the broker had no room for."""
+"""Seconds before lines are offered again to a broker that had no room."""
 LIFE = 7 * 86_400.0
-"""Time-out of an entry in seconds. Its job ends long before."""
+"""Time-out of an entry, in seconds. Its job ends long before."""
 _OPTIONS = RequestOptions(LIFE)
 _AGAIN = frozenset((errors.SHED, errors.SCARCE, errors.SERVICE_OVERLOADED, errors.NO_WORKERS, errors.DEADLINE_EXCEEDED))
-"""Codes of failures that say nothing about the line."""
+"""Codes of failures that aren't the line's fault."""
 _CAUSES = frozenset(cause.value for cause in Cause)
 STILL = 1.0
 """Seconds without an outcome of a model's lines before the broker is asked why they wait."""
 _NOBODYS = Principal("", "", 0)
 JUDGED_AT_ONCE = 8
-"""Lines that the functions of the input policy have at once: a request may have to wait for a call of that many texts."""
+"""Lines with the input policy's functions at once; a request may have to wait for a call with that many texts."""
 OF_BULK = "\0bulk"
-"""User that lines are judged for, so that no real user is held responsible for one."""
+"""User that lines are judged for, so that no real user is held responsible for them."""
 
 Done = Callable[[BulkLine, Reply], None]
 _RESTS = "lines have ended a worker of the model; the others wait before they run"
 
 
-def _why_they_wait(queues: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
-    """Return why a model's lines wait in its queues, and the latest instant until which they do; None if they run."""
-    queues = [queue for queue in queues if queue.waiting]
+def _why_they_wait(depths: Sequence[BulkDepth], now: float) -> tuple[str, float] | None:
+    """Return why a model's lines wait in its queues, and the latest instant at which they run; None if they run already."""
+    queues = [queue for queue in depths if queue.waiting]
     if not queues or any(queue.busy for queue in queues):
         return None
     held = min(queue.held for queue in queues)
@@ -93,11 +93,11 @@ def _why_they_wait(queues: Sequence[BulkDepth], now: float) -> tuple[str, float]
 
 
 class _PendingLine(PendingRequest):
-    """A line without an outcome; `failures` and `alone` are the search's, see `SuspectLine`.
+    """A line without an outcome; `failures` and `alone` belong to the search for bad lines, see `SuspectLine`.
 
     Attributes:
-        asked: the line as it was before the input policy changed it.
-        rests: whether it rests with all of its tenant, and so counts as not on its way.
+        asked: the line before the input policy changed it.
+        rests: True while it rests with all lines of its tenant, and so isn't in flight.
     """
 
     line: BulkLine = cast(BulkLine, None)
@@ -109,7 +109,7 @@ class _PendingLine(PendingRequest):
 
 
 class _BulkSide:
-    """A broker whose `enqueue` takes bulk entries, for a session that knows nothing of them."""
+    """Broker whose `enqueue` takes bulk entries, for a `BrokerSession` that knows only requests."""
 
     near = None
 
@@ -127,12 +127,12 @@ class SeatRunner(BulkRunner):
     Arguments:
         broker: the broker.
         served: models that the process serves.
-        name: name to which replies are sent; no gateway has it.
+        name: name to send replies to; no gateway has it.
         tiers: number of tiers.
-        gate: gate of the input policy; None if there is none.
+        gate: gate of the input policy, if there is one.
         clock: monotonic seconds.
         rng: uniform in [0, 1).
-        new_id: makes the text of a fresh UUIDv7.
+        new_id: returns the text of a fresh UUIDv7.
     """
 
     def __init__(
@@ -149,43 +149,43 @@ class SeatRunner(BulkRunner):
         self._broker, self._served, self._name, self._tiers = broker, served, name, tiers
         self._gate, self._clock, self._rng, self._new_id = gate, clock, rng, new_id
         self._pending: dict[_PendingLine, None] = {}
-        """All lines without an outcome, wherever they are."""
+        """All lines without an outcome."""
         self._sent = PendingTable()
-        """Lines that the broker has."""
+        """Lines that are in the broker."""
         side = cast(RequestQueue, _BulkSide(broker))
         self._session = BrokerSession(side, name, self._sent, self._heard, 1 << 30, 0.0, clock, rng)
         self._suspects = LineSuspects(rng)
         self._unjudged: deque[tuple[_PendingLine, Judgement]] = deque()
         """Lines that wait for a function of the input policy."""
         self._judged: set[_PendingLine] = set()
-        """Lines that such a function has."""
+        """Lines that such a function is judging."""
         self._held: defaultdict[str, list[_PendingLine]] = defaultdict(list)
         """Lines that the broker had no room for, by model."""
         self._windows: dict[str, float] = {}
-        """Lines that may be on their way, by model."""
+        """Bound on the lines in flight, by model."""
         self._on_their_way: dict[str, int] = defaultdict(int)
         self._bytes = Counter[str]()
-        """Bytes of inputs on their way, by tenant."""
+        """Bytes of inputs in flight, by tenant."""
         self._nonce = 0
         self._ready: frozenset[str] | None = None
         self._drained: frozenset[str] = frozenset()
         self._moved = asyncio.Event()
         self._moved_at: dict[str, float] = {}
-        """By model, the instant of the last outcome, or since when lines are on their way if that is later."""
+        """Instant of the last outcome for each model, or of its first line in flight if that is later."""
         self._waits: dict[str, tuple[str, float]] = {}
-        """Why the lines of a model wait, and the latest instant until which they do."""
+        """Why the lines of a model wait, and the latest instant at which they run."""
         self._looked_at = -math.inf
         self._timers: set[asyncio.TimerHandle] = set()
 
     async def open(self) -> None:
-        """Open nothing; see `headway.app.lifecycle.Resource`."""
+        """Do nothing; see `headway.app.lifecycle.Resource`."""
 
     def start(self, supervisor: Supervisor) -> None:
         """Start the session with the broker."""
         self._session.start(supervisor, "bulk lines")
 
     async def close(self) -> None:
-        """Let go of all lines."""
+        """Withdraw all lines from the broker."""
         for timer in self._timers:
             timer.cancel()
         submissions = [pending.entry.submission for pending in self._sent.values()]
@@ -194,7 +194,7 @@ class SeatRunner(BulkRunner):
             await self._broker.withdraw(submissions, self._name)
 
     def learn(self, workers: Sequence[WorkerInfo]) -> None:
-        """Note which models have a worker."""
+        """Record which models have a worker."""
         up = (WorkerStatus.HEALTHY, WorkerStatus.COLD)
         self._ready = frozenset(worker.model for worker in workers if worker.status in up)
         self._drained = frozenset(worker.model for worker in workers if worker.status is WorkerStatus.DRAINED)
@@ -214,7 +214,7 @@ class SeatRunner(BulkRunner):
         return int(self._window(model)) - self._on_their_way[model]
 
     def _largest(self, model: str) -> int:
-        """Return the entries in a full batch."""
+        """Number of entries in a full batch."""
         return self._served[model].settings.max_batch_size
 
     def _window(self, model: str) -> float:
@@ -260,7 +260,7 @@ class SeatRunner(BulkRunner):
         }
 
     def _has_worker(self, model: str, ready: frozenset[str]) -> bool:
-        """Return True if a worker of a model is up, or is loaded or started on demand."""
+        """Return True if a worker of the model is up, or is loaded or started on demand."""
         served = self._served
         return model in ready or model in served.at_zero or (len(served.models) > 1 and served.has_worker(model))
 
@@ -269,7 +269,7 @@ class SeatRunner(BulkRunner):
             self._take(line, done)
 
     def _take(self, asked: BulkLine, done: Done) -> None:
-        """Send a line to the broker, unless the input policy refuses it or has to judge it first."""
+        """Send a line to the broker, unless the input policy refuses it or must judge it first."""
         failure, line, judgement = self._served.check(asked.model, asked.input), asked, None
         if failure is None and self._gate is not None:
             tenant = Principal("", asked.tenant, self._tiers - 1)  # The policy counts lines to the lowest tier.
@@ -302,7 +302,7 @@ class SeatRunner(BulkRunner):
         return _PendingLine(NOBODY, _NOBODYS, entry, now, now + LIFE, self._session, line=line, asked=asked, done=done)
 
     def _have_judged(self) -> None:
-        """Give the next lines to the functions of the input policy."""
+        """Hand the next lines to the functions of the input policy."""
         while self._gate is not None and self._unjudged and len(self._judged) < JUDGED_AT_ONCE:
             pending, judgement = self._unjudged.popleft()
             if pending not in self._pending:
@@ -313,7 +313,7 @@ class SeatRunner(BulkRunner):
                 self._send(pending)
 
     def _decided(self, requests: Sequence[PendingRequest], failure: Failure | None) -> None:
-        """Take a verdict. Lines that no function had time for are judged later."""
+        """Act on a verdict. Lines that no function had time for are judged again later."""
         for pending in cast(Sequence[_PendingLine], requests):
             self._judged.discard(pending)
             if pending not in self._pending:
@@ -335,7 +335,7 @@ class SeatRunner(BulkRunner):
             self._take(pending.asked, pending.done)
 
     def _send(self, pending: _PendingLine, shape: int = 0) -> None:
-        """Have a line wait in the broker: with those of a shape alone, or wherever its tenant may ride."""
+        """Send a line to the broker, to ride only with lines of this shape, or else wherever its tenant may ride."""
         self._nonce += 1
         shape = shape or self._suspects.shape(pending.line.tenant)
         pending.entry = entry = msgspec.structs.replace(pending.entry, nonce=self._nonce, shape=shape)
@@ -360,7 +360,7 @@ class SeatRunner(BulkRunner):
             self._left(pending)
 
     def _came(self, pending: _PendingLine) -> None:
-        """Count a line as on its way."""
+        """Count a line as in flight."""
         model = pending.line.model
         if not self._on_their_way[model]:
             self._moved_at[model] = self._clock()
@@ -368,7 +368,7 @@ class SeatRunner(BulkRunner):
         self._bytes[pending.line.tenant] += len(pending.line.input)
 
     def _went(self, pending: _PendingLine) -> None:
-        """Count a line as no longer on its way."""
+        """Stop counting a line as in flight."""
         self._on_their_way[pending.line.model] -= 1
         self._bytes[pending.line.tenant] -= len(pending.line.input)
         if not self._bytes[pending.line.tenant]:
@@ -399,7 +399,7 @@ class SeatRunner(BulkRunner):
         return cast(_PendingLine, pending)
 
     def _refused(self, pending: _PendingLine, failure: Failure) -> None:
-        """Hold a line back that the broker has no room for; any other refusal is its outcome."""
+        """Keep a line for later if the broker has no room for it; any other refusal is its outcome."""
         if failure.code not in _AGAIN:
             self._end(pending, Reply(pending.entry.id, pending.entry.tenant, None, failure))
             return
@@ -415,11 +415,11 @@ class SeatRunner(BulkRunner):
                 self._send(pending, pending.entry.shape)
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
-        def now() -> None:
+        def fire() -> None:
             self._timers.discard(timer)
             act()
 
-        timer = asyncio.get_running_loop().call_later(seconds, now)
+        timer = asyncio.get_running_loop().call_later(seconds, fire)
         self._timers.add(timer)
 
     def _replied(self, replies: Sequence[Reply]) -> None:
@@ -449,9 +449,10 @@ class SeatRunner(BulkRunner):
             self._take_apart(large)
 
     def _take_apart(self, tenants: Collection[str]) -> None:
-        """Send the lines of tenants anew that wait in the broker beside others, so that they ride apart."""
+        """Send queued lines of these tenants again so that they ride apart from other tenants."""
         for pending in self._recall(lambda pending: pending.line.tenant in tenants and not pending.entry.shape):
-            pending.entry = msgspec.structs.replace(pending.entry, id=self._new_id())  # The old id may still be in use.
+            # The broker may still know the old id.
+            pending.entry = msgspec.structs.replace(pending.entry, id=self._new_id())
             self._send(pending)
 
     def _end(self, pending: _PendingLine, reply: Reply) -> None:
@@ -466,7 +467,7 @@ class SeatRunner(BulkRunner):
             )
 
     def _search(self, lines: Sequence[_PendingLine], reply: Reply) -> None:
-        """Run lines of one tenant again whose batch failed, or end the one that is to blame."""
+        """Run the lines of one tenant in a failed batch again, or end the one that is to blame."""
         if reply.failure is None or reply.ran is None:
             return
         cause, ran, first = Cause(reply.failure.reason), reply.ran, lines[0]
@@ -481,7 +482,7 @@ class SeatRunner(BulkRunner):
             self._end(first, reply)
 
     def _rest(self, tenant: str, groups: list[Sequence[_PendingLine]], ran: float) -> None:
-        """Have all lines of a tenant rest, those in the broker too. Then they run group by group."""
+        """Have all lines of a tenant rest, including those in the broker; then run them group by group."""
         if recalled := self._recall(lambda pending: pending.line.tenant == tenant):
             groups = [*groups, recalled]
         pauses = self._suspects.rest(tenant, len(groups), ran, self._clock())

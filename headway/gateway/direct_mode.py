@@ -25,7 +25,7 @@ from headway.ports import Broker
 from headway.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from headway.worker.pools import Workers
+    from headway.worker.pool import Workers
 
 
 class Fallback:

@@ -13,12 +13,12 @@ from headway.model.value import Tensors, TokenCount, Value
 
 
 def batch_id(worker: str, claimed_at: float) -> str:
-    """Return the id of a batch. A worker runs one at a time, so its id and the broker instant of the claim are unique."""
+    """Return the id of a batch: a worker runs one batch at a time, so its id and the broker instant of the claim are unique."""
     return f"{worker}@{claimed_at:.6f}"
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """A place where one batch at a time can run: one GPU process, or one call to a remote API.
+    """A place where one batch at a time can run: a GPU process, or a call to a remote API.
 
     Attributes:
         worker: id of the worker.
@@ -27,7 +27,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         max_weight: limit on the weight of a batch; 0 if entries aren't weighed.
         runs: report on the model that it runs.
         version: version whose queue it claims from; empty: the queue for any.
-        helps: whether its home is another queue, and it only helps out in this one.
+        helps: True if this queue isn't its own but one where it helps out.
     """
 
     worker: str
@@ -51,7 +51,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
         fence: number that grows with every lease of a queue; a completion with an old fence changes nothing.
         slot: the slot that owns the lease.
         entries: the batch.
-        reason: why the batch left now: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
+        reason: why the batch left: `full`, `headway`, `deadline`, `window`, `early` or `retry`.
         granted_at: broker instant of the claim.
         expires_at: broker instant at which the lease ends unless it is extended.
         time_left: seconds from the claim until the first member's deadline.
@@ -74,7 +74,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fill(self) -> float:
-        """Share of a full batch that this one fills, by number or by weight, whichever is more."""
+        """Share of a full batch that this one fills, by number or weight, whichever is larger."""
         slot, fill = self.slot, len(self.entries) / self.slot.max_batch
         if not slot.max_weight:
             return fill
@@ -83,35 +83,35 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> float:
-        """Size on which run times depend: the number of entries, or their weight in places of a batch if that is more."""
+        """Size that determines run time: the number of entries, or if larger, their weight in places of a full batch."""
         return self.fill * self.slot.max_batch if self.slot.max_weight else len(self.entries)
 
     @property
     def rows(self) -> int:
-        """Rows of its entries if those are tensors, which weigh as many; else the number of entries."""
+        """Number of rows if the entries are tensors, which weigh one per row; else the number of entries."""
         return round(self.size) if isinstance(self.entries[0].input, Tensors) else len(self.entries)
 
 
 class NoWork(msgspec.Struct, frozen=True, gc=False):
-    """Answer to a claim without a batch.
+    """Result of a claim without a batch.
 
     Attributes:
-        until: broker instant at which to claim again; None: once the slot is woken.
+        until: broker instant at which to claim again; None: only once the slot is woken.
     """
 
     until: float | None
 
 
 class BatchRun(msgspec.Struct, frozen=True, gc=False):
-    """Run of an answer's batch. All answers of the batch share one object.
+    """Run of an answered entry's batch. All answers of the batch share this object.
 
     Attributes:
         worker: id of the worker that ran it.
-        size: entries in the batch.
+        size: number of entries in the batch.
         seconds: seconds from the claim to the end of the run.
         claimed_at: broker instant of the claim.
         version: version of the model that the worker ran; empty if unknown.
-        target: digest of the target that it ran, if that matters; see ModelReport.
+        target: digest of the target that it ran, if that matters; see `ModelReport`.
     """
 
     worker: str
@@ -128,23 +128,20 @@ class BatchRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class ItemResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of one input of a batch: its output, or why that one input failed."""
+    """Result of one input of a batch: its output, or why this input failed."""
 
     output: Value | None
     error: str | None = None
     fault: bool = False
-    """True if the target broke its contract, as with an output that can't be sent.
-
-    False if it rejected the input.
-    """
+    """True if the target broke its contract, for example by an output that can't be sent; False if it rejected the input."""
     elsewhere: bool = False
     """True if the entry didn't run because it is pinned to another version than the worker's."""
     tokens: TokenCount | None = None
-    """Tokens that the input used; None if target and API don't say."""
+    """Tokens that the input used; None if neither the target nor the API says."""
     crowded: bool = False
-    """True for a bulk line that must run again, as its output was left out because its batch's were too large together."""
+    """True for a bulk line that must run again because its batch's outputs were too large together."""
     left_out: int = 0
-    """Bytes of a request's output that was left out because its batch's were too large together; it runs again, apart. 0 if it wasn't."""
+    """Size of a request's output that was dropped because its batch's were too large together; it runs again, apart. Else 0."""
 
 
 class Cause(enum.Enum):
@@ -164,10 +161,10 @@ class BatchFailure(msgspec.Struct, frozen=True):
 
     Attributes:
         cause: why it failed.
-        message: the error's text, for operators.
+        message: text of the error, for operators.
         worker: id of the worker on which it failed.
-        shown: part of the text that clients may read; empty for all of it.
-        places: places in the batch of the inputs of the call that raised, if it was cut into several; empty for all.
+        shown: part of the text that clients may read; empty: all of it.
+        places: places in the batch of the inputs in the call that raised, if the batch had several calls; empty: all.
     """
 
     cause: Cause
@@ -180,7 +177,7 @@ class BatchFailure(msgspec.Struct, frozen=True):
 class Completion(msgspec.Struct, frozen=True, gc=False):
     """Result of completing a batch: how many entries were answered, and how many had left before.
 
-    `fenced` is True if the lease was no longer valid and nothing was changed.
+    `fenced` is True if the lease was no longer valid, so that nothing was changed.
     """
 
     answered: int

@@ -1,7 +1,7 @@
-"""The departure board: what each process reports about its batches, slots and counts, for any process's dashboard.
+"""The departure board: what each process reports about its batches, slots and counts, for the dashboard of any process.
 
-A process posts a notice every second, and more often while somebody watches. One process of the fleet adds the figures
-that belong to the whole fleet.
+A process posts a notice every second, and more often while somebody watches. One process of the fleet adds the figures of
+the whole fleet.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 RUNNING = ""
 """Outcome of a running batch."""
 ARRIVED = "ok"
-"""Outcome of a batch with outputs; for a failed one it is the cause."""
+"""Outcome of a batch with outputs; the outcome of a failed one is its cause."""
 GIVEN_BACK = "given back"
 """Outcome of a batch that its slot couldn't run."""
 
@@ -22,16 +22,16 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
     """One batch.
 
     Attributes:
-        worker: id of the worker on which it runs.
+        worker: id of its worker.
         model: name of its model.
         version: version of the model that the worker runs.
         left: broker instant at which it left the queue.
         size: number of its entries, or of rows for tensors.
         fill: share of a full batch that it fills, 0 to 1.
-        reason: why it left then.
+        reason: why it left at that instant.
         tiers: `size` by tier, highest first.
         seconds: seconds of its run; 0 while it runs.
-        outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause for which it failed.
+        outcome: RUNNING, ARRIVED, GIVEN_BACK, or the cause of its failure.
     """
 
     worker: str
@@ -47,15 +47,15 @@ class BatchDeparture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotChange(msgspec.Struct, frozen=True, array_like=True):
-    """Change of a slot's status, or of a rollout, whose name then stands in place of the worker's.
+    """Change of a slot's status, or of a rollout, whose name is then in `worker`.
 
     Attributes:
         worker: id of the worker.
         model: name of its model.
-        status: its status from then on, a value of WorkerStatus, or for a rollout text.
+        status: its new status, a value of WorkerStatus; for a rollout, a text.
         restarts: number of times its process was replaced.
         ago: seconds from the change to its notice.
-        cause: last error that led to it; empty where there was none.
+        cause: last error that led to it; empty if there was none.
     """
 
     worker: str
@@ -71,9 +71,9 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         model: name of the model.
-        before, desired: workers that there should be until then and from then on.
-        direction: `up`, `down`, or `again` where as many are asked for once more.
-        reason: why, in words.
+        before, desired: wanted number of workers before and after the decision.
+        direction: `up`, `down`, or `again` for a repeated request for the same number.
+        reason: why.
         ago: seconds from the decision to its notice.
     """
 
@@ -86,14 +86,14 @@ class ScalingChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestFlow(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that one process has ended in some seconds.
+    """Requests that one process has finished within some seconds.
 
     Attributes:
         seconds: length of that time.
         answered: answers with an output, by tier.
         refused: refusals, by reason.
-        failed: errors that are no refusals, by code.
-        ended: requests in all, by model.
+        failed: errors other than refusals, by code.
+        ended: all finished requests, by model.
         latencies: answers by tier and by bucket of `headway.runtime.counters.SECONDS`.
         retries: entries queued again, by cause.
     """
@@ -111,12 +111,12 @@ class FleetFigures(msgspec.Struct, frozen=True, array_like=True):
     """Figures of the whole fleet at one instant.
 
     Attributes:
-        waiting: entries that wait, by tier, highest first.
-        oldest: seconds for which the oldest entry of each tier has waited.
+        waiting: queued entries by tier, highest first.
+        oldest: seconds that the oldest entry of each tier has waited.
         capacity: limit on inputs per second of all workers together; 0 if unknown.
-        usable: part of it that is meant to be used.
+        usable: the part of it that is meant to be used.
         healthy: number of healthy workers.
-        workers: number of workers that are not gone.
+        workers: number of workers that aren't gone.
     """
 
     waiting: tuple[int, ...]
@@ -132,11 +132,11 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         process: id of the process.
-        departures: batches that left or arrived; one that did both is listed once.
+        departures: batches that left or arrived; a batch that did both is listed once.
         changes: changes of its slots.
-        untold: number of batches and changes for which there was no room.
-        flow: requests that it ended; None if there was nothing to count.
-        fleet: figures of the fleet, of the one process that records them.
+        untold: number of batches and changes that didn't fit.
+        flow: requests that it finished; None if there was nothing to count.
+        fleet: figures of the fleet, from the one process that records them.
         at: broker instant of the notice; set by the board.
         scalings: decisions of the autoscaler.
     """
@@ -152,7 +152,7 @@ class Notice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def empty(self) -> bool:
-        """True if there is nothing in it."""
+        """True if it contains nothing."""
         return not (self.departures or self.changes or self.untold or self.flow or self.fleet or self.scalings)
 
 
@@ -160,8 +160,8 @@ class Posted(msgspec.Struct, frozen=True):
     """Answer of the board to a notice.
 
     Attributes:
-        watched: whether somebody watches the board.
-        records: whether this process records the figures of the fleet.
+        watched: True while somebody watches the board.
+        records: True if this process records the figures of the fleet.
     """
 
     watched: bool
@@ -169,16 +169,16 @@ class Posted(msgspec.Struct, frozen=True):
 
 
 class HistoryRow(msgspec.Struct):
-    """Counts of the whole fleet in one step of the board's history, and its figures then.
+    """Counts of the whole fleet in one step of the board's history, and its figures at that time.
 
     Attributes:
         step: number of the step, which begins at broker instant `step * headway.core.departure_board.STEP`.
-        ended: requests in all.
+        ended: all finished requests.
         answered: answers with an output.
         refused: refusals.
-        failed: errors, refusals among them.
+        failed: errors, including refusals.
         latencies: answers by bucket of `headway.runtime.counters.SECONDS`.
-        fleet: figures of the fleet; None if not recorded.
+        fleet: figures of the fleet, if recorded.
         scalings: decisions of the autoscaler.
     """
 
@@ -197,7 +197,7 @@ class News(msgspec.Struct, frozen=True):
 
     Attributes:
         notices: notices, oldest first.
-        cursor: name of the last one, for reading on from there.
+        cursor: name of the last notice, from which to read on.
         lost_at: broker instant at which the board started over because the broker lost its data; 0 if it didn't.
     """
 

@@ -11,11 +11,11 @@ from headway.model.value import Value
 
 
 class BulkLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a bulk job on its way to a GPU, or a part of a line with several inputs.
+    """One line of a bulk job on its way to a GPU, or one of its inputs if it has several.
 
     Attributes:
         job: id of the job, `batch_…`.
-        tenant: account whose job it is.
+        tenant: account that owns the job.
         number: number of the line in its file, from 1.
         model: name of the model that must answer.
         version: version of the model; empty: any.
@@ -39,10 +39,10 @@ class BulkFile(msgspec.Struct, frozen=True):
 
     Attributes:
         id: `file-…`.
-        tenant: account whose file it is.
+        tenant: account that owns the file.
         name: name given by the client.
         size: its bytes.
-        purpose: `batch` for what was sent, `batch_output` for answers and errors.
+        purpose: `batch` for uploaded lines, `batch_output` for answers and errors.
         created_at: Unix time in seconds.
     """
 
@@ -55,12 +55,7 @@ class BulkFile(msgspec.Struct, frozen=True):
 
 
 class Stored(NamedTuple):
-    """Files that a tenant has, or may have.
-
-    Attributes:
-        size: their bytes together.
-        number: how many they are.
-    """
+    """Total bytes and number of the files that a tenant has, or may have."""
 
     size: int
     number: int
@@ -86,16 +81,16 @@ class JobStatus(enum.Enum):
 OPEN_STATUSES = tuple(status for status in JobStatus if not status.ended)
 """Statuses of jobs that aren't over."""
 MOST_ENDED = 10_000
-"""Finished jobs of a tenant that are kept; the oldest go first."""
+"""Upper bound on a tenant's finished jobs; the oldest are removed first."""
 
 
 class JobFault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a whole job failed, or pauses.
+    """Why a whole job failed or pauses.
 
     Attributes:
-        code: short name of it.
+        code: short name of the fault.
         message: what is wrong.
-        line: line of the input file; None for no particular one.
+        line: line of the input file, if a particular one is at fault.
     """
 
     code: str
@@ -108,27 +103,27 @@ class BulkJob(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         id: `batch_…`.
-        tenant, user: principal that asked for it.
-        key: id of the API key that asked for it; empty: another credential did, or none.
-        models: models that it may ask, as its credential may; empty: all.
-        endpoint: path of the route whose bodies the lines are, as `/v1/completions`.
+        tenant, user: principal that created it.
+        key: id of the API key that created it; empty if it was another credential, or none.
+        models: models that it may ask, as its credential allows; empty: all.
+        endpoint: path of the route that takes such bodies, for example `/v1/completions`.
         window: time in which it should be done, as the client wrote it.
         metadata: names and texts of the client's own.
         input_file: id of the file of lines.
         created_at, expires_at: Unix times in seconds; lines don't run after the latter.
         status: its status.
-        reached: Unix time in seconds at which it reached later statuses, by name.
-        cancelling_at: Unix time in seconds at which the client cancelled it; None if it didn't.
+        reached: Unix time in seconds of each later status, by name.
+        cancelling_at: Unix time in seconds at which the client cancelled it, if it did.
         ending: its final status, once decided.
-        output_file, error_file: ids of the files of answers and of errors; empty if there is none.
-        total, completed, failed: numbers of lines: all, answered, failed.
+        output_file, error_file: ids of the files of answers and errors; empty if there is none.
+        total, completed, failed: number of all lines, of answered and of failed ones.
         faults: why it failed as a whole.
-        paused: why nothing of it runs at present; empty while it runs.
+        paused: why none of its lines runs at present; empty while any may.
         waits: what its lines wait for in the queue; empty while they run.
-        waits_until: Unix time in seconds by which that, or the pause, is over; 0 if unknown.
+        waits_until: Unix time in seconds by which the wait or pause is over; 0 if unknown.
         model: model of its first line.
-        owner: name of the process that holds it; empty: none does.
-        generation: number of its holders so far; an earlier holder can't change it any more.
+        owner: name of the process that holds it; empty for none.
+        generation: number of its holders so far; earlier holders can't change it any more.
     """
 
     id: str

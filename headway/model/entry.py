@@ -14,8 +14,8 @@ class QueueName(msgspec.Struct, frozen=True, gc=False):
     """Name of a queue. As a text it is `MODEL@VERSION`, or `MODEL` for any version.
 
     Attributes:
-        model: name of the model that answers what waits there.
-        version: version of the model that answers; empty: any.
+        model: name of the model that answers the queue's entries.
+        version: version of the model that must answer; empty: any.
     """
 
     model: str
@@ -35,10 +35,7 @@ class DedupKind(enum.Enum):
     Every outcome is kept. An entry whose id isn't the key follows that task; see `headway.core.dedup.follower`.
     """
     KEY = "key"
-    """Idempotency key under which requests may be repeated.
-
-    Outputs are kept, and rejections of the input by the model.
-    """
+    """Idempotency key under which requests may be repeated. Outputs are kept, and rejections of the input by the model."""
     SAME = "same"
     """Identical request to the same model. Only outputs of the newest code of its workers are kept."""
 
@@ -46,17 +43,17 @@ class DedupKind(enum.Enum):
 class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Name of an answer that an entry may share with others of its tenant.
 
-    The first entry with a dedup key is the original: it runs. An entry that comes while the original has no outcome
-    follows it and gets its outcome. A later entry gets the kept outcome without a run.
+    The first entry with a dedup key is the original, which runs. An entry that comes before the original has an outcome
+    follows it and gets the same outcome. A later entry gets the kept outcome without a run.
 
     Attributes:
-        kind: see DedupKind.
+        kind: see `DedupKind`.
         key: unique within tenant and kind.
-        digest: digest of the request; another digest under the same key is a conflict. Empty if the key says it all,
-            and for an entry that only waits.
+        digest: digest of the request; another digest under the same key is a conflict. Empty if the key identifies the
+            request, and for an entry that only waits.
         keep: seconds for which an outcome is kept; 0 for none.
-        joins: whether the entry joins an original without an outcome rather than running beside it.
-        renews: whether a kept outcome is replaced by that of this entry, which runs.
+        joins: True to join an original without an outcome; False to run beside it.
+        renews: True to run and replace a kept outcome.
     """
 
     kind: DedupKind
@@ -68,13 +65,13 @@ class DedupKey(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Submission = tuple[str, str, int]
-"""Tenant, id and nonce, which name one submission by one gateway."""
+"""Tenant, id and nonce, which together name one submission by one gateway."""
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One input on its way to a GPU, as the gateway hands it to a broker.
 
-    Its members are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored.
+    Its fields are stored in this order. Those from `limits` on only matter for admission and packing, and aren't stored.
 
     Attributes:
         id: UUIDv7 text; unique together with `tenant`.
@@ -87,19 +84,17 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         timeout: seconds from the enqueue until its answer is worthless.
         parameters: the request's `parameters` as the text of one JSON object; empty for none.
         nonce: number of the submission, unique within `gateway`; 0 for entries that are submitted once.
-        caller: name of the user on whose behalf the tenant asks or, where there are no keys, a client's address.
-        weight: what it adds to its batch, at least 1; always 1 where batches are not bounded by weight.
+        caller: name of the user for whom the tenant asks, or the client's address if there are no keys.
+        weight: what it adds to its batch's weight, at least 1; always 1 if batches aren't bounded by weight.
         version: version of the model whose queue it waits in; empty: the queue for any.
-        pinned: whether the request names a version, so that no other may answer.
+        pinned: True if the request names a version, so that no other may answer.
         dedup_keys: dedup keys of the entry; the first that can be joined, or has a kept outcome, decides.
         trace: its request's trace, packed by `headway.core.trace_context`; empty unless sampled.
         limits: rate limits that the entry counts towards once, when it is admitted or joins.
-        digest: digest of the request, if the client chose the id; else empty. The id of a kept task stands
-            for what that task asked.
-        payer: nonce of the entry that pays for all inputs of its request, which is let in with that or not at all; 0: it is by
-            itself.
-        count: inputs of its request that are admitted along with it, including itself.
-        claims: whether it is a task whose client chose the id, which then belongs to its model.
+        digest: digest of the request, if the client chose the id; else empty. A kept task's id belongs to what it asked.
+        payer: nonce of the entry that pays for all inputs of its request, with which it is admitted or refused; 0 for none.
+        count: number of inputs of its request that are admitted with it, including itself.
+        claims: True for a task whose client chose the id, which then belongs to its model.
         shape: number shared by entries that may ride together; see `headway.core.rows.shape_number`.
     """
 
@@ -156,8 +151,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         attempts: number of times it was claimed.
         worker: id of the worker on which it failed last.
         died_at: Unix time in seconds.
-        version: version of the model that the worker ran; empty where it told none.
-        batch_id: id of the batch in which it failed last; see `headway.model.batch_id`.
+        version: version of the model that the worker ran; empty if unknown.
+        batch_id: id of the batch in which it failed last; see `headway.model.batch.batch_id`.
     """
 
     entry: Entry

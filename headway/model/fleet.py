@@ -11,22 +11,22 @@ from headway.model.rollout import Rollout, VersionCounts
 from headway.model.value import ALL_PARAMETERS, CostLine, PerCall, RowsTogether, TensorSpec, WeightLine
 
 MODEL_XIDS = frozenset((13, 31, 43, 45, 68, 109))
-"""Xid errors that a program can cause on a healthy GPU, also by its end."""
+"""Xid errors that a program can cause on a healthy GPU, some of them by its end."""
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one GPU; None for what its driver doesn't report.
 
     Attributes:
-        uuid: id of the GPU, or of its part (MIG); empty if unknown.
-        name: name of its kind.
+        uuid: id of the GPU or of its part (MIG); empty if unknown.
+        name: name of its product.
         memory_used, memory_total: bytes.
         utilisation: share of the last moment in which it computed anything, 0 to 1.
         power: watts.
         temperature: degrees Celsius.
         ecc_errors: uncorrectable memory errors since the driver was loaded.
         xids: number of its Xid errors seen by this process, by code.
-        lost: why nothing can run on it any more, in words; else empty.
+        lost: why nothing can run on it any more; empty while it works.
     """
 
     uuid: str = ""
@@ -52,7 +52,7 @@ class ModelReport(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         version: version of the model; empty if the worker names none.
         target: digest of the target's code; workers with the same digest run the same code. Empty if unknown.
-        terms: settings of the model that matter to its clients: names and values.
+        terms: names and values of the model's settings that matter to its clients.
     """
 
     version: str = ""
@@ -73,7 +73,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One process of the fleet, as its heartbeat describes it.
 
     Attributes:
-        id: unique; a gateway's is the `gateway` of its entries.
+        id: unique id; a gateway's is the `gateway` of its entries.
         role: role of the process.
         host: name of its machine.
         pid: process id on that machine.
@@ -81,14 +81,14 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
         version: version of Headway.
         pending: number of pending requests.
         requests_per_second: requests received per second.
-        leads: whether it is the leading controller.
-        model: name of the model that a gateway serves; of several, one of them.
-        arrivals: requests per second that come to a gateway, by model: of the tiers above the lowest, and of that.
-        tenant_rates: requests per second of the lowest tier that its busiest tenants send to a gateway, by model and tenant.
-        scalable: by model, its workers and their limit, if it can change their number.
+        leads: True for the leading controller.
+        model: name of a model that a gateway serves.
+        arrivals: requests per second received by a gateway, by model: of all tiers but the lowest, and of the lowest.
+        tenant_rates: requests per second of the busiest tenants of the lowest tier at a gateway, by model and tenant.
+        scalable: by model, its number of workers and their limit, if it can change their number.
         shared: settings on which a fleet must agree, by name.
         last_seen: broker instant of the last heartbeat; set by the broker.
-        every: seconds until its next heartbeat; more while it rests.
+        every: seconds until its next heartbeat; more while it is idle.
         versions: finished requests at a gateway, by model and version, for models with a running rollout.
     """
 
@@ -112,7 +112,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndKind(enum.Enum):
-    """How a process ended: `stopped` or `drained` with notice, `lost` without. `killed`: a worker's, while its host runs on."""
+    """How a process ended: `stopped` or `drained` with notice, `lost` without, or `killed`, if a worker's while its host runs on."""
 
     STOPPED = "stopped"
     DRAINED = "drained"
@@ -124,12 +124,12 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
     """A process that is gone, or a worker's process that was replaced.
 
     Attributes:
-        id: id of the process, or of the worker.
-        role: role of the process; of a worker's, that of its host.
+        id: id of the process or worker.
+        role: role of the process, or of the worker's host.
         host: name of its machine.
         pid: process id on that machine; 0 if unknown.
         ending: how it ended.
-        reason: why, in words.
+        reason: why it ended.
         at: broker instant of its end, or of its last heartbeat if it was lost; set by the broker.
     """
 
@@ -145,9 +145,9 @@ class Departed(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerStatus(enum.Enum):
     """Status of a worker: `starting` until its warm-up batch is back; `degraded` and `offline` after missing heartbeats.
 
-    `cold`: its model isn't loaded on its GPU, which holds others, and is loaded when that is worthwhile.
-    `failed`: its model failed to load there, and is tried again later.
-    `drained`: by an operator's order it claims nothing more; its current batch still finishes.
+    `cold`: its model isn't loaded on its GPU, which holds others, but will be when that is worthwhile.
+    `failed`: its model failed to load and is tried again later.
+    `drained`: an operator has ordered it to claim nothing more; its current batch still finishes.
     """
 
     STARTING = "starting"
@@ -165,38 +165,37 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker_id: unique name, for example `gpu-0`.
         model: name of the model that it serves.
-        status: see WorkerStatus.
-        utilisation: share of the last seconds in which it ran batches, 0 to 1.
-        in_flight: batches running now, 0 or 1.
+        status: see `WorkerStatus`.
+        utilisation: recent share of time spent running batches, 0 to 1.
+        in_flight: number of batches running now, 0 or 1.
         last_heartbeat: broker instant.
         restarts: number of times its process was replaced.
         pid: process id of the child; 0 for a remote API.
-        memory: share in use of the memory that its process lives in, 0 to 1.
-        reason: why it is degraded, offline or failed, or what it waits for, in words; empty when it is healthy, or was told
-            to stop.
+        memory: used share of the memory that its process lives in, 0 to 1.
+        reason: why it is degraded, offline or failed, or what it waits for; empty if it is healthy or was told to stop.
         items_per_second: items per second in full batches; 0 if unknown.
-        estimated: whether that is uncertain, as few full batches were seen.
-        warm_up: sizes and run times in seconds of the batches that its start has run.
-        takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty while it is not loaded.
+        estimated: True if `items_per_second` is uncertain because few full batches ran.
+        warm_up: sizes and run times in seconds of the batches that its start ran.
+        takes, gives: kinds of its target's inputs and outputs, values of `ValueKind`; empty until it is loaded.
         example: JSON text of its target's example, if short; else empty.
-        weight: line by which its target's weight function is estimated; None without one, or while nothing is known of it.
+        weight: estimate of its target's weight function, if it has one and something is known about it.
         runs: report on the model that it runs.
         gpu: name of its GPU within its process, if that holds several models; else empty.
         share: share of its GPU that is available to it.
         version: version whose queue it claims from; empty: the queue for any.
-        loading: seconds for which its process has been starting; 0 while none starts.
-        start_failed: whether its last start failed, while it starts.
-        retry_in: seconds until its model, which failed to load, may be tried again; 0: now, or on the next request.
+        loading: seconds that its process has been starting; 0 while none starts.
+        start_failed: True if it is starting and its last attempt failed.
+        retry_in: seconds until the next attempt to load a model that failed to load; 0: now, or on the next request.
         failed: share of its last inputs whose runs failed, 0 to 1.
-        every: seconds until its next heartbeat; more while it rests.
-        gpu_figures: figures of its GPU; None if there are none.
-        scarce: whether it is degraded only because memory is scarce, and works on.
-        load_seconds: expected seconds of a load of its model, or those of the last one; 0 if unknown.
+        every: seconds until its next heartbeat; more while it is idle.
+        gpu_figures: figures of its GPU, if there are any.
+        scarce: True if it is degraded only because memory is scarce, and goes on working.
+        load_seconds: expected or last load time of its model; 0 if unknown.
         inputs, outputs: specifications of the tensors that its target takes and gives; empty for none.
-        together: which rows of its tensors run in one call.
+        together: which rows of its tensors may share a call.
         sees: parameters of requests that its target gets.
         per_call: parameters that a call of its target has once.
-        cost: line of a call's run time by its inputs; None if their number determines it, or if unknown.
+        cost: estimate of a call's run time; None if the number of inputs determines it, or if unknown.
     """
 
     worker_id: str
@@ -247,7 +246,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's order that a worker, or all of a process, claim nothing more. It ends with the process.
+    """An operator's order that a worker, or a whole process, claim nothing more. It ends with the process.
 
     Attributes:
         name: id of the worker, or of the process for all of its workers.
@@ -264,21 +263,22 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Number of workers that a model should have, and progress towards it.
 
     Attributes:
-        desired: workers that there should be.
-        current: workers that serve.
-        coming: workers that were asked for and are on their way.
-        late: workers that were asked for and did not come in time; where none serves and the model may have none, those that
+        desired: wanted number of workers.
+        current: number of serving workers.
+        coming: requested workers that are on their way.
+        late: requested workers that didn't come in time. While no worker serves and the model may scale to zero, those that
             take longer than a start usually does.
-        reason: why, in words.
-        policy, driver: policy that chooses it, and who sets it: values of the settings `scale_policy` and `autoscale`.
-        utilisation: offered load over the capacity of those that serve; None if unknown.
+        reason: why this number.
+        policy: policy that chooses the number, a value of the setting `scale_policy`.
+        driver: who carries it out, a value of the setting `autoscale`.
+        utilisation: offered load over the capacity of the serving workers; None if unknown.
         rate: offered entries per second.
-        least, most: limits on the number; most is 0 for none.
-        trouble: why a worker did not load, in words; empty while none has failed to.
-        start_seconds: observed seconds of a worker's start; 0 if none was seen.
-        starts_in: seconds until a worker serves where none does: what is left of the start that is under way, or all of one that
-            would begin now. None of a model that always has a worker.
-        awaited: seconds for which the worker that is awaited longest has been on its way; 0 while none is.
+        least, most: limits on the number; `most` is 0 for none.
+        trouble: why a worker failed to load; empty if none did.
+        start_seconds: observed duration of a worker's start; 0 if unknown.
+        starts_in: seconds until a worker serves, if none does: the rest of the current start, or a whole one. None for a model
+            that always has a worker.
+        awaited: seconds that the longest awaited worker has been on its way; 0 if none is awaited.
     """
 
     desired: int
@@ -303,17 +303,17 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: name of the model.
-        healthy: number of slots that serve.
-        degraded: number of slots whose heartbeats are late, or that rest.
-        drained: number of slots that claim nothing by an operator's order.
+        healthy: number of serving slots.
+        degraded: number of slots that rest or whose heartbeats are late.
+        drained: number of slots that an operator has drained.
         items_per_second: limit on items per second of the healthy slots together; 0 if unknown.
         usable_per_second: `items_per_second` times the target utilisation; 0 while `scarce`.
-        scarce: whether the broker's memory is nearly full.
-        estimated: whether `items_per_second` is uncertain, as some slot has run few full batches.
+        scarce: True while the broker's memory is nearly full.
+        estimated: True if `items_per_second` is uncertain because some slot has run few full batches.
         measured_at: broker instant; set by the broker.
-        scaling: workers that there should be; None if unknown.
-        least_seconds: seconds within which no worker answers, however many there are; 0 if unknown.
-        rollout: last rollout of the model; None if there was none.
+        scaling: wanted number of workers, if known.
+        least_seconds: shortest time in which a worker can answer, however many there are; 0 if unknown.
+        rollout: last rollout of the model, if there was one.
     """
 
     model: str
@@ -331,10 +331,13 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BulkDepth(msgspec.Struct, frozen=True):
-    """Bulk entries of one queue: how many wait, and how many entries of others have had to wait for them.
+    """Bulk entries of one queue: how many wait, and how many entries of others were delayed by them.
 
-    `version` is as in TierDepth. `busy` is the number of GPUs that run them alone, and `held` the seconds for which they get
-    no further one, if no others come: 0 if an idle one would take them now, infinite if they only ride in seats.
+    Attributes:
+        version: version of the queue; empty: the queue for any.
+        busy: number of GPUs that run only bulk entries.
+        held: seconds until an idle GPU runs bulk entries alone, if no other entries come; 0 if at once, infinite if bulk entries
+            only take empty seats.
     """
 
     model: str
@@ -346,10 +349,7 @@ class BulkDepth(msgspec.Struct, frozen=True):
 
 
 class TierDepth(msgspec.Struct, frozen=True):
-    """Depth of one tier of a queue, and how long its oldest entry has waited, in seconds.
-
-    `version` is that of the queue; empty: the queue for any.
-    """
+    """Depth of one tier of a queue, and how long its oldest entry has waited; `version` is empty for the queue for any."""
 
     model: str
     tier: int

@@ -11,12 +11,12 @@ class Limit(msgspec.Struct, frozen=True, gc=False):
     """A rate limit that a request counts towards.
 
     Attributes:
-        id: name of the count, unique in the fleet: all gateways charge the same count.
+        id: name of the count, unique in the fleet; all gateways charge the same count.
         name: what is limited, for clients: `key`, `user`, `tier` or `model`.
-        rate: requests per minute on average.
+        rate: average requests per minute.
         burst: requests at once.
-        model: name of the model, if the limit is for one only; else empty.
-        counting: how many requests one counts as; rate and burst are divided by it.
+        model: name of the model, if the limit is for one model only.
+        counting: how many requests each counted one stands for; rate and burst are divided by it.
     """
 
     id: str
@@ -42,15 +42,15 @@ class ModelLimit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Principal(msgspec.Struct, frozen=True, gc=False):
-    """Result of authentication: the user, the tenant and what they may ask.
+    """Result of authentication: the user, the tenant, and what they may ask.
 
     Attributes:
-        user: unique within the tenant.
+        user: name of the user, unique within the tenant.
         tenant: name of the account that pays.
         tier: index into the configured tiers.
         limits: rate limits that each of its requests counts towards.
-        models: the only models that it may ask; empty for all.
-        key: id of its API key; empty where there is none.
+        models: the only models that it may ask; empty: all.
+        key: id of its API key; empty if it has none.
         of_models: by model, the principal with that model's extra limit; usually empty.
     """
 
@@ -68,20 +68,20 @@ class Principal(msgspec.Struct, frozen=True, gc=False):
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An API key as stored: everything but the secret.
+    """An API key as stored, without its secret.
 
     Attributes:
         id: part of the key's text by which the key is found.
         digest: SHA-256 of the secret.
         user, tenant: owner of the key.
         tier: name of the tier.
-        models: the only models that it may ask; empty for all.
+        models: the only models that it may ask; empty: all.
         rate: requests per minute of this key; None: the key counts towards its user's limit; 0: no limit.
         burst: requests at once; None: ten seconds' worth of the rate.
         created_at: Unix time in seconds.
-        expires_at: Unix time in seconds from which it is invalid; None for never. A revoked key has expired.
+        expires_at: Unix time in seconds from which it is invalid; None: never. Revoking a key makes it expire.
         replaces: id of the key that it replaces; empty for none.
-        model_limits: its limits for single models, which count besides the others.
+        model_limits: additional limits for single models.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Requests: what a client asks, its trace, and what becomes of it: a reply, a status, a row of the ledger."""
+"""Requests: what a client asks, its trace, and its outcome as a reply, a status, and a row of the ledger."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headway.model.value import TokenCount, Value
 SAMPLED = 1
 """Flag of a trace whose spans are recorded."""
 RANDOM = 2
-"""Flag of a trace whose id is random in its last 7 bytes, so that samplers may go by it."""
+"""Flag of a trace whose id is random in its last 7 bytes, so that samplers may use them."""
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):
-    """Place in a trace: a span, by which those below it name their parent.
+    """A span of a trace, which its child spans name as their parent.
 
     Attributes:
         trace_id: id of the trace, 16 bytes.
         span_id: id of the span, 8 bytes.
         flags: sum of SAMPLED and RANDOM.
-        state: what other systems have added to the trace, as in the header field `tracestate`; empty for nothing.
+        state: data of other systems in the trace, as in the header field `tracestate`; empty for none.
     """
 
     trace_id: bytes
@@ -41,7 +41,7 @@ class CarriedTrace(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         context: span under which the entry was sent.
-        sent_at: Unix time in nanoseconds at which it was sent.
+        sent_at: Unix time of sending, in nanoseconds.
     """
 
     context: TraceContext
@@ -54,20 +54,20 @@ class RequestOptions(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         timeout: seconds until the answer is worthless.
         tier: index of the highest tier that the client asks for; its principal may be limited to a lower one.
-        key: idempotency key; a request with a known key isn't run again, but answered as before. Empty for none.
-        task: whether the outcome is kept, to be fetched by the request's id.
-        fresh: whether the kept answer to an identical request must not be used. Its own output is kept unless `unkept`.
-        unkept: whether its own output must not be used for later ones, either.
-        chosen: whether the client chose the request's id; if a task of this id is kept, the answer is that task's.
-        origin: name that stands for the user when culprits are counted; None: the principal's user; empty: the request
-            runs even if its input is known to fail.
-        whole: digest of the whole request, where this is one of its several inputs and has a key; empty elsewhere. Under
-            the key of one input, another whole is a conflict.
+        key: idempotency key; a request with a known key isn't run again but gets the earlier answer. Empty for none.
+        task: True to keep the outcome, to be fetched by the request's id.
+        fresh: True to ignore the kept answer to an identical request. Its own output is kept unless `unkept`.
+        unkept: True to keep its own output from being used for later requests, too.
+        chosen: True if the client chose the request's id; if a task of this id is kept, the answer is that task's.
+        origin: name used instead of the user to count culprits; None: the principal's user; empty: run the request even if
+            its input is known to fail.
+        whole: digest of the whole request, if this is one of its several inputs and has a key; else empty. Repeating the key
+            with another whole is a conflict.
         version: version of the model that must answer; empty: any.
-        count: inputs that are let in with this one. The first of a request's several inputs has their number, the others 0.
-        way: route or method by which it came, as `POST /v1/inference` or `grpc SERVICE/METHOD`; empty if unknown.
-        trace: the client's span that the request names, if traces are recorded; None for none.
-        replays: span of the request that this one replays; None if it doesn't, or that wasn't sampled.
+        count: number of inputs admitted with this one. The first of a request's inputs has their number, the others have 0.
+        way: route or method of the request, as `POST /v1/inference` or `grpc SERVICE/METHOD`; empty if unknown.
+        trace: the client's span that the request names, if traces are recorded.
+        replays: span of the request that this one replays, if it does and that request was sampled.
     """
 
     timeout: float
@@ -90,10 +90,10 @@ class InferenceRequest(msgspec.Struct, frozen=True, gc=False):
     """Request for the output of one input, as ports hand it to the gateway.
 
     Attributes:
-        principal: principal of the request, whose limits apply.
+        principal: who asks, with the limits that apply.
         id: UUIDv7 text, unique within the tenant while the request is pending.
         options: options of the request.
-        model: name of the model; empty if none is named or known yet.
+        model: name of the model; empty if the request names none, or it isn't known yet.
         input: the value for the model.
         parameters: text of a JSON object, or empty.
     """
@@ -130,10 +130,10 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         tenant: the entry's tenant; the gateway checks it against the pending request.
         queued: seconds from the enqueue to the last claim.
-        shared: kind of the dedup key through which the outcome came from another entry; None if it didn't.
-        kept: whether that entry had finished before.
+        shared: kind of the dedup key by which the outcome came from another entry, if it did.
+        kept: True if that entry had finished before.
         tokens: tokens that the input used in the run of the outcome; None if unknown.
-        unkept: set by the gateway if the outcome should have been kept but is too large.
+        unkept: True if the outcome should have been kept but is too large; set by the gateway.
         nonce: the entry's nonce; an earlier submission with the same id has another.
     """
 
@@ -155,17 +155,17 @@ class RequestStatus(msgspec.Struct, frozen=True, gc=False):
     """State of one request, as its gateway knows it.
 
     Attributes:
-        state: see EntryState.
+        state: see `EntryState`.
         seconds: seconds since the request came, or until its outcome.
-        failure: why it failed; None when it did not.
+        failure: why it failed, if it did.
         tenant, user: principal that asked.
-        model: name of the model asked.
+        model: name of the requested model.
         tier: index of the tier that it was queued in.
-        since: seconds since its outcome; None while it has none.
-        ran: batch run of the outcome; None if it came from none.
-        version: version whose queue it waited in; empty: that for any.
-        failed_part: id of the further input for which it failed, if it has several; empty for none.
-        part_of: for the second and later inputs of a request with several, that request's id; otherwise empty.
+        since: seconds since its outcome; None without one.
+        ran: batch run of the outcome, if it came from one.
+        version: version whose queue it waited in; empty: the queue for any.
+        failed_part: id of the later input that made a request with several inputs fail; else empty.
+        part_of: id of the request, if this is its second or a later input; else empty.
     """
 
     state: EntryState
@@ -186,22 +186,22 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request in the ledger.
 
     Attributes:
-        id: UUIDv7 text, or what the client chose: several rows may have that, but never two requests that wait.
+        id: UUIDv7 text, or an id that the client chose. Several rows may share it, but never two pending requests.
         user, tenant: principal that asked.
         tier: name of the tier that it was queued in.
-        model: name of the model asked.
-        status: `completed` or `failed`; `queued` of a request without an outcome.
-        created_at, completed_at: Unix time in seconds; for a request without an outcome, the time by which it will have one.
+        model: name of the requested model.
+        status: `completed` or `failed`; `queued` without an outcome.
+        created_at, completed_at: Unix times in seconds; without an outcome, the latter is when it will have one at the latest.
         latency_ms: milliseconds from the decoded request to its answer.
-        batch_size: entries in its last batch; 0 if it never ran.
+        batch_size: number of entries in its last batch; 0 if it never ran.
         worker: id of the worker that ran it last; empty if it never ran.
-        version: version that ran it last or, if none did, that it waited for; empty for any.
+        version: version that ran it last, or else that it waited for; empty for any.
         error: code of the failure; empty for none.
         requests: number of requests that the row stands for: 1, or more for refused requests of one caller.
-        batch_id: id of the last batch that it was in; empty when it never ran. Rows with one id are that batch.
-        part_of: for the second and later inputs of a request with several, that request's id; otherwise empty.
+        batch_id: id of its last batch, which its rows share; empty if it never ran.
+        part_of: id of the request, if this is its second or a later input; else empty.
         tokens: tokens that the input used in the run of the answer; None if unknown.
-        input, output: stored only if the ledger is configured to.
+        input, output: stored only if the ledger is configured to do so.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Rollouts: a new version of a model gets more and more of its requests, while evidence about it is collected."""
+"""Rollouts: a new version of a model gets a growing share of its requests while evidence about it is collected."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
     """Finished requests of one version.
 
     Attributes:
-        answered: those that got an output.
-        failed: those that got an error after admission.
-        latencies: those answered, by bucket of `headway.core.rollout.bucket_of`.
+        answered: requests that got an output.
+        failed: requests that got an error after admission.
+        latencies: answered requests by bucket of `headway.core.rollout.bucket_of`.
     """
 
     answered: int = 0
@@ -36,11 +36,11 @@ class VersionCounts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Requests of both versions that ended within the same seconds, which are compared.
+    """Requests of both versions that ended within the same seconds, for comparison.
 
     Attributes:
         seconds: age of the block.
-        new, old: requests of the new version and of the one beside it.
+        new, old: requests of the new version, and of the one it is compared with.
     """
 
     seconds: float = 0.0
@@ -52,10 +52,10 @@ class Evidence(msgspec.Struct, frozen=True, array_like=True):
     """Evidence of one step of a rollout.
 
     Attributes:
-        new, old: requests of the new version and of the one beside it in this step.
-        failures, p95: logarithms of the bets on each alternative, of the two tests.
-        outcomes, latencies: open blocks of these.
-        slow: sum and number of the shares of slow answers of the version beside the new one, by blocks.
+        new, old: requests in this step of the new version, and of the one it is compared with.
+        failures, p95: logarithms of the bets on each alternative, for the test of failures and the test of latency.
+        outcomes, latencies: open blocks of the two tests.
+        slow: sum and number of the old version's shares of slow answers, by blocks.
     """
 
     new: VersionCounts = VersionCounts()
@@ -74,17 +74,17 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
         model: name of the model.
         version: new version.
         beside: version that it is compared with.
-        steps: share of the requests that it gets in each step, in percent.
+        steps: percentage of the requests that the new version gets in each step.
         every: seconds of a step.
-        rollback_on: tests that may end it, of `headway.core.rollout.TESTS`.
-        slower: how far its P95 may be above the other version's, as a share.
-        state: see RolloutState.
+        rollback_on: tests of `headway.core.rollout.TESTS` that may end it.
+        slower: how far the new version's P95 may exceed the other's, as a share of it.
+        state: see `RolloutState`.
         step: number of the present step, from 0.
         waited: seconds of this step that a leader has observed.
-        reason: why it ended, in words; empty while it runs.
+        reason: why it ended; empty while it runs.
         revision: number of changes of this record.
         evidence: evidence of this step.
-        before: weights left by earlier rollouts: 100 for the last promoted version, 0 for those that lost.
+        before: weights left by earlier rollouts: 100 for the last promoted version, 0 for rejected ones.
     """
 
     model: str
@@ -104,12 +104,12 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def running(self) -> bool:
-        """True if it has not ended."""
+        """True if it hasn't ended."""
         return self.state is RolloutState.RUNNING
 
     @property
     def percent(self) -> float:
-        """Share of the requests that the new version gets, in percent."""
+        """Percentage of the requests that the new version gets."""
         if self.running:
             return self.steps[self.step]
         return 100.0 if self.state is RolloutState.PROMOTED else 0.0

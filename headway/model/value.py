@@ -1,4 +1,4 @@
-"""Values of inputs and outputs, and what a target says of those that it takes and gives."""
+"""Values of inputs and outputs, and what is known about those that a target takes and gives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Octets as a value: bytes that stand for themselves, and for no JSON."""
+    """Bytes that are a value themselves, and not its JSON text."""
 
     content: bytes
 
@@ -22,9 +22,9 @@ class Octets(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensors(Octets, frozen=True, array_like=True, gc=False):
-    """Named arrays of numbers as a value, packed as `headway.core.tensors` packs them.
+    """Named arrays of numbers, packed by `headway.core.tensors`.
 
-    `packed` is always true, and tells them from octets where only the members travel.
+    `packed` is always true. It distinguishes tensors from octets in formats that carry only the fields.
     """
 
     packed: bool = True
@@ -35,8 +35,8 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: its name.
-        datatype: datatype, as the Open Inference Protocol names it, for example `FP32`.
-        shape: shape of one row, without the axis of the rows; -1 for an axis of any size.
+        datatype: its datatype in the Open Inference Protocol, for example `FP32`.
+        shape: shape of one row, without the axis of rows; -1 for an axis of any size.
     """
 
     name: str
@@ -45,36 +45,36 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 Value = str | bytes | Octets
-"""Input or output of one entry. A text is itself; any other JSON value is its JSON text, in UTF-8; octets are Octets, and arrays
-of numbers the Tensors among them. So a value needs no label: whoever holds one can show it."""
+"""Input or output of one entry: a str is a text, bytes are the JSON text of any other JSON value in UTF-8, and Octets are binary
+data or, as Tensors, arrays. The type tells the kind, so a value needs no label."""
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Count of the tokens that one input has used: `used` in all, of which `prompt` are of the input itself."""
+    """Number of tokens that one input used: `used` in all, `prompt` for the input itself."""
 
     used: int
     prompt: int = 0
 
 
-def added_up(each: Sequence[TokenCount | None]) -> TokenCount | None:
-    """Return the tokens of all inputs together, as far as they were told; None where those of none were."""
-    known = [one for one in each if one is not None]
+def added_up(counts: Sequence[TokenCount | None]) -> TokenCount | None:
+    """Return the sum of the known counts; None if none is known."""
+    known = [count for count in counts if count is not None]
     if len(known) < 2:
         return known[0] if known else None
-    return TokenCount(sum(one.used for one in known), sum(one.prompt for one in known))
+    return TokenCount(sum(count.used for count in known), sum(count.prompt for count in known))
 
 
 class Output(Generic[T]):
-    """Output of a target for one input, with the tokens that it has used.
+    """Output of a target for one input, with the tokens that it used.
 
     Arguments:
-        value: the output, as the target would return it by itself.
-        tokens: tokens that the input has used in all, its own and those of the output.
-        prompt_tokens: those of them that are the input's own.
+        value: the output, as the target would return it without tokens.
+        tokens: all tokens used for this input, including those of the output.
+        prompt_tokens: the part of `tokens` that is the input's own.
 
     Raises:
-        TypeError: a number of tokens is no whole number.
-        ValueError: a number of tokens is below 0 or above MOST_TOKENS, or the input's own are more than all.
+        TypeError: a number of tokens isn't a whole number.
+        ValueError: a number of tokens is below 0 or above MOST_TOKENS, or `prompt_tokens` exceeds `tokens`.
     """
 
     __slots__ = ("prompt_tokens", "tokens", "value")
@@ -94,9 +94,9 @@ class Output(Generic[T]):
 
 
 MOST_OUTPUT = 16 << 20
-"""Most bytes of one output, as it travels."""
+"""Largest output in bytes, as it travels."""
 MOST_TOKENS = (1 << 31) - 1
-"""Most tokens of one input, as a database's column holds them."""
+"""Largest number of tokens of one input, so that it fits a database column."""
 
 
 class ValueKind(enum.Enum):
@@ -105,21 +105,21 @@ class ValueKind(enum.Enum):
     TEXT = "text"
     """Texts."""
     JSON = "json"
-    """Any JSON values, texts among them."""
+    """Any JSON values, including texts."""
     BYTES = "bytes"
-    """Octets; as a text they are in base64."""
+    """Binary data, written in base64 where only text fits."""
     TENSORS = "tensors"
     """Arrays of numbers, each with a name, a datatype and a shape."""
 
 
 class KindFacts(NamedTuple):
-    """Facts of a kind of values, by which every part goes that carries values.
+    """Facts about a kind of values, for all code that carries values.
 
     Attributes:
         kind: the kind.
-        type: Python's type of its values.
-        letter: its letter where values are stored apart.
-        noun: its values in words.
+        type: Python type of its values.
+        letter: its letter where values are stored apart from entries.
+        noun: name of its values in messages.
     """
 
     kind: ValueKind
@@ -140,10 +140,10 @@ KINDS = (
     KindFacts(ValueKind.BYTES, Octets, "o", "octets"),
     KindFacts(ValueKind.TEXT, str, "t", "texts"),
 )
-"""All kinds. While the workers of a model differ, as in a fleet that changes to another target, the first of theirs counts."""
-KIND = {one.kind: one for one in KINDS}
-KIND_OF_LETTER = {one.letter: one for one in KINDS}
-_KIND_OF_TYPE = {one.type: one for one in KINDS}
+"""All kinds. If the workers of a model differ, as while a fleet changes to another target, the first of their kinds counts."""
+KIND = {facts.kind: facts for facts in KINDS}
+KIND_OF_LETTER = {facts.letter: facts for facts in KINDS}
+_KIND_OF_TYPE = {facts.type: facts for facts in KINDS}
 
 
 def kind_of(value: Value) -> KindFacts:
@@ -152,14 +152,14 @@ def kind_of(value: Value) -> KindFacts:
 
 
 class WeightLine(msgspec.Struct, frozen=True, array_like=True):
-    """Line by which the weight of an input follows from its length: `fixed`, and `by_octet` for each octet of it."""
+    """Estimate of an input's weight from its length: `fixed`, plus `by_octet` for each octet."""
 
     fixed: float
     by_octet: float
 
 
 class CostShape(enum.Enum):
-    """Measure by which the run time of a call grows."""
+    """What the run time of a call grows with."""
 
     NUMBER = "number"
     WEIGHT = "weight"
@@ -167,14 +167,14 @@ class CostShape(enum.Enum):
 
 
 class CostLine(msgspec.Struct, frozen=True, array_like=True):
-    """Run time of a call as a line.
+    """Run time of a call as a linear function.
 
     Attributes:
-        shape: what it goes by.
+        shape: what it grows with.
         alpha: fixed part in seconds.
         beta: seconds for each input, unit of weight, or padded unit of weight.
-        longest: mean weight of the heaviest input of a batch, over inputs: what a place was filled up to of late.
-        error: mean error of its forecasts of late, relative to the run time.
+        longest: recent mean over inputs of the weight of their batch's heaviest input, to which each place is padded.
+        error: recent mean error of its forecasts, relative to the run time.
     """
 
     shape: CostShape
@@ -185,7 +185,7 @@ class CostLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowsTogether(enum.Enum):
-    """Rows of tensors that a target takes in one call: any, those of one shape, or those that are filled up to one shape."""
+    """Which rows of tensors may share a call: any, those of one shape, or those that can be padded to one shape."""
 
     ANY = ""
     SHAPE = "shape"
@@ -193,21 +193,21 @@ class RowsTogether(enum.Enum):
 
 
 PerCall = tuple[str, ...] | Literal["all"]
-"""Names of the parameters that a call has once, so that only requests ride together whose values of these are equal."""
+"""Names of the parameters that a call has once; only requests with equal values of these share a batch. `all`: all parameters."""
 ALL_PARAMETERS: Final = "all"
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """Signature of a target, as its annotations and its attribute `example` tell.
+    """Signature of a target, from its annotations and its attribute `example`.
 
     Attributes:
         takes: kind of its inputs.
         gives: kind of its outputs.
-        example: its example of an input; None for none.
-        weight: line by which its weight function follows from the length of an input, as far as known; None without one.
-        cost: line by which the run time of a call follows from its inputs; None where that is their number, or not known yet.
-        inputs, outputs: specifications of its tensors, where it takes or gives them; empty as long as they are not known.
-        together: which rows of its tensors run in one call.
+        example: its example input, if it has one.
+        weight: estimate of its weight function, if it has one and something is known about it.
+        cost: estimate of a call's run time; None if the number of inputs determines it, or if unknown.
+        inputs, outputs: specifications of its tensors, if it takes or gives any and they are known.
+        together: which rows of its tensors may share a call.
         sees: parameters of requests that it gets.
         per_call: parameters that a call has once.
     """
@@ -225,11 +225,11 @@ class Signature(msgspec.Struct, frozen=True):
 
     @property
     def warm_up_input(self) -> Value | None:
-        """Input of the batch that the target must pass before it gets real ones; None when none is known to fit."""
+        """Input of the batch that the target must pass before it gets real ones; None if none is known to fit."""
         if self.example is None and self.takes is ValueKind.TEXT:
             return WARM_UP
         return self.example
 
 
 WARM_UP = "warm-up"
-"""Warm-up input of a target that takes any text. Later probes of the target run it again."""
+"""Warm-up input of a target that takes any text; also used to probe it later."""

@@ -1,14 +1,14 @@
-"""Spans of batches, and of the requests in them: the worker's part of their traces.
+"""Spans of batches and of the requests in them: the worker's part of their traces.
 
-A batch with a sampled member has a trace of its own. As it has many parents, it has none, but links:
+A batch with a sampled entry has its own trace, linked to its entries because a span can't have several parents:
 
-    CLIENT `poll MODEL` ── a link to the PRODUCER span of each sampled member
-      └─ CONSUMER `process MODEL`, the run
-           └─ INTERNAL `run MODEL`, as the process that ran it tells; or CLIENT `call MODEL`, one for each try at a remote API
+    CLIENT `poll MODEL` ── linked to the PRODUCER span of each sampled entry
+      └─ CONSUMER `process MODEL`: the run
+           └─ INTERNAL `run MODEL`, reported by the process that ran it; or CLIENT `call MODEL` for each try at a remote API
 
-Each sampled member has a span `process MODEL` in the trace of its request, with a link to `poll MODEL`. A retry is another
-batch, and so another trace with a link to the same member. The poll is recorded at the claim: a worker that is killed with its
-batch may have sent it before.
+Each sampled entry has a span `process MODEL` in its request's trace, linked to `poll MODEL`. A retry is another batch with
+a trace of its own, linked to the same entry. The poll is recorded at the claim, so that a worker killed with its batch may
+still have sent it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ from headway.runtime.log import TRACE_ID
 from headway.runtime.spans import FORMS, RUN, Attributes, RunTrace, Span, SpanForm, SpanKind, SpanLink, SpanRecorder
 
 Member = tuple[int, Entry, CarriedTrace]
-"""Sampled entry of a batch: its place, itself, and what it carries."""
+"""Sampled entry of a batch: its index, the entry, and the trace it carries."""
 Facts = tuple[str, str, int, int, str, float, str]
-"""Facts of a batch that its spans tell: model, worker, size, attempt, departure, fill, version of the model."""
+"""What spans tell about a batch: model, worker, size, attempt, reason for its departure, fill, version of the model."""
 
 
 class BatchTraces:
-    """Recorder of the spans of batches.
-
-    Arguments:
-        recorder: recorder of spans.
-    """
+    """Records the spans of batches."""
 
     def __init__(self, recorder: SpanRecorder) -> None:
         self._recorder = recorder
@@ -42,13 +38,7 @@ class BatchTraces:
     async def run(
         self, run_batch: Callable[[], Awaitable[Sequence[ItemResult]]], lease: Lease, asked_at: float
     ) -> Sequence[ItemResult]:
-        """Run a batch, and record its spans if one of its members is sampled.
-
-        Arguments:
-            run_batch: runs it.
-            lease: the batch.
-            asked_at: instant at which its claim began.
-        """
+        """Run a batch; record its spans if an entry is sampled. `asked_at`: start of its claim."""
         members = _sampled(lease.entries)
         if not members:
             return await run_batch()
@@ -100,7 +90,7 @@ class BatchTraces:
         kind: str,
         batch: tuple[str, str],
     ) -> None:
-        """Record the run: once in the trace of the batch, and once in that of each sampled member."""
+        """Record the run in the trace of the batch, and in that of each sampled entry."""
         recorder = self._recorder
         begun, ended = run.unix(run.begun), run.unix(recorder.clock())
         failed: Attributes = (batch, ("error.type", kind)) if error else (batch,)
@@ -117,13 +107,12 @@ class BatchTraces:
 
 
 def _sampled(entries: Sequence[Entry]) -> Sequence[Member]:
-    """Members of a batch that are sampled."""
     carrying = [entry for entry in entries if entry.trace]
-    if not carrying:  # As mostly.
+    if not carrying:  # The usual case.
         return ()
     members, place = list[Member](), -1
     for entry in carrying:
-        place = entries.index(entry, place + 1)  # All places together are looked at once.
+        place = entries.index(entry, place + 1)  # Resuming after the last hit scans the batch only once.
         if (carried := read_carried(entry.trace)) is not None:
             members.append((place, entry, carried))
     return members

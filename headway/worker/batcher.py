@@ -1,4 +1,4 @@
-"""The batcher: one loop for each GPU that claims a batch, runs it, and hands in its outcome.
+"""The batcher: one loop per slot that claims a batch, runs it, and hands in its outcome.
 
     start ──ready──▶ claim ◀──────────────┐
       ▲                │ lease            │
@@ -9,21 +9,22 @@
             (retry plan)
 
 Nothing decides here when a batch leaves or who rides: the broker does, at the claim. A slot counts as capacity
-only while it is healthy: its backend is up, warm, and its breaker closed.
+The batcher doesn't decide when a batch leaves or which entries ride in it: the broker does, at the claim. A slot counts as
+capacity only while it is healthy: its backend is up and warm, and its breaker is closed.
 
-A slot whose GPU is lost stays out: what it runs is given back, its backend is ended, and no other is started.
+A slot whose GPU is lost stays out for good: its batch is released, its backend is ended, and no other is started.
 
-A slot that an operator drains (`hold`) claims nothing until he ends that, and starts no backend; it says so from the middle
-of its last batch on.
+A slot that an operator drains (`hold`) claims nothing and starts no backend until the drain ends. It says so in its
+heartbeats even while its last batch still runs.
 
-While the broker is out of reach nothing is claimed, and what came of the batch that was running is told as soon as
-it is back.
+While the broker is out of reach the slot claims nothing. It hands in the outcome of its batch once the broker is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -69,31 +70,84 @@ from headway.runtime.ticks import until_tick
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.failure_log import FailureLog
 from headway.worker.helping import Claims
-from headway.worker.lease_keeper import LeaseKeeper
 from headway.worker.slot_figures import RunCounts, SlotFigures
 from headway.worker.starting import Limits, StartState, probe_entry, start, warn_of_full
 
 log = get_logger(__name__)
 
 PROBE_EVERY = 0.05
-"""Seconds between two looks at a breaker that another slot probes."""
+"""Seconds between two looks at a breaker that another slot is probing."""
 CHECK_BREAKER_EVERY = 1.0
-"""Most seconds between two looks at an open breaker, as another slot's success may have closed it."""
+"""Upper bound on the seconds between two looks at an open breaker, because another slot's success may close it."""
 IN_DOUBT = 0.5
-"""Seconds for which a slot that waits for another's first probe still counts as healthy, as the probe mostly passes."""
+"""Seconds for which a slot still counts as healthy while another probes, because the first probe usually succeeds."""
 PROBE_GRACE = 15.0
-"""Seconds beyond the longest run after which a probe that was never heard of again is given up."""
+"""Seconds beyond the longest run after which a probe without a result is given up."""
 BY_OPERATOR = "by an operator"
-"""Reason for which a slot is drained."""
+"""Reason reported for a drained slot."""
 TELLING = 3
-"""Batches from which on their times tell something of full ones; a few may have been held up."""
+"""Number of batches before their run times are used to predict full ones; the first few may have been held up."""
 LEAST_TIME_LEFT = 1.0
-"""Least seconds for which the outcome of a batch is offered again to a broker out of reach.
+"""Least seconds for which to go on handing in an outcome while the broker is out of reach.
 
-Members that ride with the first to give up may have more time.
+Some entries of the batch may have more time than the first to give up.
 """
+LEASE_TRIES = 3
+"""Number of renewals that must fit into a lease; each may take this part of the lease's length."""
 
 T = TypeVar("T")
+
+
+class LeaseKeeper:
+    """Renews the lease of the batch that a slot runs, whatever other calls to the broker are waiting.
+
+    Arguments:
+        broker: broker that granted the lease.
+        clock: monotonic seconds.
+
+    Attributes:
+        renewed_at: instant of the last successful renewal.
+    """
+
+    def __init__(self, broker: WorkSource, clock: Callable[[], float]) -> None:
+        self._broker, self._clock = broker, clock
+        self.renewed_at = -math.inf
+        self._ended = False
+        self._lease: Lease | None = None
+        self._granted = asyncio.Event()
+
+    @property
+    def lease(self) -> Lease | None:
+        """Lease of the running batch; None while no batch runs."""
+        return self._lease
+
+    @lease.setter
+    def lease(self, lease: Lease | None) -> None:
+        self._lease = lease
+        if lease is not None:
+            self._granted.set()
+
+    async def renew_on(self) -> None:
+        """Renew the lease twice a second until `end` is called.
+
+        A renewal that takes too long is abandoned and tried again, on another connection.
+        """
+        self._ended = False
+        while not self._ended:
+            await asyncio.sleep(until_tick(HEARTBEAT_EVERY))
+            if (lease := self._lease) is None:
+                self._granted.clear()
+                await self._granted.wait()
+            else:
+                with contextlib.suppress(BrokerUnavailable, TimeoutError):
+                    async with asyncio.timeout((lease.expires_at - lease.granted_at) / LEASE_TRIES):
+                        if await self._broker.extend(lease):
+                            self.renewed_at = self._clock()
+
+    def end(self) -> None:
+        """End the renewal loop, because the slot runs no more batches."""
+        self._ended = True
+        self._granted.set()
 
 
 class Batcher:
@@ -101,28 +155,28 @@ class Batcher:
 
     Arguments:
         slot: the slot.
-        make_backend: builds a backend that is not started yet.
+        make_backend: builds a backend that isn't started yet.
         broker: broker that batches come from.
         policy: departure policy.
         breaker: breaker of the backend; slots of one remote API share it.
-        limits: limits of a run.
+        limits: time limits of a batch and its requests.
         counters: counts of the workers.
         clock: monotonic seconds.
         rng: uniform in [0, 1), for pauses.
-        memory: reads the share in use of the memory that the slot lives in. While memory is scarce the slot goes on,
-            but does not count as capacity.
-        gpu: its GPU, whose memory counts likewise; None where it has none that can be watched.
-        failure_log: log of failed batches, which the slots of a process share.
-        started: hears of each start of a backend: its seconds, or the text of the error with which it failed.
-        traces: recorder of the spans of batches; None where none are recorded.
-        read_report: reads the report on the model anew before each start of a backend; None where it stays that of the slot.
+        memory: returns the used share of the memory that the slot lives in. While it is scarce the slot goes on working
+            but doesn't count as capacity.
+        gpu: its GPU, whose memory counts likewise; None if it has none that can be watched.
+        failure_log: log of failed batches, shared by the slots of a process.
+        started: called after each start of a backend with its seconds, or with the text of the error.
+        traces: recorder of the spans of batches, if any.
+        read_report: reads the report on the model again before each start of a backend; None if it can't change.
 
     Attributes:
         starting: state of the starts of its backend.
-        figures: figures that the heartbeats tell.
+        figures: figures for its heartbeats.
         claims: claims of the slot.
-        lost: why its GPU is lost, in words; empty while it is not.
-        held: whether an operator has drained it.
+        lost: why its GPU is lost; empty while it isn't.
+        held: True while an operator drains it.
     """
 
     def __init__(
@@ -140,7 +194,7 @@ class Batcher:
         memory: Callable[[], float] = lambda: 0.0,
         gpu: Gpu | None = None,
         failure_log: FailureLog | None = None,
-        started: Callable[[float | str], None] = lambda told: None,
+        started: Callable[[float | str], None] = lambda outcome: None,
         traces: BatchTraces | None = None,
         read_report: Callable[[], Awaitable[ModelReport]] | None = None,
     ) -> None:
@@ -169,17 +223,17 @@ class Batcher:
         self._keeper = LeaseKeeper(broker, clock)
         self._running_since: float | None = None
         self._stirred_at = clock()
-        """Instant of the last change of the status, or the end of the last batch."""
+        """Instant at which the status last changed or a batch last ended."""
         self.figures = SlotFigures(slot, memory, gpu)
         self.lost = ""
         self.held = False
         self._ending: asyncio.Task[None] | None = None
-        """End of a backend whose GPU was lost in the middle of a batch."""
+        """Task that ends the backend after its GPU was lost during a batch."""
         self._counts = RunCounts(slot, counters, self.figures, limits.tiers)
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the target; None while none is loaded."""
+        """Signature of the target; None until it is loaded."""
         return self._backend.signature if self._backend is not None else None
 
     async def start(self) -> None:
@@ -201,18 +255,18 @@ class Batcher:
         await self._become(WorkerStatus.HEALTHY)
 
     def run(self, supervisor: Supervisor) -> asyncio.Task[None]:
-        """Start serving and sending heartbeats; returns the task that ends when the slot has wound down."""
+        """Start serving and sending heartbeats; return the task that ends once the slot has wound down."""
         supervisor.start(f"heartbeat of {self.slot.worker}", self._heartbeat_on)
         supervisor.start(f"lease of {self.slot.worker}", self._keeper.renew_on)
         return supervisor.start(f"batcher of {self.slot.worker}", self._serve)
 
     def wind_down(self) -> None:
-        """Claim no more; the loop ends after the batch that runs now."""
+        """Claim no more batches; the loop ends after the running one."""
         self._winding_down = True
         self._interrupt()
 
     async def hold(self, held: bool) -> None:
-        """Claim no more from now on, or claim again, and tell the fleet. A start that goes on ends first."""
+        """Stop or resume claiming, and report it to the fleet. A backend that is starting finishes its start."""
         if held is self.held or self._winding_down:
             return
         self.held = held
@@ -222,10 +276,10 @@ class Batcher:
         await self._become(self._status)
 
     async def replace(self) -> None:
-        """Swap the backend for a fresh one, which must be ready first. A slot whose GPU is lost has none, and gets none.
+        """Replace the backend once a fresh one is ready. Do nothing if the slot's GPU is lost.
 
         Raises:
-            TargetError: the fresh backend does not start; the present one goes on.
+            TargetError: the fresh backend failed to start; the present one goes on.
         """
         if self.lost:
             return
@@ -237,13 +291,13 @@ class Batcher:
         self._interrupt()
 
     async def tell_report(self) -> None:
-        """Tell the fleet what the slot runs since its backend was replaced: no batch begins on another one from now on."""
+        """Report the model that the slot runs since `replace`, which left no batch to begin on the old one."""
         if self.figures.runs != self._report:
             self.figures.runs = self._report
             await self._heartbeat()
 
     async def stop(self) -> None:
-        """Stop the backend. The fleet is told once that the slot is gone, or as soon as it can be told while the loops run."""
+        """Stop the backend and report the slot as offline, at once or by the heartbeat loop when the broker is back."""
         for backend in (self._backend, self._fresh):
             if backend is not None:
                 await backend.stop()
@@ -272,7 +326,7 @@ class Batcher:
             await self._idle(asyncio.Event().wait())
 
     async def _rest_held(self) -> None:
-        """Wait until somebody has ended the drain, or the backend is gone. The fleet hears that no batch runs any more."""
+        """Wait until the drain ends or the backend is gone, after reporting that no batch runs."""
         self._interrupted, self._rests_held = False, True
         try:
             await self._heartbeat()
@@ -282,7 +336,7 @@ class Batcher:
             self._rests_held = False
 
     async def _try_to_start(self) -> float:
-        """Start the backend. Returns the seconds to wait before the next attempt if that failed, else 0."""
+        """Start the backend. Return the seconds until the next attempt if that failed, else 0."""
         try:
             await self._idle(self.start())
         except (HeadwayError, OSError) as exc:
@@ -293,7 +347,7 @@ class Batcher:
         return 0.0
 
     async def _pause_after_idle_death(self) -> None:
-        """Wait before a backend that was never given anything is replaced, if that happens again and again."""
+        """Wait before replacing a backend that repeatedly dies without having run a batch."""
         if self._asked or self._winding_down or self._backend is not None:
             return
         pause = self._pauses.died_idle(self._clock() - self._up_since)
@@ -302,12 +356,12 @@ class Batcher:
             await self._idle(asyncio.sleep(pause))
 
     async def _serve_until_gone(self, backend: Backend) -> None:
-        """Serve batches until the backend has died, wants to be replaced, or the slot winds down."""
+        """Serve batches until the backend dies or must be replaced, or the slot winds down."""
         self._up_since, self._asked = self._clock(), False
         gone = asyncio.ensure_future(backend.gone())
-        # Once the next backend is starting, news of this one must not interrupt it.
+        # Once the next backend is starting, the end of this one must not interrupt it.
         gone.add_done_callback(lambda _: self._interrupt() if self._backend is backend else None)
-        self._retire = self._fresh is not None  # It may have come while this one was starting.
+        self._retire = self._fresh is not None  # A replacement may have come while this backend was starting.
         try:
             while not self._winding_down and not gone.done() and not self._retire:
                 await (self._rest_held() if self.held else self._serve_one(backend, gone))
@@ -331,13 +385,13 @@ class Batcher:
         if lease is None:
             return
         rests = self._breaker.state(self._clock()) is State.OPEN
-        if self._winding_down or self.held or self._retire or rests or gone.done():  # It came to that during the call.
+        if self._winding_down or self.held or self._retire or rests or gone.done():  # This changed during the call.
             await self._tell(lease, lambda: self._broker.release(lease), self._clock())
         else:
             await self._run(backend, lease)
 
     async def _keep_out(self, now: float) -> None:
-        """Wait until the breaker is worth asking again. A slot that may not run is not healthy."""
+        """Wait until the breaker should be asked again, and count the slot as degraded meanwhile."""
         since = self._kept_out_since = now if self._kept_out_since is None else self._kept_out_since
         barred = self._breaker.state(now) is State.OPEN or now - since >= IN_DOUBT
         if barred and self._status is not WorkerStatus.DEGRADED:
@@ -346,8 +400,8 @@ class Batcher:
         await self._idle(asyncio.sleep(pause))
 
     async def _claimed(self) -> Lease | None:
-        """Claim the batch that leaves now; None when it is worth asking again."""
-        self._interrupted = False  # An interrupt of the call finds no pause to cancel.
+        """Claim a batch that is due; otherwise wait until another claim is worthwhile, and return None."""
+        self._interrupted = False  # An interrupt during the claim finds no pause to cancel, so check the flag.
         try:
             claimed = await self.claims.claim()
             await self._reached()
@@ -362,10 +416,10 @@ class Batcher:
         return claimed if isinstance(claimed, Lease) else None
 
     async def _probe(self, backend: Backend) -> None:
-        """Find out by the warm-up input whether the backend works: what failed may have failed for its inputs."""
+        """Test the backend with the warm-up input, because the failed batches may have failed for their inputs."""
         slot, timeout = self.slot, self._limits.gpu_timeout
         self._asked = True
-        if (value := backend.signature.warm_up_input) is None:  # Then a fresh process that starts has to do.
+        if (value := backend.signature.warm_up_input) is None:  # Without one, test by starting a fresh process.
             self._breaker.success(self._clock())
             self._retire = True
             await self._become(WorkerStatus.STARTING)
@@ -378,11 +432,11 @@ class Batcher:
             self._breaker.forget()
             raise
         except Exception as exc:
-            foreseen = isinstance(exc, HeadwayError)
-            error = self.starting.cause = str(exc) if foreseen else repr(exc)
-            log.warning("probe failed", worker=slot.worker, error=error, exc_info=not foreseen)
+            expected = isinstance(exc, HeadwayError)
+            error = self.starting.cause = str(exc) if expected else repr(exc)
+            log.warning("probe failed", worker=slot.worker, error=error, exc_info=not expected)
             self._breaker.failure(self._clock())
-            # A process whose probe fails may be past help, as after a CUDA error; a fresh one is not.
+            # A process may be broken beyond recovery, for example by a CUDA error, so replace it.
             self._retire = backend.pid != 0
             await self._become(WorkerStatus.STARTING if self._retire else WorkerStatus.DEGRADED)
         else:
@@ -390,7 +444,7 @@ class Batcher:
             await self._become(WorkerStatus.HEALTHY)
 
     async def _run(self, backend: Backend, lease: Lease) -> None:
-        """Run one batch to its end, whatever that is."""
+        """Run one batch and hand in its outcome."""
         self._keeper.lease = lease
         self._asked = True
         self._running_since = since = self._clock()
@@ -406,7 +460,7 @@ class Batcher:
             failure = BatchFailure(exc.cause, str(exc), self.slot.worker, exc.shown, places)
             await self._failed(lease, failure, since, broken, exc.trace, not isinstance(exc, RemoteAbsent))
         except asyncio.CancelledError:
-            with contextlib.suppress(BrokerUnavailable):  # Then the lease lapses.
+            with contextlib.suppress(BrokerUnavailable):  # Then the lease expires.
                 await self._broker.release(lease, BatchFailure(Cause.LEASE_LOST, "shut down", self.slot.worker))
             raise
         except Exception as exc:
@@ -438,7 +492,7 @@ class Batcher:
         self, lease: Lease, failure: BatchFailure, since: float, broken: bool, trace: str = "", ran: bool = True
     ) -> None:
         seconds = self._clock() - since
-        await self.figures.look_at_gpu()  # What comes of a GPU that is lost looks like the fault of an input.
+        await self.figures.look_at_gpu()  # The effects of a lost GPU look like a bad input.
         self._note_loss()
         if self.lost:
             failure = BatchFailure(Cause.LEASE_LOST, self.lost, self.slot.worker, "the worker lost its GPU")
@@ -447,9 +501,9 @@ class Batcher:
         self._failure_log.failed(self.slot.worker, lease, failure, trace)
         if ran:
             self._counts.failed(lease, failure, seconds)
-        # After most of a GPU's errors nothing works in that process any more: the next input would be blamed for it.
+        # After most GPU errors the process can't run anything more, and the next input would be blamed for it.
         erred = self.figures.gpu_erred() and not broken
-        # A batch of suspects says little of the backend, unless it was the backend's own fault.
+        # Suspects are expected to fail: that says little about the backend, unless the failure was its own.
         if erred or lease.reason != RETRY or failure.cause in NEVER_SPLIT:
             self._breaker.failure(self._clock(), certain=erred or not ran)
         if broken:
@@ -460,9 +514,10 @@ class Batcher:
         await self._tell(lease, lambda: self._broker.release(lease, failure if ran else None), since)
 
     async def _tell(self, lease: Lease, tell: Callable[[], Awaitable[T]], since: float) -> T | None:
-        """Hand in the outcome of a batch until the broker answers; None if it was given up before.
+        """Hand in the outcome of a batch, trying again until the broker answers; None if that was given up.
 
-        It is given up when the first of the batch gives up. A slot that winds down gives it up with its lease, too: then another runs the batch.
+        Give up when the first entry's time is over. A slot that winds down also gives up when its lease expires, because
+        another slot then runs the batch.
         """
         least, failures = self._clock() + LEAST_TIME_LEFT, 0
         while True:
@@ -484,7 +539,7 @@ class Batcher:
                 return answer
 
     async def _reached(self) -> None:
-        """Note that the broker answers. After an outage it may have forgotten this slot, or think that it is gone."""
+        """Record that the broker answers. After an outage, send a heartbeat, because the broker may have forgotten the slot."""
         if self._availability.over():
             await self._heartbeat()
 
@@ -503,7 +558,7 @@ class Batcher:
             if isinstance(exc, Exception):
                 starting.trouble = str(exc)
                 self._started(starting.trouble)
-            exc.__context__ = None  # A time-out there holds the task in which this ran, which is to hold `exc`.
+            exc.__context__ = None  # A time-out as context holds this task, which holds `exc`: break the cycle.
             raise
         else:
             starting.took = seconds = self._clock() - since
@@ -516,12 +571,12 @@ class Batcher:
         return backend
 
     def _bounded(self, signature: Signature) -> Slot:
-        """Slot of the backend as it is now. Batches are bounded by their rows where it takes tensors, unless by weight anyway."""
+        """Slot of the present backend. A target that takes tensors has batches bounded by rows, unless a weight bounds them."""
         rows = self.slot.max_batch if signature.takes is ValueKind.TENSORS else 0
         return msgspec.structs.replace(self.slot, max_weight=self._max_weight or rows, runs=self._report)
 
     async def _swap(self) -> None:
-        """Stop the present backend. A fresh one takes its place if one is ready."""
+        """Stop the present backend, and switch to the fresh one if it is ready."""
         old, self._backend, self._fresh = self._backend, self._fresh, None
         if self._backend is None:
             if ended := getattr(old, "ended", ""):
@@ -534,17 +589,17 @@ class Batcher:
             await old.stop()
 
     async def _idle(self, pause: Coroutine[Any, Any, object]) -> None:
-        """Wait for `pause`, or until the batcher is interrupted."""
+        """Wait for `pause`, or until an interrupt."""
         self._pausing = task = asyncio.get_running_loop().create_task(pause)
         try:
             await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
-                raise  # It is this loop that was cancelled, not its pause that was interrupted.
+                raise  # The loop itself was cancelled, not its pause.
         finally:
             self._pausing = None
-            del task  # It may hold an exception whose traceback holds this frame.
+            del task  # Its exception's traceback may hold this frame.
 
     def _interrupt(self) -> None:
         self._interrupted = True
@@ -562,18 +617,18 @@ class Batcher:
         await self._heartbeat()
 
     async def _heartbeat(self) -> bool:
-        """Send a heartbeat; False when the broker is out of reach."""
+        """Send a heartbeat; return False if the broker is out of reach."""
         self._counters.breaker_state[self.slot.worker] = self._breaker.state(self._clock())
         self.figures.read()
         self._note_loss()
         self._look_at_full_batches()
         status, reason = self._standing()
         running, loading = self._running_since is not None, self.starting.seconds(self._clock())
-        told = self._fresh is not None and self.figures.runs == self._report
-        beat = self.figures.told(
+        replaced = self._fresh is not None and self.figures.runs == self._report
+        worker = self.figures.worker_info(
             status,
             reason,
-            self._fresh if told else self._backend,  # No batch begins on the other one any more.
+            self._fresh if replaced else self._backend,  # No more batches begin on the replaced one.
             running=running,
             restarts=max(self._restarts, 0),
             loading=loading,
@@ -583,13 +638,13 @@ class Batcher:
             retry_in=self.starting.retry_in(self._clock()),
         )
         try:
-            await self._broker.heartbeat(beat)
-        except BrokerUnavailable:  # The next one will tell.
+            await self._broker.heartbeat(worker)
+        except BrokerUnavailable:  # The next heartbeat will report it.
             return False
         return True
 
     def _look_at_full_batches(self) -> None:
-        """Warn once where the batches that ran tell that a full one exceeds the GPU deadline."""
+        """Warn once if the batches so far predict that a full one exceeds the GPU deadline."""
         pace = self.figures.pace
         if self._warned_of_full or self.figures.batches < TELLING or not pace.items_per_second:
             return
@@ -599,7 +654,7 @@ class Batcher:
             warn_of_full(self.slot, seconds, pace.line, self._limits)
 
     def _note_loss(self) -> None:
-        """Take the slot out when its GPU is lost."""
+        """Take the slot out of service once its GPU is lost."""
         figures = self.figures.gpu_figures
         if self.lost or figures is None or not figures.lost:
             return
@@ -612,7 +667,7 @@ class Batcher:
         self._interrupt()
 
     def _standing(self) -> tuple[WorkerStatus, str]:
-        """Status of the slot to tell, and the reason for which it is not healthy."""
+        """Status to report, and why the slot isn't healthy."""
         status, reason = self._own_standing()
         if not self.held or status is WorkerStatus.OFFLINE:
             return status, reason
@@ -620,7 +675,7 @@ class Batcher:
         return WorkerStatus.DRAINED, f"{runs}; {reason}" if reason else runs
 
     def _own_standing(self) -> tuple[WorkerStatus, str]:
-        """Status of the slot and its reason, unless an operator drains it."""
+        """Status and reason of the slot, apart from any drain by an operator."""
         if self.lost and self._status is not WorkerStatus.OFFLINE:
             return WorkerStatus.DEGRADED, self.lost
         if self._status is WorkerStatus.DEGRADED:
@@ -631,16 +686,13 @@ class Batcher:
         return self._status, self.starting.reason(self._clock(), self.held) if is_starting else ""
 
     def _every(self) -> float:
-        """Seconds between two heartbeats: more of them while the slot rests."""
+        """Seconds between two heartbeats; longer while the slot is idle."""
         settled = self.held or self._status is WorkerStatus.HEALTHY
         busy = self._running_since is not None or self._winding_down or not settled
         return HEARTBEAT_EVERY if busy or self._clock() - self._stirred_at < REST_AFTER else REST_EVERY
 
     async def _heartbeat_on(self) -> None:
-        """Send a heartbeat twice a second, or once while the slot rests, until the last one has told that the slot, which winds down, is offline.
-
-        It reports the busy share.
-        """
+        """Send heartbeats twice a second, or once while the slot is idle, until one reports a slot that winds down as offline."""
         self.figures.note_utilisation(self._clock(), 0.0)
         while True:
             if await self._heartbeat() and self._winding_down and self._status is WorkerStatus.OFFLINE:
@@ -648,3 +700,28 @@ class Batcher:
             await asyncio.sleep(until_tick(self._every()))
             now = self._clock()
             self.figures.note_utilisation(now, now - self._running_since if self._running_since is not None else 0.0)
+
+
+class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
+    """Serving batchers of a pool, each with its task."""
+
+    async def finish(self, batcher: Batcher) -> None:
+        """Wait for the batcher's last batch, then take its slot offline at once, without waiting for other slots."""
+        if (serving := self.get(batcher)) is not None:
+            await asyncio.shield(serving)  # The loop belongs to the supervisor: a cancelled caller must not end it.
+        await batcher.stop()
+        self.pop(batcher, None)
+
+
+async def replace_all(batchers: Sequence[Batcher]) -> None:
+    """Replace every backend in turn; stop at the first that fails to start.
+
+    The fleet learns of the new code only once all batchers run it. Until then, answers are shared as answers of the old
+    code, and no later request joins a batch that began on it.
+    """
+    try:
+        for batcher in batchers:
+            await batcher.replace()
+    finally:
+        for batcher in batchers:
+            await batcher.tell_report()

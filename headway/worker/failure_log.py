@@ -1,8 +1,7 @@
-"""Log of failed batches, in which each bad input is one story.
+"""Log of failed batches that tells the story of each bad input once.
 
-The search for the input that makes a batch fail is a row of further failures. The first is told with the traceback, and so
-is the failure of an input that ran alone, with the id of its request; those between, and the repeated ones, are logged at
-level debug.
+The search for the input that makes a batch fail causes further failures. Two of them are logged as warnings: the first, with
+its traceback, and the failure of the input that ran alone, with its request id. The others are logged at level debug.
 """
 
 from __future__ import annotations
@@ -15,26 +14,22 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 REMEMBERED = 10_000
-"""Most entries that are remembered."""
+"""Upper bound on remembered entries."""
 
 
 class FailureLog:
-    """Log of the failed batches of one process, whose slots search together.
-
-    Arguments:
-        gpu_timeout: most seconds of one batch.
-    """
+    """Log of the failed batches of one process, whose slots search together for bad inputs."""
 
     def __init__(self, gpu_timeout: float) -> None:
         self._gpu_timeout = gpu_timeout
-        self._told: dict[tuple[str, str], tuple[Cause, bool]] = {}
-        """Cause under which an entry was told of, and whether it was alone; by tenant and id."""
-        self._told_start = ""
+        self._logged: dict[tuple[str, str], tuple[Cause, bool]] = {}
+        """Cause of the last logged failure of each entry by tenant and id, and whether the entry ran alone."""
+        self._logged_start = ""
 
     def not_started(self, worker: str, error: TargetError) -> None:
-        """Log what user code raised while a worker started: once, however many workers and attempts there are."""
-        if error.trace and error.trace != self._told_start:
-            self._told_start = error.trace
+        """Log what user code raised at a worker's start, once for all workers and attempts."""
+        if error.trace and error.trace != self._logged_start:
+            self._logged_start = error.trace
             log.error("the target raised while it started", worker=worker, error=str(error), exception=error.trace)
 
     def failed(self, worker: str, lease: Lease, failure: BatchFailure, trace: str = "") -> None:
@@ -48,7 +43,7 @@ class FailureLog:
         """
         alone = len(lease.entries) == 1
         story = (failure.cause, alone)
-        known = [self._told.get((entry.tenant, entry.id)) for entry in lease.entries]
+        known = [self._logged.get((entry.tenant, entry.id)) for entry in lease.entries]
         again = all(before is not None and before[0] is story[0] and before[1] >= alone for before in known)
         fields: dict[str, object] = {"cause": failure.cause.value, "error": failure.message, "size": len(lease.entries)}
         fields |= {"version": lease.slot.runs.version, "batch_id": lease.batch_id}
@@ -61,9 +56,9 @@ class FailureLog:
             log.debug("batch failed again", worker=worker, **fields, reason=lease.reason)
             return
         for entry in lease.entries:
-            self._told[entry.tenant, entry.id] = story
-        while len(self._told) > REMEMBERED:
-            del self._told[next(iter(self._told))]
+            self._logged[entry.tenant, entry.id] = story
+        while len(self._logged) > REMEMBERED:
+            del self._logged[next(iter(self._logged))]
         if trace and not any(known):
             fields["exception"] = trace
         log.warning("batch failed", worker=worker, **fields, reason=lease.reason)

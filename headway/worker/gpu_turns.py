@@ -1,13 +1,13 @@
-"""Turns of the batchers that share one GPU: one batch at a time, and one decision over all models whose it is.
+"""Turn-taking between the batchers that share one GPU: one batch runs at a time, and the turns are chosen across all models.
 
-    free ──claim gets a batch──▶ running ──complete or release──▶ choosing ──▶ the batchers that wait are asked in order
-      ▲                                                                        │ first with a batch due ──▶ running
-      └────────────────────────────── nobody has ────────────────────────────────┘
+    free ──a claim gets a batch──▶ running ──complete or release──▶ choosing ──▶ ask the waiting batchers in order
+      ▲                                                                          │ first with a batch due ──▶ running
+      └────────────────────────────── no batch is due ───────────────────────────┘
 
-Each batcher is one of any slot. What it takes for its broker is a `TurnedSource`, whose claims get nothing while it is
-another's turn, and whose waits end when a batch may be there: while the GPU runs, with the batcher's turn; while it is free,
-with the broker's wake-up. While the outcome of a batch is handed in, the broker is asked what waits for whom, if several could be
-next. A batcher whose turn it is and that does not claim soon, as its process has just died, is passed over.
+The batchers are ordinary ones. Each gets a `TurnedSource` as its broker: its claims return nothing while another model has
+the turn. Its waits end with the batcher's turn while the GPU is busy, and with the broker's wake-up while it is free.
+While a finished batch is handed in, the broker is asked what is queued if several models could go next. A batcher that
+doesn't use its turn soon, for example because its process just died, is passed over.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from headway.ports import WorkSource
 from headway.runtime.race import race
 
 TURN = 0.02
-"""Seconds that a batcher has to claim once it is its turn, and the broker to say what waits."""
+"""Seconds within which a batcher must use its turn, and the broker must say what is queued."""
 NOT_ITS_TURN = NoWork(None)
-"""Answer to a claim of which the broker has not heard."""
+"""Result of a claim that never reached the broker, because another model has the turn."""
 
 
 class GpuTurns:
-    """Turns on one GPU.
+    """Turns of the models on one GPU.
 
     Arguments:
         name: name of the GPU in heartbeats.
         clock: monotonic seconds.
-        contenders: asks what is known of the next batches of some slots.
-        share: share of the GPU that a model can have.
-        load_seconds: seconds that a load of a model is expected to take.
-        absent: makes the heartbeat of a worker whose model has left the GPU, and can be loaded again.
+        contenders: asks the broker about the next batch of each of some slots.
+        share: returns the share of the GPU that a model can have.
+        load_seconds: returns how long a model is expected to take to load.
+        absent: makes the heartbeat of a worker whose model was evicted and can be loaded again.
 
     Attributes:
-        evicted: models that have done so.
+        evicted: models that were evicted from the GPU and not loaded since.
     """
 
     def __init__(
@@ -60,31 +60,31 @@ class GpuTurns:
         self._clock = clock
         self._contenders = contenders
         self._slots: dict[str, Slot] = {}
-        """Slot of each model that has claimed here."""
+        """Slot of each model that has claimed on this GPU."""
         self._choosing: asyncio.Task[None] | None = None
-        """Task that chooses whose turn it is."""
+        """Task that chooses the order of the next turns."""
         self._turns = FairOrder()
         self._running: str | None = None
         self._since = 0.0
         self._turn: str | None = None
-        """Model whose turn it is to claim."""
+        """Model that may claim next."""
         self._asks = False
-        """Whether its claim is under way."""
+        """True while that model's claim is under way."""
         self._order: list[str] = []
-        """Models that are asked next, if it has nothing due."""
+        """Models to ask next, in order, if the current turn yields no batch."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
         """Models that wait for their turn."""
         self._free: dict[str, asyncio.Future[None]] = {}
-        """Models that wait for work on a free GPU, until it is taken."""
+        """Models that wait for work while the GPU is free."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a batch runs, or a turn has been given that may become one, or is about to be."""
+        """True while a batch runs, a turn is given, or the next turn is being chosen."""
         return self._running is not None or self._turn is not None or self._choosing is not None
 
     def begin(self, slot: Slot) -> bool:
-        """Let a slot claim now; False while it is another's turn, or a batch runs."""
+        """Let a slot claim; return False while another model has the turn or a batch runs."""
         if not slot.helps or slot.model not in self._slots:
             self._slots[slot.model] = slot
         if self._running is not None or self._choosing is not None or self._turn not in (None, slot.model):
@@ -94,7 +94,7 @@ class GpuTurns:
         return True
 
     def took(self, model: str) -> None:
-        """Note that the claim of a model got a batch."""
+        """Record that the model's claim got a batch."""
         self._turn, self._asks, self._order = None, False, []
         self._running, self._since = model, self._clock()
         self._turns.began(model)
@@ -103,13 +103,13 @@ class GpuTurns:
                 taken.set_result(None)
 
     def passed(self, model: str) -> None:
-        """Note that the claim of a model got nothing; the next is asked."""
+        """Record that the model's claim got no batch, and ask the next model."""
         if self._turn == model:
             self._turn, self._asks = None, False
             self._give_turn()
 
     def ended(self, model: str) -> None:
-        """Note that the batch of a model is over; all that wait are asked in order, it among them."""
+        """Record that the model's batch is over; then ask all waiting models in order, including this one."""
         if self._running != model:
             return
         self._running = None
@@ -121,13 +121,13 @@ class GpuTurns:
             self._give_turn()
 
     async def _choose(self, last: str) -> None:
-        """Choose the order in which those that wait are asked, `last` among them, whose batch is over."""
+        """Choose the order in which to ask the waiting models and `last`, whose batch just ended."""
         known: dict[str, Contender] = {}
         try:
             async with asyncio.timeout(TURN):
                 slots = [self._slots[model] for model in {*self._waiting, last}]
-                known = {one.model: one for one in await self._contenders(slots)}
-        except (BrokerUnavailable, TimeoutError):  # Then only the time had decides.
+                known = {contender.model: contender for contender in await self._contenders(slots)}
+        except (BrokerUnavailable, TimeoutError):  # Then the order rests on past GPU time alone.
             pass
         finally:
             self._choosing = None
@@ -139,16 +139,16 @@ class GpuTurns:
         """Forget a model that leaves the GPU."""
         self._turns.forget(model)
         self._slots.pop(model, None)
-        self._order = [one for one in self._order if one != model]
+        self._order = [other for other in self._order if other != model]
         self.passed(model)
 
     async def turn(self, model: str) -> None:
-        """Return when it is the model's turn to claim, or the GPU is free."""
+        """Return once the model may claim, or the GPU is free."""
         if self.busy:
             await self._until(self._waiting, model)
 
     async def taken(self, model: str) -> None:
-        """Return when the GPU runs a batch."""
+        """Return once the GPU runs a batch."""
         if self._running is None:
             await self._until(self._free, model)
 
@@ -161,7 +161,7 @@ class GpuTurns:
                 del waits[model]
 
     def _give_turn(self) -> None:
-        """Give the next model in order its turn; after the last, everybody else may look for work."""
+        """Give the turn to the next model in order; after the last, let all waiting models look for work."""
         self._stop_timer()
         self._turn = None
         if self._order:
@@ -188,23 +188,20 @@ class GpuTurns:
 
 
 class TurnedSource(WorkSource):
-    """Broker as one batcher of a shared GPU sees it; see `headway.ports.WorkSource`.
-
-    Arguments:
-        broker: the broker.
-        turns: turns on the GPU.
-        model: model of the batcher.
-    """
+    """Broker as a batcher on a shared GPU sees it; see `headway.ports.WorkSource`."""
 
     def __init__(self, broker: WorkSource, turns: GpuTurns, model: str) -> None:
         self._broker = broker
         self._turns = turns
         self._model = model
         self._claimed = False
-        """Whether the last claim has reached the broker, so that it knows that this slot is idle."""
+        """True if the last claim reached the broker, which then knows that this slot is idle."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """See WorkSource. Nothing is claimed while it is another model's turn. One that helps has its own claim next."""
+        """Claim as `WorkSource.claim` does; get nothing while another model has the turn.
+
+        After helping another version, the slot keeps its turn to claim for its own.
+        """
         self._claimed = self._turns.begin(slot)
         if not self._claimed:
             return NOT_ITS_TURN
@@ -221,21 +218,21 @@ class TurnedSource(WorkSource):
                 self._turns.passed(self._model)
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """See WorkSource. The GPU has to be free, too."""
+        """Wait as `WorkSource.wait_for_work` does, and for the GPU to be free."""
         if not self._claimed:
             await self._turns.turn(self._model)
             return
-        found, _ = await race(self._broker.wait_for_work(slot, until), self._turns.taken(self._model))
-        if found is not None:
-            found.result()
+        work, _ = await race(self._broker.wait_for_work(slot, until), self._turns.taken(self._model))
+        if work is not None:
+            work.result()
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
-        """See WorkSource. The GPU is free from here on."""
+        """Complete as `WorkSource.complete` does; the GPU is free as soon as this is called."""
         self._turns.ended(self._model)
         return await self._broker.complete(lease, items)
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """See WorkSource. The GPU is free from here on."""
+        """Release as `WorkSource.release` does; the GPU is free as soon as this is called."""
         self._turns.ended(self._model)
         return await self._broker.release(lease, failure)
 
@@ -243,7 +240,7 @@ class TurnedSource(WorkSource):
         return await self._broker.extend(lease)
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """See WorkSource. It tells the GPU, how much of it the model can have, and how long a load takes there."""
+        """Add the GPU's name, the model's share of it and its load time to the heartbeat."""
         turns = self._turns
         if worker.status is WorkerStatus.OFFLINE and self._model in turns.evicted:
             worker = turns.absent(worker)

@@ -1,8 +1,8 @@
-"""Help of a slot for versions of its model that nobody serves any more.
+"""Help of a slot for versions of its model that no worker serves any more.
 
-A version has a queue of its own, and workers that claim from it. When the last of them has left, what still waits there
-would wait for ever. So slots of other versions take turns: a batch of their own, then one of those. An entry that is
-pinned to the other version does not run: it fails, as nobody is there who could answer it.
+Each version has its own queue. Entries left behind in it by the version's last worker would wait for ever, so slots of
+other versions claim from their own queue and from such queues in turn. An entry pinned to the abandoned version doesn't
+run but fails, because no worker can answer it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from headway.core.departure import Policy
 from headway.core.health import degraded_at
 from headway.errors import BatchRaised
-from headway.model import Entry, ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
+from headway.model import ItemResult, Lease, NoWork, QueueName, Slot, WorkerInfo, WorkerStatus
 from headway.ports import Backend, Registry, WorkSource
 from headway.runtime.periodic import Periodic, PeriodicResource
 from headway.runtime.race import end
@@ -28,25 +28,22 @@ if TYPE_CHECKING:
     from headway.worker.batch_traces import BatchTraces
 
 FIND_UNSERVED_EVERY = 1.0
-"""Seconds between two looks for queues that nobody serves, of a process alone."""
+"""Seconds between two searches for unserved queues when a process is alone in the fleet."""
 LOOKS = 50
-"""Most looks of all processes in a second: the more workers there are, the more seldom each process looks."""
+"""Upper bound on searches per second in the whole fleet; with more workers, each process searches less often."""
 COMES_BACK = 5.0
-"""Seconds for which a worker that says that it starts anew, or rests, serves its queue all the same; what waits there may not live longer."""
+"""Seconds for which a restarting or resting worker still counts as serving its queue; entries there may not live longer."""
 
 
 class Claims:
-    """Claims of one slot: for its own queue, and for those where it helps.
+    """Claims of one slot, from its own queue and from those where it helps.
 
     Arguments:
-        slot: the slot.
+        slot: the slot as its broker knows it.
         broker: broker that batches come from.
         policy: departure policy.
         clock: monotonic seconds.
-        traces: recorder of the spans of batches; None where none are recorded.
-
-    Attributes:
-        slot: the slot, as its broker knows it.
+        traces: recorder of the spans of batches, if any.
     """
 
     def __init__(
@@ -60,19 +57,19 @@ class Claims:
         self.slot, self._broker, self._policy = slot, broker, policy
         self._clock, self._traces = clock, traces
         self._asked_at = 0.0
-        """Instant at which the last claim began."""
+        """Start of the last claim."""
         self._strays: Sequence[Slot] = ()
         self._helped = self._barred = False
         self._waiting: asyncio.Future[None] | None = None
 
     def help(self, versions: Iterable[str]) -> None:
-        """Help where entries wait for these versions, until none is left."""
+        """Also claim from the queues of these versions until they are empty."""
         self._strays = [replace(self.slot, version=version, helps=True) for version in versions]
         if self._strays and self._waiting is not None:
             self._waiting.cancel()
 
     async def claim(self) -> Lease | NoWork:
-        """Claim the batch that leaves now for the slot, or learn when to claim again."""
+        """Claim a batch that is due, or return when to claim again."""
         self._asked_at = self._clock()
         claimed = await self._claim_in_turn()
         self._barred = claimed is NOT_ITS_TURN
@@ -93,19 +90,19 @@ class Claims:
         return claimed
 
     async def run(self, backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
-        """Run the batch that was claimed last; see `run_batch`."""
+        """Run the claimed batch; see `run_batch`."""
         if self._traces is None:
             return await run_batch(backend, lease, timeout)
         return await self._traces.run(partial(run_batch, backend, lease, timeout), lease, self._asked_at)
 
     async def wait(self, until: float | None) -> None:
-        """Return when a claim is worth trying again; see `WorkSource.wait_for_work`."""
-        if not self.slot.version:  # It has no versions to help.
+        """Return when another claim is worthwhile; see `WorkSource.wait_for_work`."""
+        if not self.slot.version:  # Without versions there is none to help.
             await self._broker.wait_for_work(self.slot, until)
             return
         self._waiting = waiting = asyncio.ensure_future(self._broker.wait_for_work(self.slot, until))
         try:
-            if self._strays and not self._barred:  # It claims there next; its own queue is to wait for it no longer.
+            if self._strays and not self._barred:  # Claim from a stray queue next instead of waiting at our own.
                 await asyncio.sleep(0)
             else:
                 await asyncio.wait({waiting})
@@ -117,37 +114,32 @@ class Claims:
 
 
 async def run_batch(backend: Backend, lease: Lease, timeout: float) -> Sequence[ItemResult]:
-    """Run a batch on a backend; one item per entry. See `Backend.run`.
+    """Run a batch and return one item per entry; see `Backend.run`.
 
-    Of a batch of another version the entries that are pinned to it do not run.
+    In a batch of another version, entries pinned to that version fail without running.
     """
-    if not lease.slot.helps or not any(map(_is_elsewhere, lease.entries)):
+    if not lease.slot.helps or not any(entry.pinned for entry in lease.entries):
         return await backend.run(lease.entries, timeout)
-    own = [place for place, entry in enumerate(lease.entries) if not _is_elsewhere(entry)]
+    runnable = [place for place, entry in enumerate(lease.entries) if not entry.pinned]
     try:
-        items = iter(await backend.run([lease.entries[place] for place in own], timeout) if own else ())
+        items = iter(await backend.run([lease.entries[place] for place in runnable], timeout) if runnable else ())
     except BatchRaised as exc:
-        exc.places = tuple(own[place] for place in exc.places)  # Those of what ran, and wanted are those of the lease.
+        exc.places = tuple(runnable[place] for place in exc.places)  # Translate them to places in the lease.
         raise
     named = f"version {version!r} of the model" if (version := lease.slot.version) else "the version that was asked for"
-    reason = f"no worker runs {named} any more"
-    elsewhere = ItemResult(None, reason, elsewhere=True)
-    return [elsewhere if _is_elsewhere(entry) else next(items) for entry in lease.entries]
-
-
-def _is_elsewhere(entry: Entry) -> bool:
-    return entry.pinned
+    elsewhere = ItemResult(None, f"no worker runs {named} any more", elsewhere=True)
+    return [elsewhere if entry.pinned else next(items) for entry in lease.entries]
 
 
 _COMING = (WorkerStatus.STARTING, WorkerStatus.DEGRADED)
-"""Statuses of a worker that is there and will claim again, unless it has been silent for long."""
+"""Statuses of a worker that will claim again unless it has been silent for long."""
 
 
 class StrayWatcher(PeriodicResource):
-    """Watcher for queues that nobody serves, as a resource of its process; see `headway.app.lifecycle.Resource`.
+    """Periodic search of one process for queues that no worker serves; see `headway.app.lifecycle.Resource`.
 
     Arguments:
-        claims: returns the claims of the slots of the process.
+        claims: returns the claims of the process's slots.
         registry: broker that knows workers and depths.
         clock: monotonic seconds.
     """
@@ -164,13 +156,13 @@ class StrayWatcher(PeriodicResource):
             self._next_at = self._clock() + await self.look() / LOOKS
 
     async def look(self) -> int:
-        """Look once. Returns the number of workers that there are."""
+        """Search once; return the number of workers in the fleet."""
         workers, depths = await asyncio.gather(self._registry.workers(), self._registry.depths())
         served = self._served(workers)
         strays: dict[str, set[str]] = {}
-        for one in depths:
-            if one.depth and one.queue not in served:
-                strays.setdefault(one.model, set()).add(one.version)
+        for depth in depths:
+            if depth.depth and depth.queue not in served:
+                strays.setdefault(depth.model, set()).add(depth.version)
         for claims in self._claims():
             slot = claims.slot
             if slot.version:
@@ -178,7 +170,7 @@ class StrayWatcher(PeriodicResource):
         return len(workers)
 
     def _served(self, workers: Sequence[WorkerInfo]) -> set[QueueName]:
-        """Queues with a healthy worker, or lately with one and now with one that says that it will be healthy again."""
+        """Queues with a healthy worker, or with one that was healthy lately and says that it will be again."""
         now, newest = self._clock(), max((worker.last_heartbeat for worker in workers), default=0.0)
         healthy = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY}
         lately = {queue: at for queue, at in self._healthy_at.items() if now - at <= COMES_BACK}

@@ -1,33 +1,31 @@
-"""Pool of batchers, one for each slot, that can become more or fewer while they serve.
+"""Pools of batchers, one batcher per slot, that can grow and shrink while they serve; and all pools of a process together.
 
-    run ──▶ slot 0, slot 1, … ── grow ──▶ a further slot, which brings its backend up by itself
-                              ── shrink ─▶ the last slot claims no more, finishes its batch, goes offline
+    run ──▶ slot 0, slot 1, … ── grow ──▶ a new slot, which starts its own backend
+                              ── shrink ─▶ the last slot stops claiming, finishes its batch, goes offline
 
-A slot that leaves loses nothing: what it runs is answered, and what it has not claimed waits for the others.
+Removing a slot loses no request: its running batch is answered, and unclaimed entries wait for the other slots.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from headway.model import Signature
 from headway.runtime.logger import get_logger
 from headway.runtime.supervisor import Supervisor
-from headway.worker.batcher import Batcher
+from headway.worker.batcher import Batcher, ServingBatchers, replace_all
+from headway.worker.shared_gpus import SharedGpus
 from headway.worker.starting import start_all
 
 log = get_logger(__name__)
 
 
 class Places:
-    """Places that pools take slots' numbers from.
-
-    Arguments:
-        most: number of places.
+    """Slot numbers that several pools share.
 
     Attributes:
-        takers: called in turn when a place has become free, so that whoever waits for one takes it.
+        takers: functions called in order whenever a number becomes free, so that a waiting pool can take it.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,16 +34,16 @@ class Places:
 
     @property
     def free(self) -> int:
-        """Number of free places."""
+        """Number of free slot numbers."""
         return len(self._free)
 
     @property
     def taken(self) -> int:
-        """Number of places that are not free."""
+        """Number of slot numbers in use."""
         return self._most - len(self._free)
 
     def take(self) -> int | None:
-        """Take the free place with the lowest number; None where none is free."""
+        """Take the lowest free number; None if all are in use."""
         if not self._free:
             return None
         number = min(self._free)
@@ -53,55 +51,28 @@ class Places:
         return number
 
     def give(self, number: int) -> None:
-        """Give a place back."""
+        """Give a number back."""
         self._free.add(number)
         for take in self.takers:
             take()
-
-
-class ServingBatchers(dict[Batcher, asyncio.Task[None]]):
-    """Batchers of a pool that serve, each with the task that does."""
-
-    async def finish(self, batcher: Batcher) -> None:
-        """Take a slot offline as soon as its last batch is done: others wait for none of its batches any more."""
-        if (serving := self.get(batcher)) is not None:
-            await asyncio.shield(serving)  # Who gives up waiting ends no loop: that is the supervisor's.
-        await batcher.stop()
-        self.pop(batcher, None)
-
-
-async def replace_all(batchers: Sequence[Batcher]) -> None:
-    """Swap every backend for a fresh one, one after the other; the first that fails ends it, the rest go on.
-
-    The fleet is told of their code once all have it. Until then answers are shared as those of the old code, and nobody
-    who asks afterwards joins a batch that began on it.
-    """
-    try:
-        for batcher in batchers:
-            await batcher.replace()
-    finally:
-        for batcher in batchers:
-            await batcher.tell_report()
 
 
 class WorkerPool:
     """Batchers of one process over one broker.
 
     Arguments:
-        make: builds the batcher of the slot with a number, counted from 0.
-        places: numbers that other pools take, too; None: those below `most`.
-        size: slots at first.
-        most: most slots that there can ever be, as each needs a device.
-        slots: set that the ids of the slots are kept in, beside those of other pools; None: a set of its own.
+        make: builds the batcher for a slot number, counted from 0.
+        size: initial number of slots.
+        most: upper bound on the number of slots; each needs a device.
+        slots: set to keep the slot ids in, shared with other pools; None: a set of its own.
+        places: slot numbers shared with other pools; None: the numbers below `most`.
 
     Attributes:
-        most: most slots that there can ever be.
-        wanted: slots that there should be; it has fewer as long as other pools have their places.
-        places: places that its slots have.
-        batchers: batchers that serve, in the order in which they came.
-        slots: ids of their slots; the same set for as long as the pool lives.
-        held: whether an operator has drained the whole process.
-        drains: names of all drains of the fleet: a further slot that is drained starts no backend.
+        wanted: number of slots to reach; the pool is smaller while other pools hold the slot numbers.
+        batchers: serving batchers, oldest first.
+        slots: ids of their slots; always the same set object.
+        held: True while an operator drains the whole process.
+        drains: names of all drains of the fleet; a new slot that is drained starts no backend.
     """
 
     def __init__(
@@ -130,46 +101,46 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        """Number of slots that serve or start."""
+        """Number of slots that serve or are starting."""
         return len(self.batchers)
 
     @property
     def serving(self) -> bool:
-        """Whether it can be resized: it serves, and does not end."""
+        """True while the pool can be resized: it serves and isn't winding down."""
         return self._supervisor is not None and not self._winding_down
 
     @property
     def items_per_second(self) -> float:
-        """Items per second that all slots do in full batches, as far as that is known."""
+        """Measured throughput of all slots in full batches."""
         return sum(batcher.figures.pace.items_per_second for batcher in self.batchers)
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the target; None while no slot has loaded it."""
-        return next((one.signature for one in self.batchers if one.signature is not None), None)
+        """Signature of the target; None until a slot has loaded it."""
+        return next((batcher.signature for batcher in self.batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Start all backends; the first that fails ends the attempt.
+        """Start all backends; if one fails, cancel the others.
 
         Raises:
-            TargetError: a backend does not start.
+            TargetError: a backend failed to start.
         """
         await start_all(batcher.start() for batcher in self.batchers)
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving. A backend that has not been started is started, again and again if need be."""
+        """Start serving. Batchers without a backend start one, and retry until it succeeds."""
         self._supervisor = supervisor
         for batcher in self.batchers:
             self._serving[batcher] = batcher.run(supervisor)
 
     async def resize(self, size: int) -> None:
-        """Serve with `size` slots from now on; changes nothing once the pool winds down.
+        """Grow or shrink the pool to `size` slots; do nothing once it winds down.
 
-        Slots that leave are those that came last. Returns when their batches are done. Backends of new slots start in the
-        background, as soon as there are places for them.
+        The newest slots leave first, and the call returns once their batches are done. New slots start their backends in
+        the background, as slot numbers become free.
 
         Raises:
-            ValueError: there cannot be so many, or the pool does not serve yet.
+            ValueError: `size` is out of range, or the pool doesn't serve yet.
         """
         if not 0 <= size <= self.most:
             raise ValueError(f"{size} slots: must lie between 0 and {self.most}")
@@ -187,13 +158,13 @@ class WorkerPool:
                 self.slots.discard(batcher.slot.worker)
                 batcher.wind_down()
             await asyncio.gather(*map(self._serving.finish, self._leaving))
-            left = [self._numbers.pop(batcher) for batcher in self._leaving]
+            freed = [self._numbers.pop(batcher) for batcher in self._leaving]
             self._leaving.clear()
-            for number in left:
+            for number in freed:
                 self.places.give(number)
 
     def _grow(self) -> None:
-        """Have as many slots as are wanted, as far as there are places."""
+        """Add slots up to the wanted number while slot numbers are free."""
         while (
             len(self.batchers) < self.wanted and not self._winding_down and (number := self.places.take()) is not None
         ):
@@ -206,11 +177,11 @@ class WorkerPool:
                 self._serving[batcher] = batcher.run(self._supervisor)
 
     async def replace(self) -> None:
-        """Swap every backend for a fresh one; see `replace_all`."""
+        """Replace every backend; see `replace_all`."""
         await replace_all(tuple(self.batchers))
 
     async def wind_down(self) -> None:
-        """Begin no other batch; returns when those that run are done and all slots are offline."""
+        """Claim no more batches; return once the running ones are done and all slots are offline."""
         self._winding_down = True
         everyone = [*self.batchers, *self._leaving]
         for batcher in everyone:
@@ -218,6 +189,79 @@ class WorkerPool:
         await asyncio.gather(*map(self._serving.finish, everyone))
 
     async def stop(self) -> None:
-        """Stop all backends, after the loops have been stopped or have ended."""
+        """Stop all backends. Call this after the loops have stopped."""
         self._winding_down = True
         await asyncio.gather(*(batcher.stop() for batcher in (*self.batchers, *self._leaving)))
+
+
+class WorkerPools:
+    """Pools of one process.
+
+    Arguments:
+        of_models: pool of each model by name; models that share GPUs have the same pool. At least one.
+        slots: ids of all slots; the set that all these pools keep theirs in.
+    """
+
+    def __init__(self, of_models: Mapping[str, WorkerPool | SharedGpus], slots: set[str]) -> None:
+        self.of_models = of_models
+        self.slots = slots
+
+    @property
+    def batchers(self) -> Sequence[Batcher]:
+        """Serving batchers of all pools."""
+        return [batcher for pool in self.of_models.values() for batcher in pool.batchers]
+
+    @property
+    def items_per_second(self) -> float:
+        """Throughput of the only model in full batches; 0 for several models, whose rates don't add up."""
+        return next(iter(self.of_models.values())).items_per_second if len(self.of_models) == 1 else 0.0
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of the first model's target; None until a slot has loaded it."""
+        return next(iter(self.of_models.values())).signature
+
+    async def start(self) -> None:
+        """Start all backends; if one fails, cancel the others.
+
+        Raises:
+            TargetError: a backend failed to start.
+        """
+        await start_all(pool.start() for pool in self.of_models.values())
+
+    def run(self, supervisor: Supervisor) -> None:
+        """Start serving."""
+        for pool in self.of_models.values():
+            pool.run(supervisor)
+
+    async def replace(self) -> None:
+        """Replace every backend in turn; stop at the first that fails to start."""
+        for pool in self.of_models.values():
+            await pool.replace()
+
+    async def wind_down(self) -> None:
+        """Claim no more batches; return once the running ones are done and all slots are offline."""
+        await asyncio.gather(*(pool.wind_down() for pool in self.of_models.values()))
+
+    async def stop(self) -> None:
+        """Stop all backends. Call this after the loops have stopped."""
+        await asyncio.gather(*(pool.stop() for pool in self.of_models.values()))
+
+
+Workers = WorkerPool | WorkerPools | SharedGpus
+"""Workers of one process, of one model or several."""
+
+
+async def carry_out(names: Collection[str], process: str, pool: Workers) -> None:
+    """Hold the slots of a process that are drained, and let all its other slots claim.
+
+    Arguments:
+        names: names of all drains of the fleet.
+        process: id of the process.
+        pool: its workers.
+    """
+    whole = process in names
+    for of_model in pool.of_models.values() if isinstance(pool, WorkerPools) else (pool,):
+        if isinstance(of_model, WorkerPool):
+            of_model.held, of_model.drains = whole, frozenset(names)
+    await asyncio.gather(*(batcher.hold(whole or batcher.slot.worker in names) for batcher in pool.batchers))

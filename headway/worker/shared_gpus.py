@@ -1,9 +1,9 @@
-"""GPUs that hold several models each: which of them have a batcher where, and the loads and evictions that change that.
+"""GPUs that hold several models each: which models have a batcher on which GPU, and the loads and evictions that change it.
 
-    look, twice a second ──▶ placement ──▶ move: wind down the batcher that makes room ──▶ stop it ──▶ start the other's
+    look, twice a second ──▶ placement ──▶ move: wind down the evicted model's batcher ──▶ stop it ──▶ start the new one
 
-What is decided is in `core.locality`; here it is carried out. A batcher here is one like any other. It starts its process
-by itself, and starts it again when that dies; if that does not succeed it gives its place up, and the others of the GPU serve on.
+`core.locality` decides the moves; this module carries them out. Each batcher starts its process and restarts it when it
+dies. If a start fails, the batcher gives up its place, and the GPU's other models go on serving.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ from headway.runtime.logger import get_logger
 from headway.runtime.race import TIDIES, end, heed_cancellation
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import until_tick
-from headway.worker.batcher import BY_OPERATOR, Batcher
+from headway.worker.batcher import BY_OPERATOR, Batcher, ServingBatchers, replace_all
 from headway.worker.gpu_turns import GpuTurns, TurnedSource
-from headway.worker.pool import ServingBatchers, replace_all
 from headway.worker.starting import start_all
 
 log = get_logger(__name__)
 
 CHECK_LOADS_EVERY = 0.5
-"""Seconds between two looks at what is to be loaded."""
+"""Seconds between two looks at which models to load."""
 COLD_EVERY = 4
-"""Looks between two heartbeats for the models that are nowhere loaded."""
+"""Looks between two heartbeats for the models that are loaded nowhere."""
 
 CLAIMED = 5.0
-"""Seconds until the heartbeats of a load tell other processes of it, at most."""
+"""Upper bound on the seconds until a load's heartbeats tell other processes of it."""
 
 Started = Callable[[float | str], None]
-"""Function that hears of each start of a batcher's process: its seconds, or the text of the error with which it failed."""
+"""Function called after each start of a batcher's process with its seconds, or with the text of the error."""
 
 
 class MakeBatcher(Protocol):
-    """Builder of a batcher."""
+    """Builds a batcher."""
 
     def __call__(self, index: int, broker: WorkSource, started: Started = ...) -> Batcher:
-        """Build the batcher of the GPU with a number, over a broker; `started` hears of each start of its process."""
+        """Build the batcher for GPU number `index` over a broker."""
 
 
 class SharedModel(msgspec.Struct, frozen=True):
@@ -62,11 +61,11 @@ class SharedModel(msgspec.Struct, frozen=True):
 
     Attributes:
         make: builds its batchers.
-        worker: id of its worker on the GPU with a number.
-        min_warm: copies that are kept loaded at least.
-        report: what workers report of it.
-        read_report: reads that anew, for changed code; None where it stays.
-        version: version whose queue they claim from; empty: the queue for any.
+        worker: returns the id of its worker on a GPU, by number.
+        min_warm: least number of copies to keep loaded.
+        report: what workers report about it.
+        read_report: reads that report again after its code has changed; None if it can't change.
+        version: version whose queue its batchers claim from; empty: the queue for any version.
     """
 
     make: MakeBatcher
@@ -78,20 +77,17 @@ class SharedModel(msgspec.Struct, frozen=True):
 
 
 class SharedGpus:
-    """Workers of several models on the GPUs of one process; to whoever starts and stops it a pool like others.
+    """Workers of several models on the GPUs of one process, with the interface of a `WorkerPool`.
 
     Arguments:
         gpus: names of the GPUs.
-        room: models that one of them holds at most.
+        room: upper bound on the models that one GPU holds.
         models: the models, by name.
         broker: broker that batches come from.
         counters: counts of the workers.
         clock: monotonic seconds.
-        slots: set that the ids of its workers are kept in.
-        may_load: asks the fleet for the right to load a model for some seconds; None where no other process has workers.
-
-    Attributes:
-        slots: that set.
+        slots: set to keep the ids of its workers in.
+        may_load: asks the fleet for the right to load a model for some seconds; None if no other process has workers.
     """
 
     def __init__(
@@ -110,7 +106,7 @@ class SharedGpus:
         self._models, self._broker, self._counters, self._clock = models, broker, counters, clock
         self._may_load = may_load
         self._queues = {QueueName(name, model.version): name for name, model in models.items()}
-        """Models by the queues that their batchers claim from."""
+        """Models by the queue that their batchers claim from."""
         room = min(room, len(models))
         self._placement = Placement(gpus, room, {name: model.min_warm for name, model in models.items()})
         self._numbers = {gpu: number for number, gpu in enumerate(gpus)}
@@ -123,15 +119,15 @@ class SharedGpus:
         self._on: dict[tuple[str, str], Batcher] = {}
         """Batchers by GPU and model."""
         self._last: dict[str, str] = {}
-        """GPU that each model has left last."""
-        self._told = set[tuple[str, str]]()
-        """GPUs and models that the fleet has been told to be cold, or failed."""
+        """GPU that each model was last evicted from."""
+        self._reported = set[tuple[str, str]]()
+        """GPU and model pairs that heartbeats have reported as cold or failed."""
         self._reports = {name: model.report for name, model in models.items()}
-        """Report on each model, from when it was last loaded or its files last changed."""
+        """Report on each model, from its last load or the last change of its files."""
         self._faults: dict[str, str] = {}
-        """Texts of the errors with which models did not load last."""
+        """Error text of each model whose last load failed."""
         self._others_begun: dict[str, float] = {}
-        """Instant since which each worker of another process has been starting."""
+        """Start instant of each worker that is starting in another process."""
         self._telling = asyncio.Lock()
         self._serving = ServingBatchers()
         self._moving = set[asyncio.Task[None]]()
@@ -142,28 +138,28 @@ class SharedGpus:
 
     @property
     def batchers(self) -> Sequence[Batcher]:
-        """Batchers that serve, or load."""
+        """Batchers that serve or are loading."""
         return list(self._on.values())
 
     @property
     def items_per_second(self) -> float:
-        """Items per second in full batches; 0, as several models have no sum."""
+        """Always 0, because rates of several models don't add up."""
         return 0.0
 
     @property
     def signature(self) -> Signature | None:
-        """Signature of the first model's target; None while it is not loaded."""
+        """Signature of the first model's target; None until it is loaded."""
         first = next(iter(self._models))
-        found = (one.signature for (_, model), one in self._on.items() if model == first)
-        return next((signature for signature in found if signature is not None), None)
+        batchers = (batcher for (_, model), batcher in self._on.items() if model == first)
+        return next((batcher.signature for batcher in batchers if batcher.signature is not None), None)
 
     async def start(self) -> None:
-        """Load the models that there is room for; the first that fails ends the attempt.
+        """Load as many models as fit; if one fails, cancel the others.
 
-        The fleet is told of the others before that, so that gateways know them when this process is ready.
+        The other models are reported to the fleet first, so gateways know them once this process is ready.
 
         Raises:
-            TargetError: a backend does not start.
+            TargetError: a backend failed to start.
         """
         with contextlib.suppress(BrokerUnavailable):
             if self._may_load is not None:
@@ -172,10 +168,10 @@ class SharedGpus:
         await start_all(batcher.start() for batcher in self.batchers)
 
     async def _spread(self, may_load: Callable[[str, float], Awaitable[bool]]) -> None:
-        """Plan to begin with the models that the fleet has least of. Of several processes that start, each claims its own."""
-        there = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
-        workers = await self._broker.workers()
-        elsewhere = Counter(one.model for one in workers if one.status in there and one.queue in self._queues)
+        """Plan to load first the models of which the fleet has the fewest copies, and claim them before other processes do."""
+        active = (WorkerStatus.HEALTHY, WorkerStatus.STARTING)
+        workers = [worker for worker in await self._broker.workers() if worker.queue in self._queues]
+        elsewhere = Counter(worker.model for worker in workers if worker.status in active)
         asked = set[str]()
         while wanted := [model for model in self._plan(elsewhere) if model not in asked]:
             asked.add(wanted[0])
@@ -183,42 +179,42 @@ class SharedGpus:
                 elsewhere[wanted[0]] += 1
 
     def _plan(self, elsewhere: Mapping[str, int]) -> Sequence[str]:
-        """Plan the first loads, with the copies that others have; returns their models."""
+        """Plan the first loads, given the copies in other processes; return their models."""
         self._on.clear()
-        self.slots.difference_update(*(map(one.worker, self._numbers.values()) for one in self._models.values()))
+        self.slots.difference_update(*(map(model.worker, self._numbers.values()) for model in self._models.values()))
         moves = self._placement.first(elsewhere)
         for move in moves:
             self._add(move.gpu, move.model)
         return [move.model for move in moves]
 
     def run(self, supervisor: Supervisor) -> None:
-        """Start serving, and moving models."""
+        """Start serving and moving models."""
         self._supervisor = supervisor
         for batcher in self.batchers:
             self._serving[batcher] = batcher.run(supervisor)
         supervisor.start("look at what is to be loaded", self._look_on)
 
     async def replace(self) -> None:
-        """Swap every backend for a fresh one; see `replace_all`. The fleet is told of the code of what is not loaded, too."""
+        """Replace every backend (see `replace_all`), and report the new code of models that aren't loaded."""
         try:
             await replace_all(self.batchers)
         finally:
             await self._tell_changed()
 
     async def _tell_changed(self) -> None:
-        """Tell the fleet which code models that are not loaded have now. One that failed to load on other code is only cold."""
+        """Report the new code of models that aren't loaded; a model that failed to load its old code becomes cold."""
         for name, model in self._models.items():
-            if model.read_report is None or name in {held for _, held in self._on}:
+            if model.read_report is None or name in {loaded for _, loaded in self._on}:
                 continue
             report = await model.read_report()
             if report != self._reports[name]:
                 self._reports[name] = report
                 self._faults.pop(name, None)
-                with contextlib.suppress(BrokerUnavailable):  # Its next heartbeat tells it.
+                with contextlib.suppress(BrokerUnavailable):  # The model's next heartbeat reports it.
                     await self._tell_absent([name])
 
     async def wind_down(self) -> None:
-        """Begin no other batch and no load; returns when the batches that run are done and all slots are offline."""
+        """Claim no more batches and load nothing; return once the running batches are done and all slots are offline."""
         self._end()
         for batcher in self.batchers:
             batcher.wind_down()
@@ -226,14 +222,14 @@ class SharedGpus:
         await self._tell_gone()
 
     async def stop(self) -> None:
-        """Stop all backends, after the loops have been stopped or have ended."""
+        """Stop all backends. Call this after the loops have stopped."""
         self._end()
         await end(*self._moving, tidies=TIDIES)
         await asyncio.gather(*(batcher.stop() for batcher in {*self._on.values(), *self._serving}))
         await self._tell_gone()
 
     def _end(self) -> None:
-        """Begin nothing from now on; what leaves its GPU then is offline, as nothing here can load it any more."""
+        """Begin nothing more; models that leave a GPU become offline, because this process won't load them again."""
         self._winding_down = True
         for turns in self._turns.values():
             turns.evicted.clear()
@@ -243,24 +239,24 @@ class SharedGpus:
 
     def _add(self, gpu: str, model: str) -> Batcher:
         self._turns[gpu].evicted.discard(model)
-        self._told.discard((gpu, model))
+        self._reported.discard((gpu, model))
         source = TurnedSource(self._broker, self._turns[gpu], model)
         batcher = self._models[model].make(self._numbers[gpu], source, partial(self._started, gpu, model))
         self._on[gpu, model] = batcher
         self.slots.add(batcher.slot.worker)
         return batcher
 
-    def _started(self, gpu: str, model: str, told: float | str) -> None:
-        """Hear of a start of a process: it has taken its place, or gives it up."""
+    def _started(self, gpu: str, model: str, outcome: float | str) -> None:
+        """Record the load time of a started process, or make a model whose start failed give up its place."""
         if (gpu, model) not in self._on:
             return  # It is leaving.
-        if not isinstance(told, str):
-            self._placement.loaded(gpu, model, told, self._clock())
+        if not isinstance(outcome, str):
+            self._placement.loaded(gpu, model, outcome, self._clock())
             if self._faults.pop(model, None):
                 self._begin(self._tell_absent([model]))
         elif self._supervisor is not None and not self._winding_down:
             self._placement.failed(gpu, model, self._clock())
-            self._faults[model] = told
+            self._faults[model] = outcome
             self._begin(self._leave(gpu, model))
 
     async def _look_on(self) -> None:
@@ -271,7 +267,7 @@ class SharedGpus:
             heed_cancellation()
 
     async def _look(self) -> None:
-        """Look once, and begin the moves that follow."""
+        """Look once, and begin the moves that the placement decides."""
         loads, depths = await self._broker.loads(), await self._broker.depths()
         workers = [] if self._may_load is None else await self._broker.workers()
         waiting, elsewhere = self._waiting(depths, workers), self._elsewhere(workers)
@@ -279,7 +275,7 @@ class SharedGpus:
             model: _asked(loads.get(queue), waiting[model], elsewhere.get(model, (0.0, False)))
             for queue, model in self._queues.items()
         }
-        if self._held:  # What another process could load is not to be loaded here.
+        if self._held:  # While it is drained, this process loads nothing that others could load.
             await self._tell_absent(self._models)
             return
         used = {place: batcher.figures.utilisation for place, batcher in self._on.items()}
@@ -298,11 +294,11 @@ class SharedGpus:
 
     @property
     def _held(self) -> bool:
-        """Whether an operator has drained all that is loaded here."""
+        """True while an operator drains every model that is loaded in this process."""
         return bool(self._on) and all(batcher.held for batcher in self._on.values())
 
     async def _is_first(self, move: Move) -> bool:
-        """Whether no other process begins to load the model of a move just now."""
+        """Return True if no other process is loading this model."""
         if self._may_load is None:
             return True
         try:
@@ -321,7 +317,7 @@ class SharedGpus:
             log.error("a move of models broke", error=repr(error), exc_info=error)
 
     async def _move(self, move: Move) -> None:
-        """Have a model make room, if one must, and load another."""
+        """Evict a model if the move needs its room, and load another."""
         log.info("loading a model", model=move.model, gpu=move.gpu, reason=move.reason, makes_room=move.evicts)
         if move.gives_up:
             self._give_up(move)
@@ -334,7 +330,7 @@ class SharedGpus:
             self._serving[batcher] = batcher.run(self._supervisor)
 
     def _give_up(self, move: Move) -> None:
-        """Give up the overdue load of a model that makes room."""
+        """Abandon the overdue load of the model that makes room."""
         batcher = self._on.get((move.gpu, move.evicts))
         seconds = batcher.starting.seconds(self._clock()) if batcher is not None else 0.0
         self._placement.given_up(move.gpu, move.evicts, self._clock())
@@ -342,13 +338,13 @@ class SharedGpus:
         log.warning("a load that is overdue is given up", model=move.evicts, gpu=move.gpu, seconds=round(seconds, 1))
 
     async def _leave(self, gpu: str, model: str) -> None:
-        """Take a model off a GPU, once its batch is done."""
+        """Take a model off a GPU once its batch is done."""
         batcher = self._on.pop((gpu, model))
         self._turns[gpu].evicted.add(model)
-        self._told.add((gpu, model))
+        self._reported.add((gpu, model))
         self._last[model] = gpu
         self._placement.left(gpu, model)
-        if model not in self._faults:  # One that is to be there counts as missing.
+        if model not in self._faults:  # A model that failed to load still counts as a missing slot.
             self.slots.discard(batcher.slot.worker)
             self._reports[model] = batcher.figures.runs
         batcher.wind_down()
@@ -356,46 +352,46 @@ class SharedGpus:
         self._turns[gpu].leave(model)
 
     async def _tell_absent(self, models: Iterable[str]) -> None:
-        """Send heartbeats for models where they have left a GPU, or did not load, and for those that are nowhere here.
+        """Send heartbeats for these models from GPUs that they left or failed to load on, or from one GPU if they are nowhere.
 
-        What is cold can be asked for all the same.
+        Heartbeats make a cold model known to gateways, so clients can ask for it.
         """
         held = {model for _, model in self._on}
         for model in models:
-            places = [gpu for gpu, other in self._told if other == model]
+            places = [gpu for gpu, other in self._reported if other == model]
             if model not in held:
                 places = places or [self._last.get(model) or next(iter(self._turns))]
             for gpu in places:
                 await self._tell_absent_at(gpu, model)
 
     async def _tell_absent_at(self, gpu: str, model: str) -> None:
-        async with self._telling:  # One that is under way when the process ends comes before the farewell.
+        async with self._telling:  # The farewell of a process that ends must come after this heartbeat.
             if not self._winding_down and (gpu, model) not in self._on:
-                self._told.add((gpu, model))
+                self._reported.add((gpu, model))
                 worker = self._line(gpu, model)
                 (self.slots.add if model in self._faults else self.slots.discard)(worker.worker_id)
                 await self._broker.heartbeat(self._absent(worker))
 
     async def _tell_gone(self) -> None:
-        """Tell the fleet that what was cold here leaves."""
+        """Report the cold models of this process as offline."""
         async with self._telling:
-            with contextlib.suppress(BrokerUnavailable):  # Then they are forgotten.
-                for gpu, model in sorted(self._told):
+            with contextlib.suppress(BrokerUnavailable):  # Then the broker forgets them after a while.
+                for gpu, model in sorted(self._reported):
                     await self._broker.heartbeat(self._line(gpu, model))
-                self._told.clear()
+                self._reported.clear()
 
     def _line(self, gpu: str, model: str) -> WorkerInfo:
-        """Heartbeat of a model that is not on a GPU and leaves with its process."""
-        one, runs = self._models[model], self._reports[model]
-        worker = one.worker(self._numbers[gpu])
-        status, version = WorkerStatus.OFFLINE, one.version
+        """Heartbeat that reports a model as offline on a GPU."""
+        shared, runs = self._models[model], self._reports[model]
+        worker = shared.worker(self._numbers[gpu])
+        status, version = WorkerStatus.OFFLINE, shared.version
         load = self._placement.load_seconds(model)
         return WorkerInfo(
             worker_id=worker, model=model, status=status, runs=runs, gpu=gpu, version=version, load_seconds=load
         )
 
     def _absent(self, worker: WorkerInfo) -> WorkerInfo:
-        """Heartbeat of a model that is not on a GPU and can be loaded there: it is cold, or did not load."""
+        """Heartbeat of a model that can be loaded on the GPU again: it is cold, drained, or failed to load."""
         if self._held:
             return replace(worker, status=WorkerStatus.DRAINED, reason=BY_OPERATOR)
         fault = self._faults.get(worker.model)
@@ -407,35 +403,36 @@ class SharedGpus:
         return replace(worker, status=WorkerStatus.FAILED, reason=reason, retry_in=rest)
 
     def _waiting(self, depths: Iterable[TierDepth], workers: Iterable[WorkerInfo]) -> Counter[str]:
-        """Entries that wait for each model: in its queue, and in those of other versions that nobody serves."""
-        served = {one.queue for one in workers if one.status is WorkerStatus.HEALTHY} - self._queues.keys()
+        """Queued entries for each model, including those for other versions that no worker serves."""
+        served = {worker.queue for worker in workers if worker.status is WorkerStatus.HEALTHY} - self._queues.keys()
         waiting = Counter[str]()
-        for one in depths:
-            if one.queue not in served:
-                waiting[one.model] += one.depth
+        for depth in depths:
+            if depth.queue not in served:
+                waiting[depth.model] += depth.depth
         return waiting
 
     def _elsewhere(self, workers: Iterable[WorkerInfo]) -> dict[str, tuple[float, bool]]:
-        """GPUs that other processes give each model in its version, and whether one of them loads it and is not overdue."""
-        others = [one for one in workers if one.worker_id not in self.slots and one.queue in self._queues]
+        """Capacity in GPUs that other processes give each model, and whether one of them is loading it in time."""
+        others = [worker for worker in workers if worker.worker_id not in self.slots and worker.queue in self._queues]
         now, begun = self._clock(), self._others_begun
-        starting = [one for one in others if one.status is WorkerStatus.STARTING]
-        # One that ends at each start begins anew for ever, and never comes.
-        begun = {one.worker_id: begun.get(one.worker_id, now - one.loading) for one in starting}
+        starting = [worker for worker in others if worker.status is WorkerStatus.STARTING]
+        # A worker that dies at each start would otherwise begin its load time again and again, and never be overdue.
+        begun = {worker.worker_id: begun.get(worker.worker_id, now - worker.loading) for worker in starting}
         self._others_begun = begun
-        found: dict[str, tuple[float, bool]] = {}
+        capacities: dict[str, tuple[float, bool]] = {}
         for worker in others:
-            capacity, loads = found.get(worker.model, (0.0, False))
+            capacity, loads = capacities.get(worker.model, (0.0, False))
             capacity += worker.share * (worker.status is WorkerStatus.HEALTHY)
             in_time = now - begun.get(worker.worker_id, -math.inf) < self._placement.overdue_after(worker.model)
-            found[worker.model] = capacity, loads or in_time
-        return found
+            capacities[worker.model] = capacity, loads or in_time
+        return capacities
 
 
 def _asked(load: Load | None, waiting: int, elsewhere: tuple[float, bool]) -> Asked:
-    """Requests for a model, by what the broker knows of it, with the capacity and loads elsewhere."""
+    """Demand for a model: its load at the broker, with the capacity and loads elsewhere."""
     capacity, loads = elsewhere
     if load is None:
         return Asked(waiting=waiting, capacity=capacity, loads=loads)
-    found = pace(load)
-    return Asked(load.rate, waiting, load.max_batch, 1.0 / found if found else 0.0, capacity, loads)
+    items_per_second = pace(load)
+    seconds = 1.0 / items_per_second if items_per_second else 0.0
+    return Asked(load.rate, waiting, load.max_batch, seconds, capacity, loads)

@@ -1,4 +1,4 @@
-"""Figures of one slot that its heartbeats tell: how busy it is, how much memory is left, how fast it is, how its GPU is."""
+"""Figures of one slot for its heartbeats: utilisation, memory, speed, and the state of its GPU."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from headway.runtime.logger import get_logger
 log = get_logger(__name__)
 
 MOST_EXAMPLE = 500
-"""Characters, or octets, of the longest example of a target that heartbeats tell."""
+"""Longest example, in characters or octets, that heartbeats include."""
 FAILED_INPUTS = 200.0
-"""Number of inputs, the last ones, of which the share that failed is told; older ones count less and less."""
+"""Window, in inputs, of the share that failed; older inputs count less and less."""
 BUSY_TIME = 2.87
 """Time constant in seconds of the utilisation: the last half second weighs 0.16, the last second 0.3."""
 _OUTPUT = attrgetter("output")
 
 
 def _shown(example: Value | None) -> str:
-    """JSON text of an example, unless it is long."""
+    """JSON text of a short example; empty if it is too long or there is none."""
     if example is None or len(example.content if isinstance(example, Octets) else example) > MOST_EXAMPLE:
         return ""
     return as_json(example).decode()
@@ -50,17 +50,17 @@ class SlotFigures:
 
     Arguments:
         slot: the slot.
-        memory: reads the share in use of the memory that the slot lives in.
-        gpu: its GPU; None where it has none that can be watched.
+        memory: returns the used share of the memory that the slot lives in.
+        gpu: its GPU; None if it has none that can be watched.
 
     Attributes:
-        pace: pace of the slot in full batches.
-        batches: batches that came back with outputs.
-        utilisation: share of the last seconds in which it ran batches, 0 to 1.
-        memory: share of the memory in use when that was last read, 0 to 1.
-        gpu_figures: figures of the GPU then; None where there are none.
+        pace: throughput of the slot in full batches.
+        batches: number of batches that returned outputs.
+        utilisation: recent share of time spent running batches, 0 to 1.
+        memory: used share of memory at the last reading, 0 to 1.
+        gpu_figures: figures of the GPU at the last reading; None without any.
         failed: share of the last inputs whose runs failed, 0 to 1.
-        runs: report on the model that it runs.
+        runs: report on the model that the slot runs.
     """
 
     def __init__(self, slot: Slot, memory: Callable[[], float], gpu: Gpu | None = None) -> None:
@@ -81,28 +81,28 @@ class SlotFigures:
         self._noted_busy = 0.0
 
     def ran(self, seconds: float) -> None:
-        """Note a run of a batch that has ended."""
+        """Add the run time of a finished batch."""
         self._busy += seconds
 
     def succeeded(self, lease: Lease, seconds: float) -> None:
-        """Note a batch that held the slot for `seconds`, outages of the broker left out, and came back with outputs."""
+        """Record a batch that returned outputs after holding the slot for `seconds`, broker outages excluded."""
         self.pace.observe(lease.size, seconds)
         self.batches += 1
         self._entries = self._entries * DECAY + len(lease.entries)
         self._sizes = self._sizes * DECAY + lease.size
 
     def answered(self, count: int, failed: int) -> None:
-        """Note how the runs of so many inputs went."""
+        """Record that `failed` of `count` inputs failed."""
         if count:
             self.failed += (failed / count - self.failed) * min(count / FAILED_INPUTS, 1.0)
 
     @property
     def items_per_second(self) -> float:
-        """Entries of the mean size of late that the slot does per second in full batches; 0 as long as not known."""
+        """Entries per second in full batches, at the recent mean entry size; 0 until known."""
         return self.pace.items_per_second * (self._entries / self._sizes if self._sizes else 1.0)
 
     def note_utilisation(self, now: float, running: float) -> None:
-        """Note the busy share of the time since the last call. `running` are seconds of the run that goes on."""
+        """Update the utilisation. `running`: seconds that the current batch has been running."""
         busy = self._busy + running
         if self._noted_at is not None:
             elapsed = max(now - self._noted_at, 1e-9)
@@ -113,31 +113,31 @@ class SlotFigures:
 
     @property
     def scarce(self) -> str:
-        """Words on the memory that was scarce when it was last read; empty when none was."""
+        """Message about memory that was scarce at the last reading; empty if none was."""
         if self._gpu_scarce and self.gpu_figures is not None:
             return f"{self.gpu_figures.memory_share:.0%} of the GPU's memory is in use"
         return f"{self.memory:.0%} of the memory is in use" if self._scarce else ""
 
     def read(self) -> None:
-        """Read the memory in use, and the GPU. A change between ample and scarce is logged, and so are errors of the GPU."""
+        """Read memory use and the GPU; log GPU errors and changes between scarce and ample memory."""
         self.memory = self._memory()
         self._scarce = self._judged("memory", self.memory, self._scarce)
         if self._gpu is not None:
             self._note_gpu(self._gpu, self._gpu.figures())
 
     async def look_at_gpu(self) -> None:
-        """Read the GPU as it is now, if there is one."""
+        """Read the GPU afresh, if there is one."""
         if self._gpu is not None:
             self._note_gpu(self._gpu, await self._gpu.look())
 
     def loaded(self) -> None:
-        """Note that the model has been loaded."""
+        """Record that the model has been loaded."""
         self._erred = False
         if self._gpu is not None:
             self._gpu.loaded()
 
     def gpu_erred(self) -> bool:
-        """Whether the GPU has reported errors since the last call, or since the model was loaded."""
+        """Return True if the GPU has reported errors since the last call or since the model was loaded."""
         erred, self._erred = self._erred, False
         return erred
 
@@ -162,7 +162,7 @@ class SlotFigures:
             say(f"{what} is {'scarce' if scarce else 'ample again'}", worker=self._slot.worker, used=round(used, 3))
         return scarce
 
-    def told(
+    def worker_info(
         self,
         status: WorkerStatus,
         reason: str,
@@ -176,19 +176,19 @@ class SlotFigures:
         start_failed: bool = False,
         retry_in: float = 0.0,
     ) -> WorkerInfo:
-        """Heartbeat of the slot.
+        """Return the heartbeat of the slot.
 
         Arguments:
             status: its status.
-            reason: why it is not healthy, in words.
+            reason: why it isn't healthy.
             backend: its backend; None while there is none.
-            running: whether it runs a batch.
+            running: True while a batch runs.
             restarts: number of times its process was replaced.
-            loading: seconds for which its backend has been starting; 0 while none starts.
-            load_seconds: seconds that its last start took; 0: none has succeeded.
-            every: seconds until the next one.
-            start_failed: whether its last start failed, while it starts.
-            retry_in: seconds until the next start after that.
+            loading: seconds that the backend has been starting; 0 when none starts.
+            load_seconds: duration of the last successful start; 0 before the first.
+            every: seconds until the next heartbeat.
+            start_failed: True if the slot is starting and its last attempt failed.
+            retry_in: seconds until the next attempt.
         """
         signature = backend.signature if backend is not None else None
         return WorkerInfo(
@@ -228,22 +228,22 @@ class SlotFigures:
 
 
 class RunCounts:
-    """Counts of the batches that a slot has run, and of how their inputs fared.
+    """Counts a slot's batches and the results of their inputs.
 
-    Bulk entries say nothing of how well a worker does, as nobody knows what a file holds: what fails with them is counted apart.
+    Failed bulk entries are counted apart: a file may hold anything, so they say nothing about the worker's health.
 
     Arguments:
         slot: the slot.
         counters: counts of the workers.
-        figures: figures that its heartbeats tell.
-        tiers: number of tiers; entries below all of them are bulk entries.
+        figures: figures for the slot's heartbeats.
+        tiers: number of tiers; bulk entries have a tier of at least this.
     """
 
     def __init__(self, slot: Slot, counters: WorkerCounts, figures: SlotFigures, tiers: float = math.inf) -> None:
         self._slot, self._counters, self._figures, self._tiers = slot, counters, figures, tiers
 
     def came_back(self, lease: Lease, items: Sequence[ItemResult], seconds: float) -> None:
-        """Count a batch that came back after `seconds`; inputs that did not run, as they are for another version, are left out."""
+        """Count a batch that returned after `seconds`. Inputs that didn't run, being pinned to another version, don't count."""
         if lease.entries[-1].tier >= self._tiers:
             items = self._came_back_with_bulk(lease, items)
         else:
@@ -257,19 +257,22 @@ class RunCounts:
         self._fared(len(items) - elsewhere, failed, ITEM)
 
     def _came_back_with_bulk(self, lease: Lease, items: Sequence[ItemResult]) -> Sequence[ItemResult]:
-        """Count the bulk entries of a batch, and what the others fill of it. Returns the outcomes of the others."""
+        """Count the bulk entries of a batch and the fill by its other entries; return the results of the others."""
         count = self._bulk(lease)
-        others, bulk = items[:-count], items[-count:]
-        self._fared(count, [*map(_OUTPUT, bulk)].count(None), BULK)
+        others, bulk_items = items[:-count], items[-count:]
+        self._fared(count, [*map(_OUTPUT, bulk_items)].count(None), BULK)
         if others:
             self._counters.batch_fill[self._slot.model].observe(lease.fill * len(others) / len(items))
         return others
 
     def failed(self, lease: Lease, failure: BatchFailure, seconds: float) -> None:
-        """Count a batch that failed. Of several calls only the inputs of the one that raised count: all run again, and the others were not at fault."""
+        """Count a batch that failed.
+
+        If one of several calls raised, only the inputs of that call count as failed: the others run again without fault.
+        """
         cause, ran = failure.cause.value, len(failure.places) or len(lease.entries)
         count, bulk = len(lease.entries), self._bulk(lease)
-        why = BULK if bulk else cause  # Its other entries run again without them, before anybody suspects them.
+        why = BULK if bulk else cause  # Other entries run again without the bulk entries before any are suspected.
         if bulk < count:
             self._counters.batch_fill[self._slot.model].observe(lease.fill * (count - bulk) / count)
         if not bulk:
@@ -279,12 +282,12 @@ class RunCounts:
         self._counters.wasted_seconds[why] += seconds
 
     def killed(self, lease: Lease) -> None:
-        """Count a batch that has ended the worker's process."""
+        """Count a batch that killed the worker's process."""
         if self._bulk(lease):
             self._counters.bulk_kills[self._slot.worker] += 1
 
     def _bulk(self, lease: Lease) -> int:
-        """Number of bulk entries of a batch, which are its last ones."""
+        """Number of bulk entries of a batch, which come last in it."""
         return sum(entry.tier >= self._tiers for entry in lease.entries)
 
     def _ran(self, lease: Lease, seconds: float) -> None:
@@ -295,7 +298,7 @@ class RunCounts:
         counters.gpu_seconds[model, self._slot.worker].observe(seconds)
 
     def _fared(self, count: int, failed: int, why: str) -> None:
-        """Count how the runs of so many inputs went. `why`: outcome of those that failed."""
+        """Count the results of inputs. `why`: outcome to count the failed ones under."""
         inputs, model, version = self._counters.inputs, self._slot.model, self._slot.runs.version
         inputs[model, version, OK] += count - failed
         if failed:

@@ -1,8 +1,8 @@
-"""Start of a slot's backend: it loads, passes its warm-up batch, and is compared with the deadline of a batch.
+"""Start of a slot's backend: load it, run its warm-up batch, and check that a batch fits its deadline.
 
-A model that needs longer for one input than a batch may take would load well and then answer nobody, as its worker is
-killed in each batch. So it is refused. The first batch may have been slow for reasons of its own (kernels are compiled,
-caches filled); a second one decides.
+A model that needs longer than `gpu_timeout` for one input would load well but answer nobody, because each batch would be
+killed. Such a model is refused. The first batch may be slow because kernels are compiled or caches filled, so a second
+batch decides.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _SIZES = "the remote model's metadata leave an axis beside the first free; name 
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of a run.
+    """Time limits of a batch and of the requests in it.
 
     Attributes:
-        gpu_timeout: most seconds of one batch.
-        request_timeout: most seconds of a request in all; infinite where only other processes know.
-        queue_timeout: most seconds until a request leaves for the first time; infinite where only others know.
-        tiers: number of tiers; entries below all of them are bulk entries.
+        gpu_timeout: longest run of one batch, in seconds.
+        request_timeout: longest life of a request, in seconds; infinite if only other processes know it.
+        queue_timeout: longest wait of a request for its first run, in seconds; infinite if only other processes know it.
+        tiers: number of tiers; bulk entries have a tier of at least this.
     """
 
     gpu_timeout: float
@@ -46,12 +46,12 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def longest(self) -> float:
-        """Most seconds of a batch whose requests can be answered."""
+        """Longest batch, in seconds, whose requests can still be answered."""
         return min(self.gpu_timeout, self.request_timeout)
 
     @property
     def in_ms(self) -> dict[str, float]:
-        """Limits in ms, by setting."""
+        """Limits in milliseconds, by setting."""
         return {
             "gpu_timeout_ms": self.gpu_timeout * 1000,
             "queue_timeout_ms": self.queue_timeout * 1000,
@@ -63,11 +63,11 @@ class StartState(msgspec.Struct):
     """State of the starts of a slot's backend.
 
     Attributes:
-        since: instant at which the one began that goes on; None while none does.
-        trouble: text of the error with which the last one failed; empty when it did not.
-        cause: text of the error of the last batch; empty when that came to a good end.
-        took: seconds that the last one that succeeded took; 0: none has.
-        again_at: instant of the next one, after one that failed.
+        since: start of the attempt that is under way; None if there is none.
+        trouble: error text of the last attempt; empty if it succeeded.
+        cause: error text of the last batch; empty if it succeeded.
+        took: seconds that the last successful start took; 0 before the first.
+        again_at: instant of the next attempt after a failed one.
     """
 
     since: float | None = None
@@ -77,37 +77,37 @@ class StartState(msgspec.Struct):
     again_at: float = 0.0
 
     def seconds(self, now: float) -> float:
-        """Seconds for which a start has gone on; 0 while none does."""
+        """Seconds that the current attempt has taken; 0 if there is none."""
         return now - self.since if self.since is not None else 0.0
 
     def retry_in(self, now: float) -> float:
-        """Seconds until the next one, after one that failed; 0 while it goes on."""
+        """Seconds until the next attempt after a failed one; 0 while an attempt is under way."""
         return max(self.again_at - now, 0.0) if self.trouble and self.since is None else 0.0
 
     def reason(self, now: float, held: bool = False) -> str:
-        """Words on what a slot that is not up waits for. `held`: whether an operator has drained it; then it starts none."""
+        """Message on why the slot isn't up. `held`: True while an operator drains it, and no backend starts."""
         if self.since is None:
             anew = "starts anew once it is undrained" if held else "starts anew"
             return self.trouble or (self._after(anew) if self.cause else "")
         return self._after(f"has been loading for {self.seconds(now):.0f} s")
 
     def rests(self, asked: float) -> str:
-        """Words on a slot that rests. `asked`: seconds for which it was asked to; 0 where nobody did."""
+        """Message on a slot that rests. `asked`: seconds of rest that the remote API asked for; 0 if it didn't."""
         return self._after(f"rests for {asked:.0f} s, as it was asked to" if asked else "rests after failed batches")
 
-    def _after(self, what: str) -> str:
-        """Words on what a slot does, and the last error where there is one."""
+    def _after(self, activity: str) -> str:
+        """Message on what the slot does, followed by the last error if there is one."""
         error = self.trouble or self.cause
-        return f"{what}; the last error: {excerpt(error)}" if error else what
+        return f"{activity}; the last error: {excerpt(error)}" if error else activity
 
 
 def probe_entry(slot: Slot, value: Value, timeout: float) -> Entry:
-    """Entry with a warm-up input, by which a backend is tried."""
+    """Entry with a warm-up input, to try a backend with."""
     return Entry(WARM_UP, slot.model, value, 0, "", "", timeout, timeout)
 
 
 async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run these starts side by side. The first that fails cancels the others, and its error is raised once they have ended."""
+    """Run these starts concurrently. If one fails, cancel the others, wait for them to end, and raise its error."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         await asyncio.gather(*tasks)
@@ -117,17 +117,17 @@ async def start_all(starts: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], *, fresh: bool) -> bool:
-    """Start a backend. Returns True if it has warned that full batches take too long.
+    """Start a backend. Return True if this has warned that full batches take too long.
 
     Arguments:
-        backend: backend that is not started yet; it is for the caller to stop, also when this fails.
+        backend: backend to start; the caller stops it, also if this raises.
         slot: its slot.
-        limits: limits that its batches are held to.
+        limits: limits of its batches.
         clock: monotonic seconds.
-        fresh: whether nothing is known of the target yet; else it is not compared.
+        fresh: True if this target was never started; only then its speed is checked.
 
     Raises:
-        TargetError: it does not load, fails its warm-up batch, or is slower than its deadlines.
+        TargetError: the target doesn't load, fails its warm-up batch, or is too slow for its deadlines.
     """
     log.info("loading", worker=slot.worker)
     begun = clock()
@@ -165,7 +165,7 @@ async def start(backend: Backend, slot: Slot, limits: Limits, clock: Callable[[]
 
 
 def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) -> None:
-    """Warn that a full batch, which takes `full` seconds, exceeds the GPU deadline. `line`: run times of smaller ones."""
+    """Warn that a full batch takes `full` seconds, more than the GPU deadline. `line`: run time by batch size."""
     fits = int((limits.gpu_timeout - line.alpha) / line.beta) if line.beta > 0.0 else 0
     smaller = f"Start with --max-batch-size {fits}. Or: " if 0 < fits < slot.max_batch else ""
     log.warning(
@@ -181,7 +181,7 @@ def warn_of_full(slot: Slot, full: float, line: ServiceModel, limits: Limits) ->
 async def _again(
     backend: Backend, slot: Slot, limits: Limits, clock: Callable[[], float], warm_up: float, full: float
 ) -> float | None:
-    """Seconds of a second batch of one input; None where the first was fast enough. `full`: those of the slowest batch."""
+    """Run a second batch of one input if the first was too slow; return its seconds. `full`: seconds of the slowest batch."""
     if warm_up <= min(limits.longest, limits.queue_timeout):
         return None
     most, begun = limits.longest, clock()
@@ -198,12 +198,12 @@ async def _again(
 
 
 def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
-    """Error of a target that takes too long for one input, with the settings that would fit.
+    """Return the error for a target that takes too long for one input, with settings that would fit.
 
     Arguments:
         seconds: run time of a batch of one input.
         limits: limits that it exceeds.
-        full: run time in seconds of the slowest batch; 0 where that is not known.
+        full: run time of the slowest batch; 0 if unknown.
     """
     gpu, whole = limits.gpu_timeout, limits.request_timeout
     which = f"--gpu-timeout-ms {gpu * 1000:g}" if gpu <= whole else f"--request-timeout-ms {whole * 1000:g}"
@@ -214,7 +214,7 @@ def too_slow(seconds: float, limits: Limits, full: float = 0.0) -> TargetError:
 
 
 def _mend(seconds: float, limits: Limits) -> str:
-    """Words on the settings that fit batches of so many seconds."""
+    """Advice on the settings that fit batches of so many seconds."""
     if seconds * 1000 >= deadlines.MOST_MS:
         return f"Make the model faster: no deadline may exceed {deadlines.MOST_MS} ms."
     mend = f"Start with {deadlines.flags(seconds, limits.in_ms)}, or make the model faster."

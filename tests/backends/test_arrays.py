@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from headway.backends.process import child, frames
+from headway.backends.process.arena import Pieces
 from headway.backends.process.array_data import column, tensor_of
 from headway.backends.process.array_kind import ARRAY, LIST, NAMED, form_of
 from headway.backends.process.frames import Failed, Outputs, Run
-from headway.backends.process.placing import Pieces
 from headway.backends.process.usercode import Refusal, Target, UserLoop
 from headway.backends.process.weighing import Weighing
 from headway.core.tensors import NoTensors, Tensor, TensorHead, pack, split_elements, unpack

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process.fresh_imports import SourceLoader, import_from_source
+from headway.backends.process.usercode import SourceLoader, import_from_source
 
 
 @pytest.fixture

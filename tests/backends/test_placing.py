@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from headway.backends.process.arena import LARGE, Arena
+from headway.backends.process.arena import LARGE, Arena, place_inputs, place_outputs, take_inputs, take_outputs
 from headway.backends.process.frames import NoFrame, Outputs, Run
-from headway.backends.process.placing import place_inputs, place_outputs, take_inputs, take_outputs
 from headway.core.arena import Place
 from headway.model import Octets, ValueKind
 

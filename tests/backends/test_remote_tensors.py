@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headway import protos
 from headway.backends.grpc.backend import GrpcBackend
 from headway.backends.http.backend import HttpBackend
-from headway.backends.remote.grouping import rows_of_each
+from headway.backends.remote.backend import rows_of_each
 from headway.config.target import RemoteTarget
 from headway.core.tensors import BYTES, JSON, SIZES, Tensor, TensorHead, count_of, join_elements, pack, unpack
 from headway.core.values import as_json

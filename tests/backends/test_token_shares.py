@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.backends.remote.grouping import shares
+from headway.backends.remote.backend import shares
 
 
 def test_tokens_are_shared_by_weight_and_evenly_without_any() -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from headway.bulk.feeder import Feeder
 from headway.bulk.folder import BulkFolder
-from headway.bulk.forms import AskedLine, Making, NotYet
 from headway.bulk.job_run import JobContext
-from headway.bulk.turns import Turns
+from headway.bulk.lines import AskedLine, Making, NotYet, Turns
 from headway.core.json_pages import Steps
 from headway.errors import StoreUnavailable
 from headway.model import Failure, Reply

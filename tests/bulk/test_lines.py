@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.bulk.folder import BulkFolder
-from headway.bulk.forms import AskedLine, NotYet
-from headway.bulk.line_reader import LineSplitter, pages
+from headway.bulk.lines import AskedLine, LineSplitter, NotYet, pages
 from headway.config import Settings
 from headway.core.json_pages import finish
 from headway.errors import CANCELLED

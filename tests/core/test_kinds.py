@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
+from headway.backends.process.arena import take_inputs
 from headway.backends.process.frames import Run
-from headway.backends.process.placing import take_inputs
 from headway.brokers.redis.wire import read_value
 from headway.cli.trial_inputs import choose_inputs
 from headway.core import values

@@ -29,7 +29,6 @@ ROOT = Path(__file__).parent.parent.parent
 IMPORTED = (
     "headway.cli.roles",
     "headway.app.bulk",
-    "headway.app.gateways",
     "headway.app.runner",
     "headway.app.scaling",
     "headway.app.stores",

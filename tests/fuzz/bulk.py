@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 
-from headway.bulk.forms import AskedLine
+from headway.bulk.lines import AskedLine
 from headway.config import Settings
 from headway.core.json_pages import finish
 from headway.errors import BadRequest

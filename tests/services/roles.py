@@ -22,8 +22,7 @@ from headway.model import InferenceRequest, ProcessInfo, Reply, RequestOptions, 
 from headway.ports import Fleet, Gpu
 from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import carry_out
+from headway.worker.pool import WorkerPool, carry_out
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock

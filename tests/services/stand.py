@@ -37,8 +37,7 @@ from headway.runtime.spans import SpanRecorder
 from headway.telemetry.figures import ProcessFigures
 from headway.worker.batch_traces import BatchTraces
 from headway.worker.batcher import Batcher
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import carry_out
+from headway.worker.pool import WorkerPool, carry_out
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock

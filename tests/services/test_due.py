@@ -21,7 +21,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.periodic import Periodic
 from headway.runtime.supervisor import Supervisor
 from headway.runtime.ticks import ending_at_tick, until_tick
-from headway.worker.lease_keeper import LeaseKeeper
+from headway.worker.batcher import LeaseKeeper
 from tests.contracts.brokers import MemoryHarness, ask
 from tests.services.fake_backend import FakeBackend
 from tests.services.roles import Fleets, asking

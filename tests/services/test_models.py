@@ -19,8 +19,7 @@ from headway.runtime.counters import Counters
 from headway.runtime.request_id import new_id
 from headway.runtime.supervisor import Supervisor
 from headway.worker.batcher import Batcher
-from headway.worker.pool import WorkerPool
-from headway.worker.pools import WorkerPools
+from headway.worker.pool import WorkerPool, WorkerPools
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import ANYBODY, FakeBackend
 from tests.virtual_time import Clock

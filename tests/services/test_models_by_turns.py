@@ -27,8 +27,7 @@ from headway.model import ProcessInfo, Reply, Role, Slot
 from headway.model.bulk import BulkLine
 from headway.runtime.request_id import new_id
 from headway.worker.batcher import Batcher
-from headway.worker.pool import Places, WorkerPool
-from headway.worker.pools import WorkerPools
+from headway.worker.pool import Places, WorkerPool, WorkerPools
 from tests.services.batchers import make_batcher
 from tests.services.fake_backend import FakeBackend
 from tests.services.stand import codes

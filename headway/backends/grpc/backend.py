@@ -1,18 +1,18 @@
 """A remote API over gRPC: one call per batch.
 
-| the API says | what it means | what is done |
+| the API says | meaning | reaction |
 |---|---|---|
-| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
-| RESOURCE_EXHAUSTED still, and no rest asked for | it may take fewer inputs at once | a batch of several is halved; a lone input is not to blame |
-| INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it turns down what is in the batch | final; the culprit is searched for among the inputs |
-| any other status | it is the wrong API, or the credential is wrong | final; no input is to blame |
+| nothing, UNAVAILABLE, RESOURCE_EXHAUSTED, INTERNAL and the like | it is in trouble | up to `max_tries`, after an exponential pause or the rest that it asks for |
+| RESOURCE_EXHAUSTED at the last try, and no rest asked for | it may take fewer inputs at once | halve a batch of several; a lone input is not to blame |
+| INVALID_ARGUMENT, OUT_OF_RANGE, a message too large for it | it rejects an input or the batch | final; search for the bad input |
+| any other status | wrong API or credential | final; no input is to blame |
 
-It asks for a rest by grpc-retry-pushback-ms; a negative one forbids another try. A call begins once there is a connection, so
-that a call that never left can be told from one that may have run.
+It asks for a rest by grpc-retry-pushback-ms; a negative value forbids another try. A call begins only on a connected channel,
+so a call that never left can be told from one that may have run.
 
-A channel is given up, and the next call makes another one, also when its calls never ended or its connection
-failed, so that a call never gets news of an older one. A server that closes an idle connection meanwhile says so
-(GOAWAY), and gRPC itself resends a call if it knows that the server hasn't looked at it.
+A channel whose call never ended or whose connection failed is also replaced, so that the next call doesn't get news of an
+older one. A server that closes an idle connection announces it (GOAWAY), and gRPC itself resends a call that the server
+surely hasn't seen.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from headway.version import __version__
 IDLE = 30.0
 """Seconds for which an idle channel is kept."""
 _LIVE = "/inference.GRPCInferenceService/ServerLive"
-"""Method that runs nothing; a call to it tells why there is no connection."""
+"""Method that runs nothing; calling it shows why there is no connection."""
 _WHY_WITHIN = 0.5
 """Seconds for that call."""
 _NEARLY = 0.05
-"""Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own."""
+"""Seconds before the deadline from which DEADLINE_EXCEEDED counts as our own time-out."""
 _KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 _VALUE = re.compile("[ -~]*")
 
 Code = grpc.StatusCode
 
 _REFUSALS = frozenset((Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE))
-"""Statuses that blame what was sent."""
+"""Statuses that blame the inputs."""
 _PASSING = frozenset((
     Code.ABORTED, Code.CANCELLED, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED, Code.INTERNAL, Code.RESOURCE_EXHAUSTED,
     Code.UNAVAILABLE, Code.UNKNOWN,
@@ -67,7 +67,7 @@ TOO_LARGE = "larger than max"
 _OTHER_WORDS = re.compile(r"message exceeds (the )?maximum|exceeded while decompressing")
 """Words of Java's, .NET's and Rust's."""
 _TOLD_TOO_LARGE = ("x-headway-error", PAYLOAD_TOO_LARGE)
-"""Trailing metadata of another Headway that finds an input too large."""
+"""Trailing metadata of another Headway that rejects a too large input."""
 
 PUSHBACK = "grpc-retry-pushback-ms"
 
@@ -77,9 +77,9 @@ class GrpcBackend(RemoteBackend):
 
     Arguments:
         spec: the API's URL.
-        remote: the API with its dialect; None: as the URL says.
-        now: monotonic seconds, for giving up idle channels.
-        settings: other arguments of RemoteBackend.
+        remote: the API with its dialect; None: from the URL.
+        now: monotonic seconds, for the age of idle channels.
+        settings: other arguments of `RemoteBackend`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GrpcBackend(RemoteBackend):
                         return Tried(shown if self._is_secret(why) else f"{shown}: {why}", shown, RemoteAbsent, False)
                     return await self._call(used, call, metadata, until)
                 except asyncio.CancelledError:
-                    self._channels.give_up(used)  # Its connection may be dead; the next call tries another.
+                    self._channels.give_up(used)  # Its connection may be dead, so the next call uses another.
                     current = asyncio.current_task()
                     if current is not None and current.cancelling():
                         raise
@@ -146,19 +146,19 @@ class GrpcBackend(RemoteBackend):
             return Tried(type(exc).__name__, type(exc).__name__, RemoteError, True)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the header fields as gRPC's metadata.
+        """Return the credentials as gRPC metadata.
 
         Raises:
-            RemoteError: one can't be sent as metadata.
+            RemoteError: a field can't be sent as metadata.
         """
-        found = tuple((name.lower(), value) for name, value in self._credentials.current().items())
-        for name, value in found:
+        fields = tuple((name.lower(), value) for name, value in self._credentials.current().items())
+        for name, value in fields:
             if not _KEY.fullmatch(name) or not _VALUE.fullmatch(value):
                 reason = (
                     f"cannot be sent the header field {name}: over gRPC names are of letters, digits, _ . and -, no "
                 )
                 raise self._error(RemoteError, f"{reason}grpc-… and …-bin, and values of printable ASCII")
-        return found + tuple(trace_fields(OUTGOING.get()).items())
+        return fields + tuple(trace_fields(OUTGOING.get()).items())
 
     def _channel(self) -> Any:
         parts = urlsplit(self._remote.url)
@@ -186,7 +186,7 @@ class GrpcBackend(RemoteBackend):
 
 
 async def _connected(channel: Any, within: float) -> bool:
-    """Wait until a channel is connected. Returns False if it isn't within so many seconds."""
+    """Wait until a channel is connected; return False if it isn't within so many seconds."""
     try:
         async with asyncio.timeout(within):
             while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
@@ -203,7 +203,7 @@ async def _close(channel: Any) -> None:
 
 
 async def _why(channel: Any, within: float) -> str:
-    """Explain in words why a channel has no connection."""
+    """Explain why a channel has no connection."""
     try:
         await channel.unary_unary(_LIVE)(b"", timeout=max(within, 0.001))
     except grpc.aio.AioRpcError as exc:
@@ -213,7 +213,7 @@ async def _why(channel: Any, within: float) -> str:
 
 
 def _system_authorities() -> bytes | None:
-    """Return the authorities that the system trusts, in PEM; None: those that gRPC ships."""
+    """Return the authorities that the system trusts, in PEM; None: use those that gRPC ships."""
     try:
         return Path(ssl.get_default_verify_paths().cafile or "").read_bytes()
     except OSError:
@@ -221,7 +221,7 @@ def _system_authorities() -> bytes | None:
 
 
 def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str | bytes]]) -> TryVerdict:
-    """Judge the status of a failed call, with its details and trailing metadata."""
+    """Judge a failure status with its details and trailing metadata."""
     trailers = list(trailers)
     if code in _REFUSALS or (code is Code.RESOURCE_EXHAUSTED and _too_large(details, trailers)):
         return TryVerdict(True, RemoteRefused)
@@ -229,18 +229,18 @@ def judge(code: grpc.StatusCode, details: str, trailers: Iterable[tuple[str, str
         return TryVerdict(True, RemoteError)
     wishes = [value for name, value in trailers if name == PUSHBACK]
     rest = pushback(wishes[-1]) if wishes else None
-    # The status stands for a rate limit or for too many elements. Only a requested rest tells them apart.
+    # The status means a rate limit or too many elements. Only a requested rest tells them apart.
     kind = RemoteExhausted if code is Code.RESOURCE_EXHAUSTED and rest is None else RemoteError
     return TryVerdict(bool(wishes) and rest is None, kind, rest)
 
 
 def _too_large(details: str, trailers: Iterable[tuple[str, str | bytes]]) -> bool:
-    """Return True if the message is too large for the API, so that sending it again never succeeds."""
+    """Return True if the message is too large for the API, so that no retry can succeed."""
     return TOO_LARGE in details or _OTHER_WORDS.search(details) is not None or _TOLD_TOO_LARGE in trailers
 
 
 def pushback(value: str | bytes) -> float | None:
-    """Return the seconds until a retry is welcome; None if it isn't, or if unknown (gRFC A6)."""
+    """Return the seconds until a retry is welcome (gRFC A6); None if it isn't, or the value is invalid."""
     try:
         seconds = int(value) / 1000
     except (ValueError, OverflowError):

@@ -1,10 +1,10 @@
 """A remote API over HTTP: one POST per batch.
 
-| the API says | what it means | what is done |
+| the API says | meaning | reaction |
 |---|---|---|
-| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or what it asks for |
-| 400, 413, 422 | it turns down what is in the batch | final; the culprit is searched for among the inputs |
-| any other status | it is the wrong API, or the credential is wrong | final; no input is to blame |
+| nothing, 408, 429, 5xx | it is in trouble | up to `max_tries`, after an exponential pause or the rest that it asks for |
+| 400, 413, 422 | it rejects an input or the batch | final; search for the bad input |
+| any other status | wrong API or credential | final; no input is to blame |
 
 It asks for a rest by Retry-After or retry-after-ms.
 """
@@ -34,7 +34,7 @@ from headway.version import __version__
 _JSON_BYTES = "Inference-Header-Content-Length"
 
 _REFUSALS = frozenset([400, 413, 422])
-"""Statuses that blame what was sent."""
+"""Statuses that blame the inputs."""
 
 
 class HttpBackend(RemoteBackend):
@@ -42,9 +42,9 @@ class HttpBackend(RemoteBackend):
 
     Arguments:
         spec: the API's URL.
-        remote: the API with its dialect; None: as the URL says.
-        wall: Unix time in seconds, for a Retry-After that names a date.
-        settings: other arguments of RemoteBackend.
+        remote: the API with its dialect; None: from the URL.
+        wall: Unix time in seconds, for a Retry-After with a date.
+        settings: other arguments of `RemoteBackend`.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class HttpBackend(RemoteBackend):
             return Tried(self._told(exc), type(exc).__name__, kind, final)
         if 200 <= response.status < 300:
             return Answered(response.body, _json_bytes(response.headers))
-        if failed := tls_failures.explain_answer(response.status, response.body):
-            return Tried(failed, tls_failures.SHOWN, RemoteAbsent, final=True)
+        if failure := tls_failures.explain_answer(response.status, response.body):
+            return Tried(failure, tls_failures.SHOWN, RemoteAbsent, final=True)
         verdict = judge(response.status, response.headers, self._wall())
         return Tried.judged(verdict, f"HTTP {response.status}", response.body, response.status)
 
@@ -102,26 +102,20 @@ class HttpBackend(RemoteBackend):
         }
 
     def _told(self, exc: Exception) -> str:
-        """Return the type of a connection's error, with its text if that quotes neither the API nor the URL's query."""
+        """Return the type of a connection's error, with its text unless that quotes the API or the URL's query."""
         quotes = isinstance(exc, aiohttp.ClientError) and not isinstance(exc, OSError)
         text = "" if quotes else str(exc)
         return f"{type(exc).__name__}: {text}" if text and not self._is_secret(text) else type(exc).__name__
 
 
 def _json_bytes(headers: Mapping[str, str]) -> int:
-    """Return the length of the JSON before a body's binary data; -1 if no header field gives a number."""
+    """Return the length of the JSON before a body's binary data; -1 if no header field gives it."""
     text = headers.get(_JSON_BYTES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
-    """Judge the status of a failed request, with its header fields.
-
-    Arguments:
-        status: the HTTP status.
-        headers: header fields, by their names in any case.
-        now: Unix time in seconds, for a Retry-After that names a date.
-    """
+    """Judge a failure status with its header fields. `now`: Unix time in seconds, for a Retry-After with a date."""
     if status in _REFUSALS:
         return TryVerdict(True, RemoteRefused)
     if status not in (408, 429) and status < 500:
@@ -133,21 +127,16 @@ def judge(status: int, headers: Mapping[str, str], now: float) -> TryVerdict:
 
 
 def milliseconds(value: str) -> float | None:
-    """Return the seconds that a retry-after-ms header asks for; None when it asks for nothing."""
+    """Return the seconds that a retry-after-ms header asks for; None if it is missing or invalid."""
     try:
-        found = float(value) / 1000 if value[:1].isdigit() else math.nan
+        seconds = float(value) / 1000 if value[:1].isdigit() else math.nan
     except ValueError:
         return None
-    return found if math.isfinite(found) else None
+    return seconds if math.isfinite(seconds) else None
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds to wait that a Retry-After header asks for (RFC 9110, 10.2.3); None when it asks for nothing.
-
-    Arguments:
-        value: the header's value, a number of seconds or an HTTP date.
-        now: Unix time in seconds.
-    """
+    """Return the seconds that a Retry-After header (RFC 9110, 10.2.3) asks for at Unix time `now`; None if it is invalid."""
     try:
         seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - now
     except (ValueError, OverflowError):

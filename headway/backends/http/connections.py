@@ -1,7 +1,7 @@
 """Connections of one slot to a remote API over HTTP.
 
-An idle connection is given up before the API would close it: nobody knows whether a request that meets the close has run. Most
-servers keep one for 5 s or longer; a shorter `Keep-Alive: timeout=…` is heeded.
+An idle connection is closed before the API would close it, because nobody knows whether a request that meets the close has
+run. Most servers keep idle connections for 5 s or longer; a shorter `Keep-Alive: timeout=…` is respected.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ END_TIMEOUT = 1.0
 class Sockets:
     """Open sockets, whose end can be awaited.
 
-    A TLS connection announces its end and waits for the other side's. A closed session doesn't
-    wait for connections that failed earlier. An event loop that ends meanwhile warns of them, or hangs.
+    A TLS connection announces its end and waits for the other side. Closing a session doesn't wait for connections that
+    failed earlier, and an event loop that ends before them warns, or hangs.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class Sockets:
         if not self._open:
             return
         gone = self._gone = asyncio.Event()
-        for one in self._open:
+        for open_socket in self._open:
             with contextlib.suppress(OSError):  # Not connected yet, or cut by the other side.
-                one.shutdown(socket.SHUT_RDWR)
+                open_socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT):
                 await gone.wait()
-        await asyncio.sleep(0)  # The event loop forgets a socket a turn after it has closed it.
+        await asyncio.sleep(0)  # The event loop forgets a socket one turn after closing it.
 
-    def _forget(self, one: _Socket) -> None:
-        self._open.discard(one)
+    def _forget(self, closed: _Socket) -> None:
+        self._open.discard(closed)
         if self._gone is not None and not self._open:
             self._gone.set()
 
@@ -66,29 +66,29 @@ class Sockets:
 class _Socket(socket.socket):
     """Socket that reports its end."""
 
-    __slots__ = ("_told",)
+    __slots__ = ("_on_close",)
 
-    def __init__(self, told: Callable[[_Socket], None], family: int, kind: int, protocol: int) -> None:
-        self._told = told
+    def __init__(self, on_close: Callable[[_Socket], None], family: int, kind: int, protocol: int) -> None:
+        self._on_close = on_close
         super().__init__(family, kind, protocol)
 
     def close(self) -> None:
         super().close()
-        self._told(self)
+        self._on_close(self)
 
     def detach(self) -> int:
         """Give up the descriptor. uvloop calls this instead of `close`, and closes the descriptor itself."""
         descriptor = super().detach()
-        self._told(self)
+        self._on_close(self)
         return descriptor
 
 
 IDLE = 4.0
 """Seconds for which an idle connection is kept."""
 _MARGIN = 1.0
-"""Seconds by which it is given up before the API would."""
+"""Seconds by which it is closed before the API would close it."""
 _WRITTEN_WHOLE = 1 << 20
-"""Size of a body in bytes above which it is written in pieces, so that other tasks get their turn."""
+"""Size of a body in bytes above which it is written in pieces, so that other tasks get a turn."""
 _TIMEOUT = re.compile(r"(?:^|[\s,])timeout=([0-9]{1,6})(?![0-9])")
 _ENDED = "closing transport"
 """aiohttp's words for a write that didn't begin."""
@@ -99,7 +99,7 @@ class TooLong(Exception):
 
 
 class Response(NamedTuple):
-    """Status, header fields, and the whole body, decompressed."""
+    """An answer with its whole, decompressed body."""
 
     status: int
     headers: Mapping[str, str]
@@ -119,11 +119,11 @@ class _Client(msgspec.Struct, eq=False):
 
 
 class Connections(Generations[_Client]):
-    """Connections, replaced together when idle for long or when the certificates change.
+    """Connections, replaced together after a long idle time or when the certificates change.
 
     Arguments:
         clock: monotonic seconds.
-        certificates: certificates of connections over TLS; None: the system's authorities are trusted, and none is shown.
+        certificates: certificates for TLS; None: trust the system's authorities and show none.
     """
 
     def __init__(self, clock: Callable[[], float], certificates: RemoteCertificates | None = None) -> None:
@@ -137,16 +137,16 @@ class Connections(Generations[_Client]):
 
         Arguments:
             method: POST or GET.
-            url: where to.
+            url: URL of the request.
             body: the body; empty for none.
             headers: header fields.
-            within: seconds within which it must be connected.
+            within: seconds for connecting.
             most: limit on the answer's body in bytes, after decompression.
 
         Raises:
-            NotStarted: `open` was not called.
+            NotStarted: `open` wasn't called.
             TooLong: the body is longer than `most`.
-            aiohttp.ClientError: no answer came; `was_sent` says whether the request left.
+            aiohttp.ClientError: no answer came; `was_sent` tells whether the request left.
         """
         async with self.use() as used:
             data = io.BytesIO(body) if len(body) > _WRITTEN_WHOLE else body or None
@@ -181,20 +181,20 @@ class Connections(Generations[_Client]):
         )
 
     def _note_idle(self, keep_alive: str) -> None:
-        """Keep idle connections no longer than the API says it does."""
-        if found := _TIMEOUT.search(keep_alive):
-            self.idle = max(min(IDLE, int(found[1]) - _MARGIN), 0.0)
+        """Close idle connections earlier if the API does."""
+        if timeout := _TIMEOUT.search(keep_alive):
+            self.idle = max(min(IDLE, int(timeout[1]) - _MARGIN), 0.0)
 
 
 def was_sent(exc: Exception) -> bool:
     """Return True if a whole request may have left before this error."""
     if isinstance(exc.__cause__, aiohttp.ClientConnectionResetError) and _ENDED in str(exc.__cause__):
-        return False  # The connection ended before the body was written, as when a certificate is refused.
+        return False  # The connection ended before the body was written, as when the API refuses a certificate.
     return not isinstance(exc, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
 
 
 def tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """Return the error of `ssl` behind one of aiohttp's, which may have the same class and no details; None if there is none."""
+    """Return the `ssl` error behind an aiohttp error, which may have the same class without details; None if there is none."""
     while exc is not None and (isinstance(exc, aiohttp.ClientError) or not isinstance(exc, ssl.SSLError)):
         exc = exc.__cause__ or exc.__context__
     return exc

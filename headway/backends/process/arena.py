@@ -1,10 +1,12 @@
 """Arena of a worker: memory that its process shares with its host, for large values.
 
-The host makes it, unnamed, and sends its descriptor to the child once, over the socket pair. Its size is sealed, so the
-child can't make the host touch memory that is gone. Pages come into being when first touched, and every later batch
-uses them again. When both sides have closed it, or were killed, nothing is left.
+The host creates it, unnamed, and sends its descriptor to the child once over the socket pair. Its size is sealed, so the
+child can't make the host touch memory that is gone. Pages are allocated on first touch and reused by every later batch. Once
+both sides have closed the arena or were killed, nothing is left of it.
 
-`core.arena` places the values. Except on Linux there is no arena, and all values travel in frames.
+`core.arena` chooses the places. The sender of a batch or of its outputs puts large values there, and the receiver takes them
+out. The host copies in steps that report their bytes, so that its event loop can run between them. Except on Linux there is
+no arena, and all values travel in frames.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import mmap
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from headway.core.arena import Place
+from headway.backends.process.frames import NoFrame, Outputs, PlacedInput, Run
+from headway.core.arena import Allocator, Place, sound
+from headway.model import KIND, Octets, Tensors, ValueKind, kind_of
 
 if TYPE_CHECKING:
     import socket
@@ -30,16 +35,12 @@ _GREETING = b"H"
 _DESCRIPTOR = 4
 """Size in bytes of a descriptor in a control message."""
 
+Count = Callable[[str, bool], None]
+"""Function that counts a large value: its direction, `in` or `out`, and True if it went through the arena."""
+
 
 class Arena:
-    """Memory of one arena, as one side sees it.
-
-    Arguments:
-        memory: memory mapped by both sides.
-
-    Attributes:
-        size: bytes of it.
-    """
+    """Memory of an arena as one side maps it; `size` is its length in bytes."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         import ctypes  # `not_outlive` has loaded it.
@@ -62,11 +63,11 @@ class Arena:
             at = end
 
     def copy(self, place: Place) -> bytes:
-        """Copy the value at a place. The other side may write there at any time, so only a copy can be checked."""
+        """Copy the value at a place. Only a copy can be checked, because the other side may write at any time."""
         return self._memory[place.offset : place.end]
 
     def text(self, place: Place) -> str:
-        """Return the text at a place, if the other side can be trusted not to change it."""
+        """Return the text at a place. Use it only if the other side can be trusted not to change it."""
         with memoryview(self._memory) as whole, whole[place.offset : place.end] as view:
             return str(view, "utf-8")
 
@@ -81,7 +82,7 @@ class Arena:
         return view
 
     def take_back(self) -> bool:
-        """End all views that were lent. Returns False if something made from one still exists."""
+        """Release all lent views; return False if something made from one still exists."""
         for view in self._views:
             with contextlib.suppress(BufferError):
                 view.release()
@@ -100,10 +101,10 @@ class Arena:
 def hand_over(size: int, end: socket.socket) -> Arena | None:
     """Make an arena and send its descriptor over the socket pair, before anything else.
 
-    Returns None, and sends a greeting without a descriptor, if `size` is 0 or the system has no such memory. A child that is
-    gone gets neither.
+    Return None, and send a greeting without a descriptor, if `size` is 0 or the system has no such memory. If the child is
+    gone, send nothing.
     """
-    import _socket  # `socket` itself takes a child a while to import.
+    import _socket  # Importing `socket` would slow down the start of a child.
 
     made = _make(size) if size else None
     try:
@@ -121,7 +122,7 @@ def hand_over(size: int, end: socket.socket) -> Arena | None:
 
 
 def receive(end: int) -> Arena | None:
-    """Return the arena whose descriptor comes first over the child's end of the socket pair; None if there is none."""
+    """Receive the arena's descriptor at the child's end of the socket pair; return None if there is no arena."""
     import _socket
 
     pair = _socket.socket(fileno=end)
@@ -142,7 +143,7 @@ def receive(end: int) -> Arena | None:
 
 
 def _write_text(address: int, text: str, length: int) -> None:
-    """Copy an ASCII text straight from its memory: encoding it first would take three times as long."""
+    """Copy an ASCII text straight from its memory, because encoding it first would take three times as long."""
     import ctypes
 
     ctypes.memmove(address, _finder()(text, None), length)
@@ -159,7 +160,7 @@ def _finder() -> Any:
 
 
 def _make(size: int) -> tuple[int, mmap.mmap] | None:
-    """Return the descriptor and mapping of unnamed, sealed memory; None if the system has none."""
+    """Create unnamed, sealed memory; return its descriptor and mapping, or None if the system has none."""
     import fcntl
 
     try:
@@ -174,3 +175,125 @@ def _make(size: int) -> tuple[int, mmap.mmap] | None:
     except OSError:
         os.close(fd)
         return None
+
+
+class Pieces:
+    """Packed tensors that a target returned, as views of its arrays, which are copied only once, to where they travel.
+
+    Attributes:
+        pieces: the views, in order.
+        are_large: True if they belong in the arena.
+    """
+
+    __slots__ = ("_size", "are_large", "pieces")
+
+    def __init__(self, pieces: Sequence[bytes | memoryview]) -> None:
+        self.pieces = pieces
+        self._size = sum(map(len, pieces))
+        self.are_large = self._size >= LARGE
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self._size
+
+    def joined(self) -> bytes:
+        """Return a copy of all pieces in one."""
+        return b"".join(self.pieces)
+
+
+def place_inputs(arena: Arena, run: Run, count: Count) -> Iterator[int]:
+    """Move large inputs of a batch into the arena while there is room; yield the bytes of each.
+
+    Raises:
+        UnicodeEncodeError: a text contains a lone surrogate.
+    """
+    allocator = Allocator(arena.size, run.number)
+    inputs = run.inputs
+    for position, value in enumerate(inputs):
+        if value is None or len(value) < LARGE:
+            continue
+        content, kind = _content(value)
+        place = allocator.take(len(content))
+        count("in", place is not None)
+        if place is not None:
+            arena.write(place, content)
+            run.placed.append(PlacedInput(position, kind, place))
+            inputs[position] = None
+            run.used = allocator.used
+            yield len(content)
+
+
+def take_inputs(arena: Arena | None, run: Run, lend: bool) -> None:
+    """Turn a batch's inputs into values, including those in the arena, where octets become views if `lend` is True."""
+    inputs = run.inputs
+    if list in map(type, inputs):
+        inputs[:] = [(Tensors if len(item) > 1 else Octets)(item[0]) if type(item) is list else item for item in inputs]
+    if arena is None:
+        return
+    for placed in run.placed:
+        if placed.kind is ValueKind.TEXT:
+            inputs[placed.position] = arena.text(placed.place)
+        elif placed.kind is ValueKind.TENSORS or (lend and placed.kind is ValueKind.BYTES):
+            inputs[placed.position] = KIND[placed.kind].type(arena.lend(placed.place))  # type: ignore[arg-type]
+        else:
+            inputs[placed.position] = KIND[placed.kind].of(arena.copy(placed.place))
+
+
+def place_outputs(arena: Arena | None, run: Run, word: Outputs) -> None:
+    """Move large outputs of a batch into the arena while there is room behind the inputs."""
+    outputs = word.outputs
+    if arena is None:
+        if word.kind is ValueKind.TENSORS:
+            outputs[:] = [value.joined() if type(value) is Pieces else value for value in outputs]
+        return
+    allocator = Allocator(arena.size, run.number, run.used)
+    for position, value in enumerate(outputs):
+        if value is None or len(value) < LARGE:
+            continue
+        pieces = value.pieces if type(value) is Pieces else (_content(value)[0],)
+        place = allocator.take(sum(map(len, pieces)))
+        if place is not None:
+            arena.write(place, *pieces)
+            word.placed[position] = place
+            outputs[position] = None
+        else:
+            word.unplaced += 1
+            if type(value) is Pieces:
+                outputs[position] = value.joined()
+
+
+def take_outputs(arena: Arena | None, run: Run, word: Outputs, count: Count) -> Iterator[int]:
+    """Copy the outputs in the arena into the batch's list of outputs; yield the bytes of each copy and each reading.
+
+    The child can't be trusted: it may name impossible places, or still be writing there. A copy can't change any more, so
+    the copy is checked.
+
+    Raises:
+        NoFrame: an output's place is impossible, or doesn't contain a text.
+    """
+    outputs = word.outputs
+    if len(word.placed) > len(outputs):
+        raise NoFrame("more places than outputs")
+    if arena is None or not sound(word.placed.values(), arena.size, run.number, run.used):
+        raise NoFrame("a place that cannot be")
+    for position, place in word.placed.items():
+        if not 0 <= position < len(outputs) or outputs[position] is not None:
+            raise NoFrame("a place for what is there already")
+        content = arena.copy(place)
+        yield len(content)
+        try:
+            outputs[position] = content.decode() if word.kind is ValueKind.TEXT else content
+        except UnicodeDecodeError:
+            raise NoFrame("a text that is none") from None
+        count("out", True)
+        yield len(content)
+    for _ in range(min(word.unplaced, len(outputs))):
+        count("out", False)
+
+
+def _content(value: str | bytes | Octets) -> tuple[str | bytes, ValueKind]:
+    """Return a value as it goes into the arena, and its kind. ASCII texts aren't encoded here but piece by piece."""
+    kind = kind_of(value).kind
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(), kind
+    return value if isinstance(value, bytes) else value.content, kind

@@ -1,8 +1,8 @@
-"""From the data of tensors to numpy arrays, and from arrays of any library to the data of tensors.
+"""Conversion of tensor data to numpy arrays, and of arrays from any library to tensor data.
 
-BYTES are arrays of bytes objects; BF16, which numpy lacks, is read as FP32. A target's output is converted to the datatype
-that it declared: floats of another width are rounded, integers of another width must fit, and other kinds are refused.
-numpy is imported when it is first needed.
+BYTES become arrays of bytes objects; BF16, which numpy lacks, is read as FP32. A target's output is converted to its declared
+datatype: floats of another width are rounded, integers of another width must fit, and other kinds are refused. numpy is
+imported when first needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = {
     "BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1", "INT16": "<i2", "INT32": "<i4",
     "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
 }  # fmt: skip
-"""numpy's dtype of each datatype that it has."""
+"""numpy's dtype of each datatype that numpy has."""
 _DATATYPES = {dtype.lstrip("<?") or "b1": datatype for datatype, dtype in DTYPES.items()}
 _NUMPY_NAMES = {
     "BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", BF16: "float32", BYTES: "str",
@@ -30,12 +30,7 @@ _encode_json = encoder(ValueKind.JSON)
 
 
 class Column(NamedTuple):
-    """Array of a datatype.
-
-    Attributes:
-        array: numpy array; BF16 as UINT16, JSON as JSON texts in bytes.
-        datatype: its datatype.
-    """
+    """Array of a datatype: BF16 as UINT16, JSON as JSON texts in bytes."""
 
     array: Any
     datatype: str
@@ -48,7 +43,7 @@ class Rows(NamedTuple):
         place: place of the entry in its batch.
         arrays: arrays by name, with the same number of rows.
         length: number of rows.
-        single: whether the entry is one row, which its reader sees without an axis of rows.
+        single: True if the entry is one row, which its client sees without an axis of rows.
     """
 
     place: int
@@ -69,7 +64,7 @@ def numpy() -> Any:
 
 
 def array_of(tensor: Tensor, datatype: str) -> Any:
-    """Return the read-only array of a tensor: a view of its data, except for BYTES, BF16 and widened ones.
+    """Return a tensor as a read-only array: a view of its data, except for BYTES, BF16 and widened tensors.
 
     Arguments:
         tensor: the tensor.
@@ -82,69 +77,69 @@ def array_of(tensor: Tensor, datatype: str) -> Any:
     head = tensor.head
     if head.datatype in (BYTES, JSON):
         elements = split_elements(tensor.data)
-        found = np.empty(len(elements), object)
-        found[:] = elements
+        array = np.empty(len(elements), object)
+        array[:] = elements
     elif head.datatype == BF16:
-        found = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
+        array = (np.frombuffer(tensor.data, "<u2").astype("<u4") << 16).view("<f4")
     else:
-        found = np.frombuffer(tensor.data, DTYPES[head.datatype])
+        array = np.frombuffer(tensor.data, DTYPES[head.datatype])
     if head.datatype != datatype:
-        found = found.astype(DTYPES.get(datatype, "<f4"))
-    found = found.reshape(head.shape)
-    found.flags.writeable = False
-    return found
+        array = array.astype(DTYPES.get(datatype, "<f4"))
+    array = array.reshape(head.shape)
+    array.flags.writeable = False
+    return array
 
 
 def column(value: Any, datatype: str = "") -> Column:
-    """Return the column that a target returned: an array of any library, or a list of rows.
+    """Convert an array of any library, or a list of rows, that a target returned.
 
     Arguments:
-        value: the array.
-        datatype: declared datatype; empty: it follows from the value.
+        value: the array or list.
+        datatype: declared datatype; empty: use the value's.
 
     Raises:
-        NoOutput: it isn't an array, or not of that datatype.
+        NoOutput: it isn't an array, or can't have that datatype.
     """
     if isinstance(value, list | tuple):
         return _column_of_rows(value, datatype)
-    found = _column_of_array(value)
-    if found.array.dtype.kind == "O":
-        return _column_of_objects(found.array, datatype)
-    return _cast(found, datatype) if datatype and found.datatype != datatype else found
+    converted = _column_of_array(value)
+    if converted.array.dtype.kind == "O":
+        return _column_of_objects(converted.array, datatype)
+    return _cast(converted, datatype) if datatype and converted.datatype != datatype else converted
 
 
-def tensor_of(name: str, found: Column) -> Tensor:
-    """Return the tensor of an array: a view of its data, if that is contiguous."""
+def tensor_of(name: str, source: Column) -> Tensor:
+    """Return the tensor of an array: a view of its data if that is contiguous."""
     np = numpy()
-    array, datatype = found
+    array, datatype = source
     head = TensorHead(name, datatype, tuple(array.shape))
     if datatype in (BYTES, JSON):
-        return Tensor(head, join_elements(_octets(one) for one in array.ravel().tolist()))
+        return Tensor(head, join_elements(_octets(element) for element in array.ravel().tolist()))
     if not array.size:
         return Tensor(head, b"")
     flat = np.ascontiguousarray(array, DTYPES["UINT16" if datatype == BF16 else datatype]).reshape(-1)
     return Tensor(head, memoryview(flat.view("u1")))
 
 
-def cutter(name: str, found: Column) -> Callable[[int, int], Tensor]:
+def cutter(name: str, source: Column) -> Callable[[int, int], Tensor]:
     """Return a function that returns the tensor of a range of rows of an array, as a view."""
-    array, datatype = found
+    array, datatype = source
     if datatype in (BYTES, JSON) or not array.size:
         return lambda begin, end: tensor_of(name, Column(array[begin:end], datatype))
-    data, row = tensor_of(name, found).data, tuple(array.shape[1:])
+    data, row = tensor_of(name, source).data, tuple(array.shape[1:])
     step = len(data) // len(array)
     return lambda begin, end: Tensor(TensorHead(name, datatype, (end - begin, *row)), data[begin * step : end * step])
 
 
 def datatype_of(dtype: Any) -> str:
-    """Return the datatype of a dtype; empty if there is none."""
+    """Return the datatype for a numpy dtype; empty if there is none."""
     if dtype.kind in "SU":
         return BYTES
     return _DATATYPES.get(dtype.str[1:], "")
 
 
 def looks_like_array(value: object) -> bool:
-    """Return True if a value is an array, or a number out of an array, of any library."""
+    """Return True if a value is an array of any library, or a number from one."""
     return hasattr(value, "__array__")
 
 
@@ -174,35 +169,33 @@ def _column_of_rows(rows: Sequence[Any], datatype: str) -> Column:
     """Return the column of a list of rows: arrays, numbers or lists of them, texts, or other JSON values."""
     np = numpy()
     if any(map(looks_like_array, rows)) and datatype != JSON:
-        columns = [_column_of_array(one) for one in rows]
-        if len({one.datatype for one in columns if BF16 in (one.datatype, columns[0].datatype)}) > 1:
+        columns = [_column_of_array(row) for row in rows]
+        if len({row.datatype for row in columns if BF16 in (row.datatype, columns[0].datatype)}) > 1:
             raise NoOutput("arrays of BF16 and of other datatypes for its rows")
-        if len({one.array.shape for one in columns}) > 1:
-            shapes = " and ".join(sorted({shown_shape(one.array.shape) for one in columns})[:3])
+        if len({row.array.shape for row in columns}) > 1:
+            shapes = " and ".join(sorted({shown_shape(row.array.shape) for row in columns})[:3])
             raise NoOutput(f"arrays of shapes {shapes} for the rows of one request")
-        whole = np.stack([one.array for one in columns])
+        whole = np.stack([row.array for row in columns])
         if whole.dtype.kind == "O":
             return _column_of_objects(whole, datatype)
-        found = Column(whole, BF16 if columns[0].datatype == BF16 else datatype_of(whole.dtype))
-        return _cast(found, datatype) if datatype and found.datatype != datatype else found
+        stacked = Column(whole, BF16 if columns[0].datatype == BF16 else datatype_of(whole.dtype))
+        return _cast(stacked, datatype) if datatype and stacked.datatype != datatype else stacked
     if datatype not in (BYTES, JSON) and (numbers := _numbers(rows)) is not None:
-        if (
-            _family(datatype) in ("float", "integer")
-            and numbers.dtype.kind in "bi"[: 1 + (_family(datatype) == "float")]
-        ):
-            numbers = numbers.astype(
-                DTYPES.get(datatype, "<f4")
-            )  # Ints and bools pass where floats are declared, and bools where ints are.
-        found = Column(numbers, datatype_of(numbers.dtype))
-        return _cast(found, datatype) if datatype and found.datatype != datatype else found
+        family = _family(datatype)
+        if family in ("float", "integer") and numbers.dtype.kind in "bi"[: 1 + (family == "float")]:
+            # Ints and bools pass where floats are declared, and bools where ints are.
+            numbers = numbers.astype(DTYPES.get(datatype, "<f4"))
+        column_of_numbers = Column(numbers, datatype_of(numbers.dtype))
+        fits = not datatype or column_of_numbers.datatype == datatype
+        return column_of_numbers if fits else _cast(column_of_numbers, datatype)
     objects = np.empty(len(rows), object)
-    for place, one in enumerate(rows):  # Given all at once, numpy would look into lists.
-        objects[place] = one
+    for place, row in enumerate(rows):  # Given all rows at once, numpy would look into lists.
+        objects[place] = row
     return _column_of_objects(objects, datatype)
 
 
 def _numbers(rows: Sequence[Any]) -> Any:
-    """Return the array of numbers or nested lists of them; None if there is anything else, or lists differ in length."""
+    """Return the array of a list of numbers or nested lists; None if there is anything else, or lengths differ."""
     np = numpy()
     first = rows[0] if rows else None
     while isinstance(first, list | tuple) and first:
@@ -210,45 +203,45 @@ def _numbers(rows: Sequence[Any]) -> Any:
     if not isinstance(first, int | float | list | tuple):
         return None
     try:
-        found = np.asarray(rows)
+        array = np.asarray(rows)
     except (ValueError, OverflowError):
         return None
-    return found if found.dtype.kind in "biuf" else None
+    return array if array.dtype.kind in "biuf" else None
 
 
 def _column_of_objects(array: Any, datatype: str) -> Column:
     """Return the column of Python objects: BYTES if all are texts or bytes, else JSON."""
     np = numpy()
     elements = array.ravel().tolist()
-    wrong = next((one for one in elements if not isinstance(one, str | bytes | bytearray)), None)
-    texts = all(isinstance(one, str | bytes | bytearray) for one in elements)
+    wrong = next((element for element in elements if not isinstance(element, str | bytes | bytearray)), None)
+    texts = all(isinstance(element, str | bytes | bytearray) for element in elements)
     if datatype in ("", BYTES) and texts:
         return Column(array, BYTES)
     if datatype not in ("", JSON):
         what = f"{kind_of(wrong)} for a row" if not texts else "a text for a row"
         raise NoOutput(f"{what}, expected {datatype}", _mend(datatype) if datatype in DTYPES else "")
-    found = np.empty(len(elements), object)
-    found[:] = [as_json(_encode_json(one)) for one in elements]
-    return Column(found.reshape(array.shape), JSON)
+    encoded = np.empty(len(elements), object)
+    encoded[:] = [as_json(_encode_json(element)) for element in elements]
+    return Column(encoded.reshape(array.shape), JSON)
 
 
-def _cast(found: Column, datatype: str) -> Column:
+def _cast(source: Column, datatype: str) -> Column:
     """Convert a column to a declared datatype.
 
     Raises:
         NoOutput: it is of another kind, or a number is out of range.
     """
     np = numpy()
-    kinds = [_family(one) for one in (found.datatype, datatype)]
-    if kinds[0] != kinds[1] or kinds[0] not in ("float", "integer"):
-        raise NoOutput(f"an array of {found.datatype}, and declares {datatype}", _mend(datatype))
-    array = found.array
-    if found.datatype == BF16:
+    family = _family(source.datatype)
+    if family != _family(datatype) or family not in ("float", "integer"):
+        raise NoOutput(f"an array of {source.datatype}, and declares {datatype}", _mend(datatype))
+    array = source.array
+    if source.datatype == BF16:
         array = (array.astype("<u4") << 16).view("<f4")
     if datatype == BF16:
         fits = not (np.isfinite(array) & (abs(array) > _LARGEST_BF16)).any()
         cast = _brain(array) if fits else array
-    elif kinds[0] == "float":
+    elif family == "float":
         with np.errstate(over="ignore"):
             cast = array.astype(DTYPES[datatype])
         fits = bool((np.isinf(cast) == np.isinf(array)).all())

@@ -1,14 +1,14 @@
-"""Kinds of arrays: what a target's annotations and attributes say about the arrays that it takes and gives.
+"""How a target takes and gives arrays, by its annotations and attributes.
 
     form     the target takes                  and gives
     array    one array, rows along axis 0      one array
     named    a dict of such arrays by name     a dict of them
-    list     a list of arrays, one for a row   a list of them
+    list     a list of arrays, one per row     a list of them
 
-    attribute   says
+    attribute   meaning
     example     one row of its inputs: an array, or a dict of them by name
-    shapes      shape of a row where axes are free: None or -1 for such an axis
-    inputs      datatype and shape of a row of each input by name, in place of an example
+    shapes      shape of a row with free axes, which are None or -1
+    inputs      datatype and shape of a row of each input by name, instead of an example
     outputs     the same for its outputs, which are checked against it
     pad         number to pad free axes with, so that rows of several lengths run together
 
@@ -36,22 +36,22 @@ from headway.model import RowsTogether, Tensors, TensorSpec
 
 ARRAY, NAMED, LIST = "array", "named", "list"
 INPUT, OUTPUT = "INPUT", "OUTPUT"
-"""Names of the input and output of a target that names none, in the Open Inference Protocol's metadata."""
+"""Names of an unnamed input and output in the Open Inference Protocol's metadata."""
 LENGTHS = "_lengths"
-"""Suffix of a padded input's name: that input holds the lengths of its rows."""
+"""Suffix of the input that holds the lengths of a padded input's rows."""
 _LINE = '{"x": ("FP32", [4])}'
 """Specifications as authors write them."""
 _LEAVES = {bool: "BOOL", int: "INT64", float: "FP64", str: BYTES, dict: JSON, Mapping: JSON}
 
 
 class ArrayKind(NamedTuple):
-    """Kind of arrays that a target takes and gives.
+    """How a target takes and gives arrays.
 
     Attributes:
         takes: form of its inputs; empty if it takes no arrays.
-        gives: whether it gives arrays.
+        gives: True if it gives arrays.
         inputs, outputs: their specifications; empty if unknown.
-        pad: number that free axes are padded with; None: batches have rows of one shape.
+        pad: number that free axes are padded with; None: rows of a call must have one shape.
         library: library of the arrays it takes, `torch`; empty for numpy.
     """
 
@@ -64,17 +64,20 @@ class ArrayKind(NamedTuple):
 
     @property
     def together(self) -> RowsTogether:
-        """Rows that run in one call."""
+        """Which rows may share a call."""
         if self.takes in ("", LIST) or not any(map(free_axes, self.inputs)):
             return RowsTogether.ANY
         return RowsTogether.SHAPE if self.pad is None else RowsTogether.PADDED
 
 
 def form_of(annotation: Any) -> str:
-    """Return the form of arrays that an annotation means; empty for none. A union has its first member's, if all but None have one."""
-    united = [one for one in members_of(annotation) if one is not None and one is not type(None)]
-    if united and united[0] is not annotation:
-        forms = [form_of(one) for one in united]
+    """Return the form of arrays that an annotation means; empty for none.
+
+    A union has the form of its first member if all members but None have a form.
+    """
+    members = [member for member in members_of(annotation) if member is not None and member is not type(None)]
+    if members and members[0] is not annotation:
+        forms = [form_of(member) for member in members]
         return forms[0] if all(forms) else ""
     if is_array(annotation):
         return ARRAY
@@ -83,15 +86,15 @@ def form_of(annotation: Any) -> str:
         return ""
     if issubclass(origin, Mapping) and len(arguments) == 2 and is_array(arguments[1]):
         return NAMED
-    members = [member for one in arguments for member in members_of(one)]
+    members = [member for argument in arguments for member in members_of(argument)]
     return LIST if issubclass(origin, Sequence) and any(map(is_array, members)) else ""
 
 
 def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the kind of arrays that a target takes and gives, by its annotations and attributes; None for no arrays.
+    """Return how a target takes and gives arrays, by its annotations and attributes; None for no arrays.
 
-    Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays: a target that
-    takes texts may use these names for something else.
+    Attributes `inputs` and `outputs` that aren't specifications count only if an annotation has arrays, because a target
+    that takes texts may use these names for something else.
 
     Raises:
         NoArrays: numpy isn't installed, or an attribute is invalid.
@@ -119,34 +122,34 @@ def kind_of_arrays(call: Any, hints: Mapping[str, Any], first: str) -> ArrayKind
 
 
 def example_of(call: Any, kind: ArrayKind) -> Tensors:
-    """Return an example row of a target's input; zeros if it has none.
+    """Return the example of a target's input as one row; zeros if it has none.
 
     Raises:
         NoArrays: it doesn't fit the specifications.
     """
     example = getattr(call, "example", None)
     if example is None or callable(example):
-        return pack([_zeros(one) for one in kind.inputs], single=True)
+        return pack([_zeros(spec) for spec in kind.inputs], single=True)
     np = numpy()
     rows = example if isinstance(example, Mapping) else {kind.inputs[0].name: example}
-    datatypes = {one.name: one.datatype for one in kind.inputs}
+    datatypes = {spec.name: spec.datatype for spec in kind.inputs}
     try:
-        found = [
-            tensor_of(str(name), column(np.asarray(one)[None], datatypes.get(str(name), "")))
-            for name, one in rows.items()
+        tensors = [
+            tensor_of(str(name), column(np.asarray(row)[None], datatypes.get(str(name), "")))
+            for name, row in rows.items()
         ]
-        heads = check_heads([one.head for one in found], kind.inputs)
+        heads = check_heads([tensor.head for tensor in tensors], kind.inputs)
     except NoOutput as exc:
         raise NoArrays(f"its attribute example is {exc}{exc.mend}") from None
     except NoTensors as exc:
         raise NoArrays(
             f"its attribute example does not fit its attribute inputs or shapes: {str(exc).replace('the model', 'it')}"
         ) from None
-    return pack([Tensor(head, one.data) for head, one in zip(heads, found, strict=True)], single=True)
+    return pack([Tensor(head, tensor.data) for head, tensor in zip(heads, tensors, strict=True)], single=True)
 
 
 def _form_of_attributes(call: Any, inputs: Any, *, listed: bool) -> str:
-    """Return the form of arrays that a target takes by its attributes, if its annotation doesn't tell; empty for none."""
+    """Return the form of arrays that a target takes by its attributes, for lack of an annotation; empty for none."""
     if _are_specs(inputs):
         return LIST if listed else NAMED
     example = getattr(call, "example", None)
@@ -166,25 +169,25 @@ def _says_nothing(annotation: Any) -> bool:
     return kind_of_elements(annotation) is None and kind in (None, Any, object, list, Sequence, dict, Mapping)
 
 
-def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
+def _specs(attribute: str, given: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
     """Read specifications from a target's attribute. Raises NoArrays."""
     specs = []
-    for name, given in found.items():
+    for name, pair in given.items():
         try:
-            datatype, shape = given
+            datatype, shape = pair
             axes = tuple(-1 if size is None else int(size) for size in shape)
             spec = TensorSpec(str(name), str(datatype).upper(), axes)
         except (TypeError, ValueError):
             raise NoArrays(
-                f"its attribute {attribute} has {str(given)[:80]} for {str(name)!r}; write a datatype and the shape of a row, as in "
+                f"its attribute {attribute} has {str(pair)[:80]} for {str(name)!r}; write a datatype and the shape of a row, as in "
                 f"{attribute} = {_LINE}"
             ) from None
         if spec.datatype not in SIZES or spec.datatype == JSON:
-            known = ", ".join(one for one in SIZES if one != JSON)
+            known = ", ".join(name for name in SIZES if name != JSON)
             raise NoArrays(
                 f"its attribute {attribute} has the datatype {str(datatype)!r} for {spec.name!r}; the datatypes are {known}"
             )
-        if any(one < -1 for one in spec.shape):
+        if any(size < -1 for size in spec.shape):
             raise NoArrays(
                 f"its attribute {attribute} has the shape {shown_shape(spec.shape)} for {spec.name!r}; an axis is a size, or -1 for any"
             )
@@ -194,18 +197,18 @@ def _specs(attribute: str, found: Mapping[Any, Any]) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def _are_specs(found: Any) -> bool:
+def _are_specs(value: Any) -> bool:
     """Return True if an attribute surely holds specifications: each a datatype of the protocol and a shape."""
-    return isinstance(found, Mapping) and bool(found) and all(map(_is_spec, found.values()))
+    return isinstance(value, Mapping) and bool(value) and all(map(_is_spec, value.values()))
 
 
-def _is_spec(found: Any) -> bool:
+def _is_spec(value: Any) -> bool:
     return (
-        isinstance(found, list | tuple)
-        and len(found) == 2
-        and isinstance(found[0], str)
-        and found[0].upper() in SIZES
-        and isinstance(found[1], list | tuple)
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and value[0].upper() in SIZES
+        and isinstance(value[1], list | tuple)
     )
 
 
@@ -223,14 +226,14 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
     if isinstance(shapes, Mapping) and (unknown := [str(name) for name in shapes if name not in named]):
         raise NoArrays(f"its attribute shapes names {unknown[0]!r}, which its attribute example does not have")
     specs = []
-    for name, one in named.items():
+    for name, value in named.items():
         try:
-            array = np.asarray(one)
+            array = np.asarray(value)
             known = column(array[None]).datatype
         except (NoOutput, ValueError) as exc:
             mend = getattr(exc, "mend", "")
             raise NoArrays(
-                f"its attribute example is {exc if mend else kind_of(one)}{mend or '; give it an array'}"
+                f"its attribute example is {exc if mend else kind_of(value)}{mend or '; give it an array'}"
             ) from None
         if known == JSON:
             raise NoArrays("its attribute example is an array of objects; give it an array of numbers or of texts")
@@ -247,7 +250,7 @@ def _specs_of_example(call: Any, takes: str) -> tuple[TensorSpec, ...]:
 
 
 def _with_free_axes(given: Any, row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row, with its free axes, from the attribute and the example. Raises NoArrays."""
+    """Return the shape of a row with its free axes, from the attribute and the example. Raises NoArrays."""
     try:
         shape = tuple(-1 if size is None else int(size) for size in given)
     except (TypeError, ValueError):
@@ -265,7 +268,8 @@ def _specs_of_rows(annotation: Any) -> tuple[TensorSpec, ...]:
     """Return the specification of an output annotated as a list of texts, numbers or objects; else empty."""
     axes = -1
     while isinstance(origin := typing.get_origin(annotation), type) and issubclass(origin, Sequence):
-        members = [member for one in typing.get_args(annotation) if one is not Ellipsis for member in members_of(one)]
+        arguments = [argument for argument in typing.get_args(annotation) if argument is not Ellipsis]
+        members = [member for argument in arguments for member in members_of(argument)]
         if len(members) != 1:
             return ()
         annotation, axes = members[0], axes + 1
@@ -292,19 +296,21 @@ def _pad(call: Any, kind: ArrayKind) -> float | None:
         )
     if isinstance(pad, bool) or not isinstance(pad, int | float):
         raise NoArrays(f"its attribute pad is of type {kind_of(pad)}; write a number, as in pad = 0")
-    free = [one for one in kind.inputs if free_axes(one)]
+    free = [spec for spec in kind.inputs if free_axes(spec)]
     if not free:
         raise NoArrays(
             "its attribute pad fills up free axes, and its inputs have none; leave it out, or write -1 for an axis"
         )
-    names = {one.name for one in kind.inputs}
-    for one in free:
-        if one.name + LENGTHS in names:
+    names = {spec.name for spec in kind.inputs}
+    for spec in free:
+        if spec.name + LENGTHS in names:
             raise NoArrays(
-                f"its input {one.name + LENGTHS!r} has the name under which pad gives the lengths of {one.name!r}; name it otherwise"
+                f"its input {spec.name + LENGTHS!r} has the name under which pad gives the lengths of {spec.name!r}; name it otherwise"
             )
-        if one.datatype in DTYPES and not _can_hold(one.datatype, pad):
-            raise NoArrays(f"its attribute pad is {pad}, which is no {one.datatype} as {one.name!r} is; write pad = 0")
+        if spec.datatype in DTYPES and not _can_hold(spec.datatype, pad):
+            raise NoArrays(
+                f"its attribute pad is {pad}, which is no {spec.datatype} as {spec.name!r} is; write pad = 0"
+            )
     return pad
 
 
@@ -319,7 +325,7 @@ def _can_hold(datatype: str, number: float) -> bool:
 
 
 def _zeros(spec: TensorSpec) -> Tensor:
-    """Return one row of zeros of a specification; free axes have length 1."""
+    """Return one row of zeros of a specification; free axes get length 1."""
     shape = (1, *(abs(size) for size in spec.shape))
     count = 1
     for size in shape:
@@ -328,9 +334,9 @@ def _zeros(spec: TensorSpec) -> Tensor:
 
 
 def _library_of(annotation: Any) -> str:
-    """Return the library of an annotation's arrays if it isn't numpy and its arrays can be made; else empty."""
-    for one in (annotation, *typing.get_args(annotation)):
-        kind = typing.get_origin(one) or one
+    """Return `torch` if an annotation has its arrays; empty for numpy and other libraries."""
+    for member in (annotation, *typing.get_args(annotation)):
+        kind = typing.get_origin(member) or member
         if is_array(kind) and kind.__module__.partition(".")[0] == "torch":
             return "torch"
     return ""

@@ -1,10 +1,11 @@
-"""Batches of arrays: rows of entries are joined for a target, padded if they differ, and its outputs are split again.
+"""Batches of arrays: joins the rows of entries for a target, pads them if they differ, and splits its outputs again.
 
-A value in the arena is copied once, into the array of a call, or not at all if its entry runs alone; outputs are copied once, into
-the arena. Views of the arena are read-only, so all arrays that a target gets are.
+A value in the arena is copied once, into the array of a call, or not at all if its entry runs alone. Outputs are copied once,
+into the arena. All arrays that a target gets are read-only, because views of the arena are.
 
-A call has rows of one shape, except for lists and for axes that need little padding, and at most as many as a batch may hold. A list of outputs has one for each
-row: a value, an exception, or an `Output` with its tokens. A row that fails fails its entry.
+All rows of a call have the same shape, except for lists and for axes that need little padding, and a call has at most as many
+rows as a batch. A list of outputs has one item for each row: a value, an exception, or an `Output` with its tokens. If one
+row fails, its entry fails.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from types import MappingProxyType
 from typing import Any
 
 from headway.backends.process import frames
+from headway.backends.process.arena import Pieces
 from headway.backends.process.array_data import Column, Rows, array_of, column, cutter, numpy
 from headway.backends.process.array_kind import LENGTHS, LIST, NAMED, OUTPUT, ArrayKind, free_axes
 from headway.backends.process.frames import Failed, Outputs
-from headway.backends.process.placing import Pieces
 from headway.backends.process.values import NoOutput, kind_of
 from headway.core.rows import MOST_PADDED, PADDED_FREELY
 from headway.core.tensors import MOST_TENSORS, check_heads, fits, header_of, packed, quoted, shown_shape, unpack
@@ -42,7 +43,7 @@ def run(
         inputs: values of its entries.
         kind: how the target takes and gives arrays.
         most: limit on rows of a call; 0 for none.
-        call: calls the target with inputs, and the places of the entries whose rows they are.
+        call: calls the target with inputs and, for each row, the place of its entry.
         describe: describes an exception that the target returned.
         keys: by place, a key that entries of one call must share; empty if all may run together.
     """
@@ -55,18 +56,18 @@ def run(
             whole.errors[place] = str(exc), False
     groups = list(_groups(entries, kind, most, keys))
     for turn, group in enumerate(groups, 1):
-        result = call(_argument(group, kind), [one.place for one in group for _ in range(one.length)])
+        result = call(_argument(group, kind), [entry.place for entry in group for _ in range(entry.length)])
         if (failed := _put(whole, group, result, kind, describe)) is not None:
             return failed
-        if turn < len(groups):  # The target may give the same memory again.
-            whole.outputs[:] = [one.joined() if type(one) is Pieces else one for one in whole.outputs]
+        if turn < len(groups):  # The target may reuse this memory for its next outputs.
+            whole.outputs[:] = [output.joined() if type(output) is Pieces else output for output in whole.outputs]
     return whole
 
 
 def judge(
     number: int, expected: int, result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Outputs | Failed:
-    """Answer a batch of inputs that aren't arrays by arrays with a row for each. See `run`."""
+    """Answer a batch of inputs that aren't arrays with a row of the returned arrays for each; see `run`."""
     whole = Outputs(number, ValueKind.TENSORS, [None] * expected, {}, tokens={})
     failed = _put(whole, [Rows(place, {}, 1, True) for place in range(expected)], result, kind, describe)
     return whole if failed is None else failed
@@ -75,32 +76,32 @@ def judge(
 def read(value: Value, place: int, kind: ArrayKind) -> Rows:
     """Return the arrays of an entry, as views of its bytes. Raises ValueError with the reason."""
     value = as_tensors(value, kind.inputs)
-    found = unpack(value)
-    heads = check_heads([one.head for one in found], kind.inputs)
-    tensors = {head.name: one for head, one in zip(heads, found, strict=True)}
-    arrays = {one.name: array_of(tensors[one.name], one.datatype) for one in kind.inputs}
+    unpacked = unpack(value)
+    heads = check_heads([tensor.head for tensor in unpacked], kind.inputs)
+    tensors = {head.name: tensor for head, tensor in zip(heads, unpacked, strict=True)}
+    arrays = {spec.name: array_of(tensors[spec.name], spec.datatype) for spec in kind.inputs}
     return Rows(place, arrays, heads[0].shape[0], header_of(value).single)
 
 
 def _groups(entries: Sequence[Rows], kind: ArrayKind, most: int, keys: Mapping[int, bytes]) -> Iterator[list[Rows]]:
-    """Yield groups of entries that run together: with one key, rows of one shape except for padded axes and lists, and at most `most` rows unless alone."""
+    """Yield groups of entries that share a call: same key, same row shape unless padded or listed, at most `most` rows unless alone."""
     of_shape: dict[tuple[bytes, tuple[tuple[int, ...], ...]], list[Rows]] = {}
-    for one in entries:
+    for entry in entries:
         mixed = kind.takes == LIST or kind.pad is not None
-        shape = () if mixed else tuple(array.shape[1:] for array in one.arrays.values())
-        of_shape.setdefault((keys.get(one.place, b""), shape), []).append(one)
+        shape = () if mixed else tuple(array.shape[1:] for array in entry.arrays.values())
+        of_shape.setdefault((keys.get(entry.place, b""), shape), []).append(entry)
     groups: Iterable[list[Rows]] = of_shape.values()
     if kind.pad is not None:
         groups = [part for group in groups for part in padded_alike(group)]
     for group in groups:
         part: list[Rows] = []
         rows = 0
-        for one in group:
-            if part and 0 < most < rows + one.length:
+        for entry in group:
+            if part and 0 < most < rows + entry.length:
                 yield part
                 part, rows = [], 0
-            part.append(one)
-            rows += one.length
+            part.append(entry)
+            rows += entry.length
         yield part
 
 
@@ -108,11 +109,11 @@ def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
     """Return the inputs of a call in the target's form."""
     if kind.takes == LIST:
         [spec] = kind.inputs
-        parts = [(one.arrays[spec.name], one.length) for one in group]
+        parts = [(entry.arrays[spec.name], entry.length) for entry in group]
         return [_handed(array[row, ...], spec, kind) for array, count in parts for row in range(count)]
     arrays: dict[str, Any] = {}
     for spec in kind.inputs:
-        columns = [one.arrays[spec.name] for one in group]
+        columns = [entry.arrays[spec.name] for entry in group]
         if kind.pad is not None and free_axes(spec):
             arrays[spec.name], arrays[spec.name + LENGTHS] = padded(columns, spec, kind.pad)
         else:
@@ -123,7 +124,7 @@ def _argument(group: Sequence[Rows], kind: ArrayKind) -> object:
 
 
 def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
-    """Return the array as the target gets it: a read-only one of numpy, or a copy for torch, which has no read-only ones."""
+    """Return the array as the target gets it: read-only, or copied for torch, which has no read-only tensors."""
     if kind.library and array.dtype.kind != "O":
         import torch
 
@@ -136,8 +137,8 @@ def _handed(array: Any, spec: TensorSpec | None, kind: ArrayKind) -> Any:
 def _put(
     whole: Outputs, group: Sequence[Rows], result: object, kind: ArrayKind, describe: Callable[[BaseException], str]
 ) -> Failed | None:
-    """Put the outputs of a call into the answer to its batch. Returns the failure of all if they don't answer it."""
-    expected = sum(one.length for one in group)
+    """Put the outputs of a call into the batch's answer; return the failure of the batch if they don't answer the call."""
+    expected = sum(entry.length for entry in group)
     try:
         if isinstance(result, list | tuple):
             if len(result) != expected:
@@ -156,9 +157,9 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
     Raises:
         NoOutput: it returned something else, or arrays that it didn't declare.
     """
-    specs = {one.name: one for one in kind.outputs}
+    specs = {spec.name: spec for spec in kind.outputs}
     if isinstance(result, Mapping):
-        given = {str(name): one for name, one in result.items()}
+        given = {str(name): array for name, array in result.items()}
         if not 0 < len(given) <= MOST_TENSORS:
             raise NoOutput(f"a dict of {len(given)} arrays, expected 1 to {MOST_TENSORS}")
     elif isinstance(result, list) or hasattr(result, "__array__") or callable(getattr(result, "detach", None)):
@@ -171,30 +172,30 @@ def columns_of(result: object, expected: int, kind: ArrayKind) -> dict[str, Colu
         raise NoOutput(
             f"no array {quoted(missing[0])}, which it declares", "" if isinstance(result, Mapping) else _SEVERAL
         )
-    found = {}
+    columns = {}
     for name in specs or given:
         spec = specs.get(name)
-        one = found[name] = column(given[name], spec.datatype if spec is not None else "")
-        if not one.array.ndim or len(one.array) != expected:
-            raise NoOutput(f"an array {quoted(name)} of shape {shown_shape(one.array.shape)} for {expected} rows")
+        array = columns[name] = column(given[name], spec.datatype if spec is not None else "")
+        if not array.array.ndim or len(array.array) != expected:
+            raise NoOutput(f"an array {quoted(name)} of shape {shown_shape(array.array.shape)} for {expected} rows")
         if spec is not None:
-            _check_shape(spec, one.array.shape)
-    return found
+            _check_shape(spec, array.array.shape)
+    return columns
 
 
 def _put_cut(whole: Outputs, group: Sequence[Rows], columns: Mapping[str, Column], kind: ArrayKind) -> None:
-    """Give entries their rows of the arrays."""
-    cutters = [cutter(name, one) for name, one in columns.items()]
-    at = 0
-    for one in group:
-        end = at + one.length
-        pieces = Pieces(packed([cut(at, end) for cut in cutters], single=one.single))
-        at = end
+    """Give each entry its rows of the arrays."""
+    cutters = [cutter(name, array) for name, array in columns.items()]
+    begin = 0
+    for entry in group:
+        end = begin + entry.length
+        pieces = Pieces(packed([cut(begin, end) for cut in cutters], single=entry.single))
+        begin = end
         if len(pieces) > frames.MAX_OUTPUT:
             text = f"the target returned {len(pieces)} bytes for this input, the limit is {frames.MAX_OUTPUT}"
-            whole.errors[one.place] = text, True
+            whole.errors[entry.place] = text, True
         else:
-            whole.outputs[one.place] = pieces if pieces.are_large else pieces.joined()
+            whole.outputs[entry.place] = pieces if pieces.are_large else pieces.joined()
 
 
 def _put_listed(
@@ -204,33 +205,32 @@ def _put_listed(
     kind: ArrayKind,
     describe: Callable[[BaseException], str],
 ) -> None:
-    """Give entries their rows of a list of outputs and exceptions. Shapes may differ between entries."""
-    own: list[tuple[Rows, list[Any]]] = []
-    at = 0
-    for one in group:
-        rows, at = result[at : at + one.length], at + one.length
-        told = [TokenCount(row.tokens, row.prompt_tokens) for row in rows if type(row) is Output]
-        if (tokens := added_up(told)) is not None:
-            whole.tokens[one.place] = tokens
+    """Give each entry its rows of a list of outputs and exceptions. Shapes may differ between entries."""
+    answered: list[tuple[Rows, list[Any]]] = []
+    begin = 0
+    for entry in group:
+        rows, begin = result[begin : begin + entry.length], begin + entry.length
+        counts = [TokenCount(row.tokens, row.prompt_tokens) for row in rows if type(row) is Output]
+        if (tokens := added_up(counts)) is not None:
+            whole.tokens[entry.place] = tokens
         rows = [row.value if type(row) is Output else row for row in rows]
         wrong = next((row for row in rows if isinstance(row, BaseException)), None)
         if wrong is not None:
-            whole.errors[one.place] = describe(wrong), False
+            whole.errors[entry.place] = describe(wrong), False
         else:
-            own.append((one, rows))
-    good = [row for _, rows in own for row in rows]
+            answered.append((entry, rows))
+    good = [row for _, rows in answered for row in rows]
     try:
-        _put_cut(whole, [one for one, _ in own], columns_of(good, len(good), kind) if own else {}, kind)
+        _put_cut(whole, [entry for entry, _ in answered], columns_of(good, len(good), kind) if answered else {}, kind)
     except NoOutput:
-        for one, rows in own:
+        for entry, rows in answered:
             try:
-                _put_cut(whole, [one], columns_of(rows, len(rows), kind), kind)
+                _put_cut(whole, [entry], columns_of(rows, len(rows), kind), kind)
             except NoOutput as exc:
-                whole.errors[one.place] = f"the target returned {exc}{exc.mend}", True
+                whole.errors[entry.place] = f"the target returned {exc}{exc.mend}", True
 
 
 def _check_shape(spec: TensorSpec, shape: Sequence[int]) -> None:
-    """Check an output against its specification. Raises NoOutput."""
     if not fits(shape[1:], spec.shape):
         raise NoOutput(
             f"an array {quoted(spec.name)} of shape {shown_shape(shape)}; it declares {shown_shape((-1, *spec.shape))}"
@@ -254,48 +254,48 @@ _SEVERAL = "; return several outputs as a dict by name"
 
 
 def padded_alike(entries: list[Rows]) -> list[list[Rows]]:
-    """Divide entries into few groups that need little padding: one long row would make all rows of its call as long, and memory unbounded."""
+    """Divide entries into few groups that need little padding, because one long row makes all rows of its call as long."""
     together = _Padding()
-    if all(together.takes(one) for one in entries):  # The usual case.
+    if all(together.takes(entry) for entry in entries):  # The usual case.
         return [entries]
-    found: list[tuple[_Padding, list[Rows]]] = []
-    for one in sorted(entries, key=_bytes_of, reverse=True):
-        for padding, group in found:
-            if padding.takes(one):
-                group.append(one)
+    groups: list[tuple[_Padding, list[Rows]]] = []
+    for entry in sorted(entries, key=_bytes_of, reverse=True):
+        for padding, group in groups:
+            if padding.takes(entry):
+                group.append(entry)
                 break
         else:
             padding = _Padding()
-            padding.takes(one)
-            found.append((padding, [one]))
-    return [group for _, group in found]
+            padding.takes(entry)
+            groups.append((padding, [entry]))
+    return [group for _, group in groups]
 
 
 def padded(columns: Sequence[Any], spec: TensorSpec, pad: float) -> tuple[Any, Any]:
     """Pad rows of several shapes into one array.
 
     Arguments:
-        columns: arrays, the first axis of each is its rows.
+        columns: arrays; the first axis of each is its rows.
         spec: specification of the input.
         pad: number to pad with; texts are padded with empty ones.
 
     Returns:
-        The array, and the lengths of free axes: a number for each row or, if several axes are free, one for each of them.
+        The array, and the lengths of free axes: a number for each row or, if several axes are free, one per axis.
     """
     np = numpy()
     free = free_axes(spec)
-    counts = [len(one) for one in columns]
-    sizes = np.array([[one.shape[axis] for axis in free] for one in columns], np.int64)
+    counts = [len(array) for array in columns]
+    sizes = np.array([[array.shape[axis] for axis in free] for array in columns], np.int64)
     lengths = np.repeat(sizes[:, 0] if len(free) == 1 else sizes, counts, axis=0)
-    shape = tuple(max(sizes) for sizes in zip(*(one.shape[1:] for one in columns), strict=True))
-    if all(one.shape[1:] == shape for one in columns):
+    shape = tuple(max(sizes) for sizes in zip(*(array.shape[1:] for array in columns), strict=True))
+    if all(array.shape[1:] == shape for array in columns):
         return columns[0] if len(columns) == 1 else np.concatenate(columns), lengths
     filler: Any = b"" if columns[0].dtype.kind == "O" else pad
     whole = np.full((sum(counts), *shape), filler, columns[0].dtype)
-    at = 0
-    for one in columns:
-        whole[(slice(at, at + len(one)), *map(slice, one.shape[1:]))] = one
-        at += len(one)
+    begin = 0
+    for array in columns:
+        whole[(slice(begin, begin + len(array)), *map(slice, array.shape[1:]))] = array
+        begin += len(array)
     return whole, lengths
 
 
@@ -308,11 +308,11 @@ class _Padding:
         self._own = self._rows = 0
         self._shapes: dict[str, tuple[int, ...]] = {}
 
-    def takes(self, one: Rows) -> bool:
-        """Add an entry, unless too much of the memory would be padding. The first one always fits."""
-        rows, own, size = self._rows + one.length, self._own + _bytes_of(one), 0
+    def takes(self, entry: Rows) -> bool:
+        """Add an entry unless too much of the memory would be padding. The first entry always fits."""
+        rows, own, size = self._rows + entry.length, self._own + _bytes_of(entry), 0
         shapes = {}
-        for name, array in one.arrays.items():
+        for name, array in entry.arrays.items():
             shape = array.shape[1:]
             shapes[name] = shape = tuple(map(max, self._shapes.get(name, shape), shape))
             size += rows * math.prod(shape) * array.itemsize
@@ -322,5 +322,5 @@ class _Padding:
         return True
 
 
-def _bytes_of(one: Rows) -> int:
-    return sum(array.nbytes for array in one.arrays.values())
+def _bytes_of(entry: Rows) -> int:
+    return sum(array.nbytes for array in entry.arrays.values())

@@ -2,10 +2,10 @@
 
     stopped ──start()──▶ ready ──run()──▶ busy ──answer──▶ ready ──stop()──▶ stopped
        ▲                   │               │
-       └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: killed, start() anew
+       └───────────────────┴── it dies, hangs past its deadline, or its run is cancelled: kill it, start() again
 
-A run that is given up leaves the child busy with a batch that nobody waits for, so it is killed: answers are never
-matched to a later batch. The child sees one GPU, which `device` names.
+A child whose run is given up is killed, because it would go on with a batch that nobody waits for, and its answer could be
+taken for that of a later batch. The child sees one GPU, which `device` names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from operator import attrgetter
 
 import msgspec
 
-from headway.backends.process.arena import LARGE, Arena
+from headway.backends.process.arena import LARGE, Arena, Count, place_inputs, take_outputs
 from headway.backends.process.child_process import Child, ChildProcess, Log, Message
 from headway.backends.process.frames import (
     MAX_FRAME,
@@ -33,7 +33,6 @@ from headway.backends.process.frames import (
     TargetRefused,
 )
 from headway.backends.process.group_guard import GroupGuard
-from headway.backends.process.placing import Count, place_inputs, take_outputs
 from headway.config.target import FileTarget, ModuleTarget
 from headway.core import values
 from headway.core.tensors import NoTensors, header_of, opening_of, specs_of
@@ -65,23 +64,23 @@ from headway.model import (
 from headway.runtime.spans import RUN
 
 STOP_GRACE = 5.0
-"""Seconds for an idle child to end by itself once its pipe is closed."""
+"""Seconds for an idle child to end by itself after its pipe was closed."""
 REAP_LIMIT = 10.0
 """Seconds to wait for a killed child; if the kernel takes longer, it is reaped later."""
 TURN = 1 << 20
-"""Bytes of large values that are copied or read in one turn of the event loop; a value isn't divided."""
+"""Bytes of large values to copy or read in one turn of the event loop; a value isn't divided."""
 HAND_OVER_SECONDS, HAND_OVER_RATE = 3.0, 16 << 20
-"""Time to hand over outputs after their batch's deadline: seconds, and as many again for each so many bytes."""
+"""Time to hand over outputs after their batch's deadline: fixed seconds, and bytes per further second."""
 _CALLER = attrgetter("tenant", "caller")
 _CHECK_EVERY = 1.0
-"""Seconds between looks at memory and age."""
+"""Seconds between two looks at the child's memory."""
 _MOST_SHOWN = 200
-"""Characters of a warm-up input that an error quotes at most."""
+"""Longest warm-up input, in characters, that an error quotes."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 Spawn = Callable[[Sequence[str], Mapping[str, str], str, Log, GroupGuard | None, int], Child]
-"""Function that starts a child, with ChildProcess's arguments."""
+"""Function that starts a child, with `ChildProcess`'s arguments."""
 
 
 class ProcessBackend:
@@ -92,16 +91,17 @@ class ProcessBackend:
         worker: name of the worker in logs and errors, for example `gpu-0`.
         device: GPU that the child sees, as the value of CUDA_VISIBLE_DEVICES; `cpu` hides all.
         start_timeout: seconds for loading, setup and the warm-up batches together.
-        max_batch: largest size of warm-up batches; 0: only one input runs.
+        max_batch: largest warm-up batch; 0: run only one input.
         max_rows: limit on rows in one call of a target that takes arrays; 0 for none.
         recycle_rss_bytes: memory in bytes beyond which the child is replaced; 0: never.
         log: logger of the child's output and of its end.
-        guard: ends the child's descendants if this process is killed; None: no guard.
-        weights: learns what inputs weigh by a function of the target; None if there is none.
+        guard: ends the child's descendants if this process is killed.
+        weights: learns input weights from a function of the target, if there is one.
         spawn: starts the child.
         arena_bytes: size of the memory shared with the child for large values; 0: none.
         count: counts large values.
-        tiers: number of tiers; entries below them are bulk lines, which come last in their batch.
+        cuts: True to allow several calls for a batch where that saves time.
+        tiers: number of tiers; bulk lines have a tier of at least this, and come last in their batch.
     """
 
     def __init__(
@@ -141,17 +141,17 @@ class ProcessBackend:
 
     @property
     def pid(self) -> int:
-        """Process id of the child; 0 if there is none. It stays when the child dies, until `stop`."""
+        """Process id of the child; 0 without one. It stays after the child's death until `stop`."""
         return 0 if self._child is None else self._child.pid
 
     @property
     def source(self) -> str:
-        """File that the target was loaded from; empty if none is known."""
+        """File that the target was loaded from; empty if unknown."""
         return self._source
 
     @property
     def signature(self) -> Signature:
-        """Signature of the target, as the child found it."""
+        """Signature of the target, as the child reported it."""
         if self._weights is None:
             return self._signature
         return msgspec.structs.replace(self._signature, weight=self._weights.line)
@@ -162,19 +162,16 @@ class ProcessBackend:
         return measured(self._warm_up_runs)
 
     async def start(self) -> float:
-        """Spawn the child, load the target and run warm-up batches. A former child is ended first.
+        """Start the child, load the target and run warm-up batches, after ending any former child.
 
-        The first batch has one input; for the others see `core.warm_up`. A target without a known input gets
-        none.
-
-        A target that rejects the warm-up input by returning an exception passes, as that is within the contract. A batch that
-        raises does not pass.
+        The first batch has one input; `core.warm_up` decides the others. A target without a known input gets none. A target
+        may reject the warm-up input by returning an exception, as its contract allows, but not by raising one.
 
         Returns:
             The first warm-up batch's run time in seconds; 0 without one.
 
         Raises:
-            TargetError: any of that failed, or took longer than `start_timeout` seconds. No process is left behind.
+            TargetError: a step failed, or all took longer than `start_timeout` seconds. No process is left behind.
         """
         await self.stop()
         child = self._child = self._spawn(
@@ -186,18 +183,18 @@ class ProcessBackend:
             ready = True
         finally:
             if not ready:
-                child.dismissed = not child.doomed  # The error says it all.
+                child.dismissed = not child.doomed  # The error already tells why it ends.
                 child.kill("did not become ready")
                 await self._reap(child)
         self._watch_limits()
         return seconds
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch. The child is killed on cancellation, or after `timeout` seconds; handing over outputs may take longer.
+        """Run a batch. Kill the child on cancellation or after `timeout` seconds; handing over outputs may take longer.
 
         Raises:
             BatchRaised: user code raised.
-            BadOutput: user code didn't return a list, or one of another length.
+            BadOutput: user code didn't return a list of the right length.
             BatchTimeout: no answer came within `timeout` seconds, or large outputs weren't handed over in time.
             WorkerCrashed: the child died.
             WorkerAbsent: the child was gone before the batch.
@@ -214,10 +211,10 @@ class ProcessBackend:
             lines = sum(entry.tier >= self._tiers for entry in entries) if entries[-1].tier >= self._tiers else 0
             mixed = len(set(map(_CALLER, entries))) > 1
             batch, content = await self._pack(arena, [entry.input for entry in entries], parameters, lines, mixed=mixed)
-            if child.doomed:  # Since the last await.
+            if child.doomed:  # It was doomed during the last await.
                 raise WorkerAbsent(f"worker {self._worker} has no process; it must be started")
             word = await self._answer(child, content, timeout)
-            content = b""  # It may be large.
+            content = b""  # Free it, because it may be large.
             items = await self._items(child, arena, batch, word)
         finally:
             self._busy = False
@@ -230,25 +227,25 @@ class ProcessBackend:
 
     @property
     def ended(self) -> str:
-        """How the child ended, in words; empty while it lives."""
+        """Cause of the child's end; empty while it lives."""
         return self._child.cause if self._child is not None else ""
 
     async def gone(self) -> None:
-        """Return when the child has died or, between batches, when it is too big or too old."""
+        """Return once the child has died or, between batches, uses too much memory."""
         if (child := self._child) is not None:
             await child.gone.wait()
-            if child.doomed and not child.dismissed:  # The cause is known once it is reaped.
+            if child.doomed and not child.dismissed:  # The cause is known once it has been reaped.
                 await self._reap(child)
 
     async def stop(self) -> None:
-        """End the child, gently if it is idle, else at once; reap it, and kill its descendants."""
+        """End the child, gently if it is idle, else at once; then reap it and kill its descendants."""
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
         child = self._child
         if child is None:
             return
-        if child.doomed and not child.dismissed:  # It ends by itself, or was killed: the log says how.
+        if child.doomed and not child.dismissed:  # It is ending anyway, and the log will tell how.
             await self._end(child)
             return
         child.dismissed = True
@@ -277,7 +274,7 @@ class ProcessBackend:
             self._log.warning("worker process was killed but does not end", worker=self._worker, pid=child.pid)
 
     async def _prepare(self, child: Child) -> float:
-        """Wait for the target to load, and run the warm-up batches. Returns the first run time; 0 without one."""
+        """Wait for the target to load, and run the warm-up batches; return the first run time, or 0 without any."""
         runs = self._warm_up_runs = []
         size: int | None = None
         self._busy = True
@@ -314,7 +311,7 @@ class ProcessBackend:
         return runs[0][1] if runs else 0.0
 
     async def _run_warm_up(self, child: Child, value: Value, size: int) -> float:
-        """Run a warm-up batch. Returns its run time in seconds."""
+        """Run a warm-up batch; return its seconds."""
         begun = time.monotonic()
         shown = values.shown(value)[:_MOST_SHOWN]
         what = f"the warm-up batch {[shown]}" if size == 1 else f"a warm-up batch of {size} times {shown!r}"
@@ -351,7 +348,7 @@ class ProcessBackend:
             del waiter  # Its exception's traceback holds this frame.
 
     def _overdue(self, child: Child, waiter: asyncio.Future[Message], timeout: float) -> None:
-        """End a child whose batch runs too long. If it ran in time, its outputs get extra seconds."""
+        """End a child whose batch runs too long. If it only hands over outputs, allow extra seconds for that."""
         child.catch_up()
         if waiter.done():
             return
@@ -371,7 +368,7 @@ class ProcessBackend:
             )
 
     async def _items(self, child: Child, arena: Arena | None, batch: Run, word: Message) -> list[ItemResult]:
-        """Return the results of a batch packed with this arena. A word that doesn't answer it ends the child."""
+        """Return the results in the child's answer to a batch packed with this arena; kill a child that answers something else."""
         if isinstance(word, Failed | Outputs):
             if word.keeps:
                 self._leave_arena(child)
@@ -407,7 +404,7 @@ class ProcessBackend:
         return items
 
     def _leave_arena(self, child: Child) -> None:
-        """Stop using a child's arena, as its user code still has views of it."""
+        """Stop using a child's arena, because user code still has views of it."""
         if child.arena is not None:
             child.arena = None
             self._log.warning(
@@ -418,9 +415,8 @@ class ProcessBackend:
             )
 
     def _note_weights(self, weights: WeightEstimate, inputs: Sequence[Value], word: Message) -> None:
-        """Learn what the inputs of a batch weighed."""
-        found = word.weights if isinstance(word, Outputs) else []
-        known = [(octets(value), weight) for value, weight in zip(inputs, found, strict=False) if weight]
+        measured_weights = word.weights if isinstance(word, Outputs) else []
+        known = [(octets(value), weight) for value, weight in zip(inputs, measured_weights, strict=False) if weight]
         if known:
             weights.observe([length for length, _ in known], [weight for _, weight in known])
 
@@ -433,7 +429,7 @@ class ProcessBackend:
         *,
         mixed: bool = False,
     ) -> tuple[Run, bytes]:
-        """Return a batch, whose last `lines` inputs are bulk lines, and the frame that asks for its run. Puts large inputs into the arena."""
+        """Return a batch and its frame, with large inputs in the arena. The last `lines` inputs are bulk lines."""
         self._number += 1
         batch = Run(self._number, [*inputs], parameters, lines=lines, mixed=mixed)
         batch.share_parameters()
@@ -453,16 +449,13 @@ class ProcessBackend:
         return ["file", str(self._spec.path), self._spec.attribute]
 
     def _environment(self) -> dict[str, str]:
-        """Return the child's environment: ours without Headway's settings.
-
-        Those hold passwords and tokens, which the target doesn't need.
-        """
+        """Return this process's environment without Headway's settings, some of which are secrets."""
         environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("HEADWAY_")}
         environment["CUDA_VISIBLE_DEVICES"] = "" if self._device == "cpu" else self._device
         return environment
 
     def _watch_limits(self) -> None:
-        """Start watching the child's memory, if it is limited."""
+        """Start watching the child's memory if it is limited."""
         if self._recycle_rss:
             self._check_at = asyncio.get_running_loop().time()
             self._tick()
@@ -484,7 +477,7 @@ class ProcessBackend:
 
 
 async def _in_turns(steps: Iterator[int]) -> None:
-    """Take steps, each of which yields its bytes, and give other tasks a turn after every TURN bytes."""
+    """Take steps that yield their bytes, and give other tasks a turn after every TURN bytes."""
     left = TURN
     for size in steps:
         left -= size
@@ -494,7 +487,7 @@ async def _in_turns(steps: Iterator[int]) -> None:
 
 
 def _add_tokens(items: list[ItemResult], tokens: dict[int, TokenCount]) -> None:
-    """Add the tokens that the child reports, unless impossible: user code may have made them up."""
+    """Add the token counts that the child reports, unless impossible, because user code may have made them up."""
     for position, used in tokens.items():
         if 0 <= position < len(items) and 0 <= used.prompt <= used.used <= MOST_TOKENS:
             items[position] = msgspec.structs.replace(items[position], tokens=used)
@@ -506,11 +499,11 @@ def _results(word: Outputs) -> list[ItemResult]:
     if word.kind is ValueKind.TEXT:
         return [ItemResult(output) for output in outputs]
     if word.kind is ValueKind.TENSORS:
-        openings = {opening_of(one) or one for one in outputs if one is not None}  # Most share one.
-        if not all(header_of(Octets(one)).rows for one in openings):
+        openings = {opening_of(output) or output for output in outputs if output is not None}  # Most share one opening.
+        if not all(header_of(Octets(opening)).rows for opening in openings):
             raise NoFrame("tensors without rows")
     read = values.of_json if word.kind is ValueKind.JSON else KIND[word.kind].of
-    return [ItemResult(None if one is None else read(one)) for one in outputs]
+    return [ItemResult(None if output is None else read(output)) for output in outputs]
 
 
 _TAKEN_FOR_DICT = re.compile(
@@ -519,7 +512,7 @@ _TAKEN_FOR_DICT = re.compile(
 
 
 def _hint(raised: str, size: int, signature: Signature) -> str:
-    """Return a hint on a target's exception in a warm-up batch of this size; empty if the exception says enough."""
+    """Return a hint on an exception in a warm-up batch of this size; empty if the exception says enough."""
     if size > 1:
         return " If it takes fewer at once, lower max_batch_size."
     if signature.sees and raised.startswith("KeyError: "):
@@ -540,11 +533,11 @@ _LIST = "A target gets a list of inputs and returns a list of outputs."
 
 
 def _seen(output: Tensors, signature: Signature) -> tuple[TensorSpec, ...]:
-    """Return the specifications of a first output. If inputs have free axes, sizes of other outputs may differ."""
-    found = specs_of(output)
-    if any(-1 in one.shape for one in signature.inputs):
-        found = tuple(TensorSpec(one.name, one.datatype, (-1,) * len(one.shape)) for one in found)
-    return found
+    """Return the specifications of a first output. If inputs have free axes, all axes of outputs count as free."""
+    specs = specs_of(output)
+    if any(-1 in spec.shape for spec in signature.inputs):
+        specs = tuple(TensorSpec(spec.name, spec.datatype, (-1,) * len(spec.shape)) for spec in specs)
+    return specs
 
 
 def _signature(ready: Ready) -> Signature:

@@ -2,15 +2,14 @@
 
     python -P child.py WORKER FD PARENT KIND PLACE ATTRIBUTE
 
-WORKER shows in the process table; FD is the child's end of the socket pair; PARENT the process that it must
-not outlive; the others name the target. Arguments of a class may be secret, so they come over the socket pair. The child is
-run by its path and imports little, so that it starts in a few hundredths of a second and nothing in the working directory
-can shadow what it needs.
+WORKER shows in the process table; FD is the child's end of the socket pair; PARENT is the process that the child must not
+outlive; the other arguments name the target. Arguments of a class may be secret, so they come over the socket pair. The child
+is run by its path and imports little: it starts in a few hundredths of a second, and nothing in the working directory can
+shadow what it imports.
 
-What user code returns must be a list or tuple with one output per input. Anything else fails the whole batch
-and is never cut to fit. An exception instance, or an invalid value, in one place fails that input
-alone. User code that raises, even SystemExit, fails its batch; the process goes on. What it returns may have methods
-of its own, so that even looking at it may raise anything.
+User code must return a list or tuple with one output per input. Anything else fails the whole batch; nothing is cut to fit.
+An exception instance or invalid value in one place fails only that input. If user code raises anything, even SystemExit,
+its batch fails, and the process goes on. Looking at what user code returned may raise anything, too.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if __name__ == "__main__":
 import msgspec
 
 from headway.backends.process import frames
-from headway.backends.process.arena import Arena, receive
+from headway.backends.process.arena import Arena, place_outputs, receive, take_inputs
 from headway.backends.process.frames import (
     Build,
     Computed,
@@ -43,7 +42,6 @@ from headway.backends.process.frames import (
     Run,
     TargetRefused,
 )
-from headway.backends.process.placing import place_outputs, take_inputs
 from headway.backends.process.usercode import Refusal, Target, UserLoop, describe, load, trace
 from headway.backends.process.values import Encode, NoOutput, encoder, kind_of, listed
 from headway.backends.process.weighing import NoWeight, Weighing
@@ -60,7 +58,7 @@ if TYPE_CHECKING:
     from headway.backends.process.array_kind import ArrayKind
 
 _Why = tuple[str, bool]
-"""Reason for which an input has no output, and whether the target is at fault."""
+"""Why an input has no output, and True if the target is at fault."""
 
 _READ = 1 << 16
 
@@ -69,12 +67,7 @@ _decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 class Pipe:
-    """The child's end of the socket pair, blocking.
-
-    Arguments:
-        fd: descriptor of that end.
-        arena: shared memory for large values; None if there is none.
-    """
+    """The child's end of the socket pair, blocking; `arena` is the shared memory for large values, if any."""
 
     def __init__(self, fd: int, arena: Arena | None = None) -> None:
         os.set_inheritable(fd, False)
@@ -83,7 +76,7 @@ class Pipe:
 
     @property
     def holds(self) -> bool:
-        """True if part of the next frame was read already."""
+        """True if part of the next frame has been read already."""
         return bool(self._rest)
 
     def receive(self) -> bytes | bytearray | None:
@@ -131,12 +124,17 @@ class Pipe:
 def run(
     target: Target, batch: Run, weighing: Weighing | None = None, most_rows: int = 0, calls: Calls | None = None
 ) -> Outputs | Failed:
-    """Let user code run a batch, and judge its result. Inputs that can't be given to it fail alone.
+    """Have user code run a batch, and judge its result. Inputs that can't be given to it fail alone.
 
-    With a `weighing`, a batch that is too heavy runs in parts, and the answer says what each input weighs. `calls` learns what
-    calls cost, and may cut a batch into several. Inputs with conflicting call parameters run in separate calls, too: queues
-    keep them apart, except those that came before the target was known. A call that fails fails the batch. `most_rows` limits the rows in a call of a
-    target that takes arrays; 0 for none.
+    Inputs with conflicting call parameters run in separate calls. Queues keep them apart, unless they came before the target
+    was known. A call that fails fails the batch.
+
+    Arguments:
+        target: the target.
+        batch: the batch.
+        weighing: weighs the inputs; a batch that is too heavy runs in parts, and the answer has each input's weight.
+        most_rows: limit on rows in a call of a target that takes arrays; 0 for none.
+        calls: learns what calls cost, and may cut a batch into several.
     """
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     try:
@@ -165,7 +163,7 @@ def _run_in_parts(
     calls: Calls | None,
     groups: Mapping[bytes, list[int]],
 ) -> Outputs | Failed:
-    """Let user code run a batch in as many calls as `groups` and weight require, or save time; inputs with `reasons` are left out."""
+    """Run a batch in as many calls as `groups` and weight require or save time; inputs with `reasons` are left out."""
     number, expected, gives = batch.number, len(batch.inputs), target.signature.gives
     refused = {place: (reason, False) for place, reason in reasons.items()}
     weights = [] if weighing is None else _weigh(weighing, inputs, refused, expected)
@@ -195,23 +193,23 @@ def _positions(places: list[int], groups: Mapping[bytes, list[int]]) -> list[lis
     if not groups:
         return [list(range(len(places)))] if places else []
     at = {place: position for position, place in enumerate(places)}
-    found = [[at[place] for place in group if place in at] for group in groups.values()]
-    return [group for group in found if group]
+    positions = [[at[place] for place in group if place in at] for group in groups.values()]
+    return [group for group in positions if group]
 
 
 def _parts(
     weights: list[int], weighing: Weighing | None, calls: Calls | None, groups: list[list[int]]
 ) -> Iterator[list[int]]:
-    """Yield the places of the inputs of each call, for a batch of these weights."""
+    """Yield the positions of each call's inputs, given the weights of all inputs."""
     for group in groups:
         of_group = [weights[at] for at in group]
         for part in [slice(0, len(group))] if weighing is None else weighing.parts(of_group):
-            found = [range(len(group[part]))] if calls is None else calls.parts(of_group[part])
-            yield from ([group[part.start + at] for at in call] for call in found)
+            cuts = [range(len(group[part]))] if calls is None else calls.parts(of_group[part])
+            yield from ([group[part.start + at] for at in cut] for cut in cuts)
 
 
 def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> Outputs | Failed:
-    """Let user code run a batch of arrays. Each row has its request's parameters."""
+    """Have user code run a batch of arrays. Each row gets its request's parameters."""
     from headway.backends.process import arrays  # Targets of texts start faster without it.
 
     parameters = batch.parameters_of_each()
@@ -237,7 +235,7 @@ def _run_arrays(target: Target, kind: ArrayKind, batch: Run, most_rows: int) -> 
 
 
 def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expected: int) -> list[int]:
-    """Return the weights by place. An input without one moves from `inputs` to `refused`, and gets 0."""
+    """Return the weights by place. An input that can't be weighed moves from `inputs` to `refused`, with weight 0."""
     weights = [0] * expected
     fit = []
     for place, value in zip([place for place in range(expected) if place not in refused], inputs, strict=True):
@@ -251,7 +249,7 @@ def _weigh(weighing: Weighing, inputs: list[Any], refused: dict[int, _Why], expe
 
 
 def _put(whole: Outputs, places: Sequence[int], word: Outputs) -> None:
-    """Put the answer to some inputs into the answer to the whole batch."""
+    """Copy the answer to some inputs into the answer to the whole batch."""
     for place, output in zip(places, word.outputs, strict=True):
         whole.outputs[place] = output
     whole.errors |= {places[place]: error for place, error in word.errors.items()}
@@ -270,9 +268,9 @@ def judge(
     Arguments:
         number: number of the batch.
         expected: number of its inputs.
-        result: what user code returned. Looking at it may raise anything.
+        result: what user code returned; looking at it may raise anything.
         gives: kind of its outputs.
-        kind: how it gives arrays; None if it doesn't.
+        kind: how the target gives arrays, if it does.
     """
     if kind is not None and gives is ValueKind.TENSORS:
         from headway.backends.process import arrays
@@ -281,15 +279,15 @@ def judge(
     result = listed(result, gives)
     if not isinstance(result, list | tuple):
         return Failed(number, True, f"the target returned {_unlisted(result, expected)}")
-    found = list(islice(result, expected + 1))  # It may be longer than its length says, even endless.
-    count = len(found) if len(found) < expected else max(len(found), len(result))
+    items = list(islice(result, expected + 1))  # The result may be longer than its length says, even endless.
+    count = len(items) if len(items) < expected else max(len(items), len(result))
     if count != expected:
         return Failed(number, True, f"the target returned {count} outputs for {expected} inputs")
     outputs: list[Any] = []
     errors: dict[int, tuple[str, bool]] = {}
     encode, texts = encoder(gives), gives is not ValueKind.BYTES
     tokens: dict[int, TokenCount] = {}
-    for place, output in enumerate(found):
+    for place, output in enumerate(items):
         if texts and type(output) is str and output.isascii() and len(output) <= frames.MAX_OUTPUT:
             value: Value | None = output
         else:
@@ -304,9 +302,10 @@ def judge(
 
 
 def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outputs | Failed:
-    """Return the answer to a batch without outputs that are too large together; small outputs of requests go first.
+    """Drop outputs from an answer that are too large together; small outputs of requests are kept first.
 
-    `lines`: bulk lines at its end. `mixed`: the batch has several callers, so that large outputs must not delay others' small ones.
+    `lines`: number of bulk lines at the end of the batch. `mixed`: True if the batch has several callers, because large
+    outputs must not delay the small ones of others.
     """
     if isinstance(word, Failed):
         return word
@@ -326,7 +325,7 @@ def bounded(word: Outputs | Failed, lines: int, *, mixed: bool = False) -> Outpu
 
 
 def _leave_out(word: Outputs, sizes: Sequence[int], places: Iterable[int], room: int) -> None:
-    """Leave out those outputs at some places that have no room."""
+    """Drop the outputs at some places that exceed the room."""
     for place in places:
         if sizes[place] > room:
             word.outputs[place] = None
@@ -342,16 +341,16 @@ def _answer(
     gives: ValueKind,
     tokens: dict[int, TokenCount] | None = None,
 ) -> Outputs:
-    """Return the message with these outputs; None for a failed one."""
+    """Return the message with these outputs; None stands for a failed one."""
     if gives is ValueKind.JSON:
-        outputs = [None if one is None else as_json(one) for one in outputs]
+        outputs = [None if output is None else as_json(output) for output in outputs]
     elif gives is ValueKind.BYTES:
-        outputs = [one.content if isinstance(one, Octets) else None for one in outputs]
+        outputs = [output.content if isinstance(output, Octets) else None for output in outputs]
     return Outputs(number, gives, outputs, errors, tokens=tokens or {})
 
 
 def _value(output: object, encode: Encode) -> tuple[Value | None, tuple[str, bool]]:
-    """Return an output as it travels; or None, with the reason and whether the target is at fault."""
+    """Return an output as it travels; or None, with the reason and True if the target is at fault."""
     try:
         if isinstance(output, BaseException):
             return None, (describe(output), False)
@@ -384,7 +383,7 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
 
     Arguments:
         pipe: pipe to the parent.
-        loop: finishes what is async.
+        loop: runs async user code.
         name: name of the target, for its author.
         find: loads the target; raises Refusal.
     """
@@ -400,19 +399,19 @@ def attend(pipe: Pipe, loop: UserLoop, name: str, find: Callable[[Build, UserLoo
     except BaseException as exc:
         pipe.send(TargetRefused(f"target {name}: to look at it raised {describe(exc)}. Mend it there.", trace(exc)))
         return
-    told, example = target.signature, target.signature.example
+    signature, example = target.signature, target.signature.example
     content = example.content if isinstance(example, Tensors) else None if example is None else as_json(example)
     pipe.send(
         Ready(
-            told.sees,
+            signature.sees,
             target.source,
-            told.takes,
-            told.gives,
+            signature.takes,
+            signature.gives,
             content,
-            told.inputs,
-            told.outputs,
-            told.together,
-            told.per_call,
+            signature.inputs,
+            signature.outputs,
+            signature.together,
+            signature.per_call,
         )
     )
     serve(pipe, target, loop, weighing, build.max_rows, whole=build.whole)
@@ -445,18 +444,17 @@ def serve(
             if (size := sum(map(len, filter(None, word.outputs)))) >= frames.LONG_HAND_OVER:
                 pipe.send(Computed(size))
             place_outputs(arena, batch, word)
-        if arena is not None and not arena.take_back():  # User code kept a view, which must not see the next batch.
+        if arena is not None and not arena.take_back():  # User code kept a view, which must not show the next batch.
             word.keeps, pipe.arena = True, None
         pipe.send(word)
-        del content, batch, word  # Otherwise they would live until the next batch comes.
+        del content, batch, word  # Otherwise they would stay in memory until the next batch comes.
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore interrupts, requests to end, and requests to read files again.
+    """Ignore the signals that a terminal or service manager sends to all processes at once.
 
-    A terminal or service manager sends these signals to all processes at once. The parent decides, and may want
-    running batches to finish. The handler does nothing, as processes that user code starts would inherit SIG_IGN
-    and couldn't be ended.
+    The parent decides how to react, and may want running batches to finish. The handler is a function that does nothing,
+    because processes that user code starts would inherit SIG_IGN and couldn't be ended.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.signal(number, lambda *_: None)
@@ -464,7 +462,7 @@ def leave_signals_to_parent() -> None:
 
 
 def not_outlive(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies. User code that hangs wouldn't notice."""
+    """Have the kernel kill this process when its parent dies, because hanging user code wouldn't notice."""
     if sys.platform == "linux":
         import ctypes
 

@@ -2,10 +2,9 @@
 
     spawned ──kill(), or it dies──▶ ended (reaped, all descriptors closed)
 
-A child can die at any moment, which shows in three ways: the kernel reports it (pidfd), its pipe
-closes, or it sends nonsense. The last two lead to SIGKILL for its whole process group, so
-that there is one way out: `_exited`, which reaps it, reads its last output, and wakes all waiters.
-Everything here runs on one event loop, without a task.
+A child can die at any moment. That shows in three ways: the kernel reports it (pidfd), its pipe closes, or it sends nonsense.
+After the last two, its whole process group is killed, so that every child ends in `_exited`, which reaps it, reads its last
+output, and wakes all waiters. Everything here runs on one event loop, without a task.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _IN_FLIGHT = 1 << 20
 """Bytes that each end may send before the other reads; the system may grant fewer."""
 _LAST_WORDS = 5
 _PIPELESS = 1.0
-"""Seconds that a child may live after its pipe closed, so that a dying one can say why."""
+"""Seconds that a child may live after its pipe closed, because a dying child may still print why."""
 _DROPPED_AFTER = 1.0
 """Seconds from a flood of output to the log line that counts the dropped lines."""
 
@@ -62,7 +61,7 @@ class Log(Protocol):
 
 
 class Output:
-    """Output stream of a child on its way to the log.
+    """Sends an output stream of a child to the log.
 
     Arguments:
         pipe: reading end of the stream; closed at the end.
@@ -81,7 +80,7 @@ class Output:
         self._loop.add_reader(self._fd, self.read)
 
     def read(self) -> bool:
-        """Log at most one chunk of output. Returns False if there was none."""
+        """Log one chunk of output; return False if there was none."""
         try:
             chunk = os.read(self._fd, _READ)
         except BlockingIOError:
@@ -117,11 +116,7 @@ class Output:
 
 
 class Child(ABC):
-    """A running child as its backend sees it. It must be made on the event loop, in a thread that lives as long as the loop.
-
-    Arguments:
-        worker: name of the worker, for logs and errors.
-    """
+    """A running child as its backend sees it. Create it on the event loop, in a thread that lives as long as the loop."""
 
     def __init__(self, worker: str) -> None:
         self.pid = 0
@@ -129,7 +124,7 @@ class Child(ABC):
         self.cause = ""
         """Cause of the child's end; empty while it lives."""
         self.how = ""
-        """Cause of the child's end, with its last output, which may be about any batch it ever ran."""
+        """Cause of the child's end and its last output, which may concern any batch that it ever ran."""
         self.ended = asyncio.Event()
         """Set once the child has been reaped."""
         self.gone = asyncio.Event()
@@ -139,18 +134,18 @@ class Child(ABC):
         self.dismissed = False
         """True if the child's end is intended."""
         self.killed_by_others = False
-        """True if a SIGKILL ended the child that wasn't ours."""
+        """True if a SIGKILL from elsewhere ended the child."""
         self.arena: Arena | None = None
         """Shared memory for large values; None if there is none."""
         self.handing_over = 0
-        """Bytes or characters of the outputs that the child is handing over; 0 if they are few, or it is computing."""
+        """Size of the outputs that the child is handing over; 0 if they are small, or it is computing."""
         self._worker, self._loop = worker, asyncio.get_running_loop()
         self._waiter: asyncio.Future[Message] | None = None
 
     def ask(self, content: bytes) -> asyncio.Future[Message]:
-        """Send a frame. Returns a future of the child's next word.
+        """Send a frame; return a future of the child's next message.
 
-        The future fails with ChildProcessError, whose text says how the child ended, when it does.
+        If the child ends first, the future raises ChildProcessError, whose text tells how.
         """
         if self._waiter is not None and not self._waiter.done():
             raise RuntimeError(f"worker {self._worker} is asked while it has not answered")
@@ -165,26 +160,26 @@ class Child(ABC):
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Take what the child has sent by now, in case this process was held up."""
+        """Take what the child has sent so far, in case this process was held up."""
 
     @abstractmethod
     def kill(self, verdict: str = "") -> None:
-        """End the child and all its descendants at once. `verdict` is given as the reason instead of the signal."""
+        """End the child and all its descendants at once. `verdict` replaces the signal as the reported cause."""
 
     @abstractmethod
     def hang_up(self) -> None:
-        """Close the pipe, which an idle child takes as a request to end."""
+        """Close the pipe, which asks an idle child to end."""
 
     @abstractmethod
     def resident_bytes(self) -> int:
-        """Return the resident memory of the child in bytes; 0 where the system does not tell."""
+        """Return the child's resident memory in bytes; 0 if the system doesn't tell."""
 
     @abstractmethod
     def _send(self, content: bytes) -> None:
         """Send a frame with this content, or begin to."""
 
     def _hear(self, word: Message | Computed) -> None:
-        """Take a word that the child was asked for."""
+        """Pass on a message that the child was asked for."""
         if isinstance(word, Computed):
             self.handing_over = min(max(word.size, 1), frames.MAX_FRAME)
             return
@@ -193,8 +188,8 @@ class Child(ABC):
             waiter.set_result(word)
 
     def _over(self) -> None:
-        """Wake all waiters, as the child has ended for a known cause."""
-        # Its exception would hold the waiting frames, and they this object.
+        """Wake all waiters, once `how` the child ended is known."""
+        # The exception holds the waiting frames, which hold this object, so drop the waiter.
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(ChildProcessError(self.how))
@@ -203,14 +198,14 @@ class Child(ABC):
 
 
 class ChildProcess(Child):
-    """A child in a process of its own.
+    """A child in a separate process.
 
     Arguments:
         arguments: KIND PLACE ATTRIBUTE of the child's command line.
         environment: the child's whole environment.
         worker: name of the worker, for logs and the process table.
         log: logger of the child's output.
-        guard: guard of the child's process group while the child lives.
+        guard: guard of the child's process group, if any.
         arena_bytes: size of the shared memory for large values; 0: none.
     """
 
@@ -229,7 +224,7 @@ class ChildProcess(Child):
         self._pipeless: asyncio.TimerHandle | None = None
         self._received = bytearray()
         self._nonsense = False
-        """True once the child has sent a malformed word; later ones are ignored."""
+        """True once the child has sent a malformed message; later ones are ignored."""
         self._unsent = _NOTHING
         self._process, self._socket = _spawn(arguments, environment, worker)
         self.pid = self._process.pid
@@ -249,23 +244,20 @@ class ChildProcess(Child):
             raise
 
     def catch_up(self) -> None:
-        """Take what the child has sent by now, in case this process was held up."""
         while self.how == "" and self._readable():
             pass
 
     def kill(self, verdict: str = "") -> None:
-        """End the child and all its descendants at once. `verdict` is given as the reason instead of the signal."""
         self.doomed = True
         self.gone.set()
         if self.how or self._process.returncode is not None:
             return
         self._verdict = self._verdict or verdict
-        # A process that is not reaped keeps its id, so this cannot hit a stranger.
+        # A process that isn't reaped keeps its id, so this can't hit another process.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def hang_up(self) -> None:
-        """Close the pipe, which an idle child takes as a request to end."""
         self.doomed = True
         if not self.how:
             self._loop.remove_reader(self._socket)
@@ -274,7 +266,6 @@ class ChildProcess(Child):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def resident_bytes(self) -> int:
-        """Return the resident memory of the child in bytes; 0 where the system does not tell."""
         try:
             pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         except (OSError, IndexError):
@@ -282,7 +273,7 @@ class ChildProcess(Child):
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def _watch(self) -> int | None:
-        """Call `_exited` once the process has ended. Returns the descriptor that reports it, if any."""
+        """Call `_exited` once the process has ended; return the descriptor that reports it, if any."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except (AttributeError, OSError):
@@ -298,7 +289,6 @@ class ChildProcess(Child):
         return pidfd
 
     def _send(self, content: bytes) -> None:
-        """Send a frame with this content, or begin to."""
         try:
             sent = self._socket.sendmsg([frames.header(content), content])
         except BlockingIOError:
@@ -330,7 +320,7 @@ class ChildProcess(Child):
             self._pipeless = self._loop.call_later(_PIPELESS, self.kill, "closed its pipe to Headway")
 
     def _readable(self) -> bool:
-        """Take what the child has sent. Returns False if there is no more."""
+        """Take what the child has sent; return False if there is no more."""
         if self._nonsense:
             return False
         try:
@@ -367,7 +357,7 @@ class ChildProcess(Child):
             self._hear(word)
 
     def _exited(self) -> None:
-        """Finish an ended process: reap it, read its last output, close everything, wake all waiters."""
+        """Finish an ended process: reap it, read its last output, close everything, and wake all waiters."""
         if self._pidfd is not None:
             self.kill()  # Its descendants may still run.
             self._loop.remove_reader(self._pidfd)
@@ -380,7 +370,7 @@ class ChildProcess(Child):
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
-        self.arena = None  # Whoever still copies an output from it holds it until done.
+        self.arena = None  # A reader that is copying an output keeps a reference until it is done.
         for output in self._outputs:
             output.close()
         if self._pipeless is not None:

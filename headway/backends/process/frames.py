@@ -1,8 +1,9 @@
-"""Words on the socket pair between a worker's parent and its child.
+"""Messages on the socket pair between a worker's parent and its child.
 
-Both ends speak frames: MAGIC, the length of what follows, and one word as msgpack. To the parent's Build the child says
-Ready or TargetRefused, once; then it answers each Run with Outputs or Failed, and says Computed before large Outputs. MAGIC tells a frame from what user code may
-have written to the descriptor by mistake. Large values of a batch lie in the arena (`arena.py`), at places that the words give.
+Both ends send frames: MAGIC, a length, and a message of that length as msgpack. The child answers the parent's Build once,
+with Ready or TargetRefused, and then each Run with Outputs or Failed; it announces large Outputs by Computed. MAGIC tells a
+frame from what user code may have written to the descriptor by mistake. Large values of a batch are in the arena
+(`arena.py`), at places that the messages give.
 """
 
 from __future__ import annotations
@@ -21,28 +22,31 @@ MAGIC = b"HdwF"
 MAX_FRAME = 1 << 30
 """Limit on a frame, in bytes."""
 LONG = 64 << 10
-"""Size in bytes of a batch's parameters above which equal ones travel once."""
+"""Size in bytes of a batch's parameters above which equal ones are sent once."""
 MAX_OUTPUT = MOST_OUTPUT
 """Limit on the output of one input, in bytes."""
 MAX_OUTPUTS = 192 << 20
 """Limit on the outputs of all requests of a batch, in characters or bytes of JSON. Inputs beyond it run again, apart."""
 MAX_LARGE_OUTPUTS = 4 * MOST_OUTPUT
-"""Limit on their outputs of LONG_HAND_OVER and more together, as all of the batch waits for their transfer."""
+"""Limit on their outputs of LONG_HAND_OVER bytes and more together, because the whole batch waits for their transfer."""
 LARGE_BESIDE = MOST_OUTPUT // 2
 """The same limit for a batch that also has smaller outputs, and several callers."""
 LONG_HAND_OVER = 1 << 20
-"""Size in bytes of a batch's outputs from which the child announces them before it hands them over."""
+"""Size in bytes of a batch's outputs from which the child announces them before the transfer."""
 MAX_LINES_OUTPUTS = MOST_OUTPUT
-"""Limit on the outputs of all bulk lines of a batch; one always fits. The others' sender runs them again, apart."""
+"""Limit on the outputs of all bulk lines of a batch. One line always fits; lines beyond it run again, apart."""
 
 
 class Build(msgspec.Struct, array_like=True, gc=False):
     """Message of the parent: load the target.
 
-    `arguments` are those of its class, as `core.arguments` reads them; modules are imported from `folder`, where it is
-    empty from the working directory. `weight` names its weight function, empty for none, and `max_weight` is most weight of
-    a run; 0 for no bound. `max_rows` is most rows of a run of a target that takes tensors. `whole`: each batch is one call, as far as its
-    weight allows.
+    Attributes:
+        arguments: arguments of its class, as `core.arguments` reads them.
+        folder: folder that modules are imported from; empty: the working directory.
+        weight: name of its weight function; empty for none.
+        max_weight: limit on the weight of a call; 0 for none.
+        max_rows: limit on the rows of a call of a target that takes tensors.
+        whole: True to run each batch in one call, as far as `max_weight` allows.
     """
 
     arguments: str = ""
@@ -54,7 +58,7 @@ class Build(msgspec.Struct, array_like=True, gc=False):
 
 
 class PlacedInput(msgspec.Struct, array_like=True, gc=False):
-    """Input in the arena: its position in the batch, its kind there, and its place."""
+    """Input in the arena: its position in the batch, its kind, and its place."""
 
     position: int
     kind: ValueKind
@@ -62,11 +66,16 @@ class PlacedInput(msgspec.Struct, array_like=True, gc=False):
 
 
 class Run(msgspec.Struct, array_like=True, gc=False):
-    """Message of the parent: run this batch. `inputs` are values; `parameters` holds JSON texts, empty for none, if the target takes them.
+    """Message of the parent: run this batch.
 
-    Octets are a list of their bytes alone, tensors one of their bytes and true. Where an input is in `placed`, `inputs` has None. All of these take the first `used` bytes of the arena.
-    Long parameters that several inputs have travel once: `which` has the place of each input's in `parameters` then.
-    The last `lines` inputs are bulk lines. `mixed`: the inputs are of several callers.
+    Attributes:
+        inputs: values: octets as a list of their bytes, tensors as a list of their bytes and true; None for those in `placed`.
+        parameters: JSON texts, empty for none; None if the target doesn't take them.
+        placed: inputs in the arena.
+        used: bytes of the arena that the inputs take, from its beginning.
+        which: index into `parameters` for each input, if long equal parameters are sent once.
+        lines: number of bulk lines, which come last.
+        mixed: True if the inputs are of several callers.
     """
 
     number: int
@@ -79,7 +88,7 @@ class Run(msgspec.Struct, array_like=True, gc=False):
     mixed: bool = False
 
     def share_parameters(self) -> None:
-        """Let equal parameters travel once, if all of them are long."""
+        """Send equal parameters once if they are long."""
         texts = self.parameters
         if texts is not None and sum(map(len, texts)) > LONG:
             places: dict[bytes, int] = {}
@@ -95,9 +104,14 @@ class Run(msgspec.Struct, array_like=True, gc=False):
 class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
     """Message of the child: the target is loaded.
 
-    `source` is its file, empty when it has none; `example` a JSON text, or the content of packed tensors where it takes these;
-    `inputs` and `outputs` are the specifications of its tensors; `together` tells which rows of them run in one call, and
-    `sees` and `per_call` which parameters it gets, and which a call has once.
+    Attributes:
+        sees: parameters that the target gets.
+        source: file of the target; empty if it has none.
+        takes, gives: kinds of its inputs and outputs.
+        example: its example as a JSON text, or as packed tensors if it takes these.
+        inputs, outputs: specifications of its tensors.
+        together: which rows may share a call.
+        per_call: parameters that a call has once.
     """
 
     sees: PerCall
@@ -112,10 +126,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", gc=False):
 
 
 class TargetRefused(msgspec.Struct, array_like=True, tag="refused", gc=False):
-    """Message of the child: the target can't be loaded. Says why, and how to fix it.
-
-    `trace` is the traceback of what user code raised, empty if it did not.
-    """
+    """Message of the child: why the target can't be loaded, and how to fix it; `trace` is the traceback of user code, if it raised."""
 
     message: str
     trace: str = ""
@@ -128,14 +139,20 @@ class Computed(msgspec.Struct, array_like=True, tag="computed", gc=False):
 
 
 class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
-    """Message of the child: one output per input, as `kind` has it: a text, a JSON text in bytes, octets, or the content of packed tensors.
+    """Message of the child: one output per input.
 
-    Where it is None, `errors` has (text, fault), see `model.ItemResult`. `weights` are those of the inputs, where they are weighed; 0
-    for one that cannot be. Where an output is in `placed`, it lies in the arena, and `outputs` has None. For `unplaced` large
-    ones there was no room. `keeps` says that user code has kept a view of an input, so that the arena is the child's own from
-    now on. `begun` and `ended` are the instants, on the machine's monotonic clock, between which the batch ran. `tokens` are
-    those that inputs have used, of which the target tells. `cost` tells what calls cost, when that is news. `crowded` has the
-    positions and sizes of those whose outputs were left out, as those of the batch are too large together.
+    Attributes:
+        kind: kind of the outputs.
+        outputs: texts, JSON texts in bytes, octets, or packed tensors; None for a failed, placed or left-out one.
+        errors: by position (text, fault); see `model.ItemResult`.
+        weights: weights of the inputs if they are weighed; 0 for an input without one.
+        placed: places of the outputs in the arena.
+        unplaced: number of large outputs for which the arena had no room.
+        keeps: True if user code kept a view of an input, so that the arena is lost to the child.
+        begun, ended: instants of the run on the machine's monotonic clock.
+        tokens: token counts that the target gave for inputs.
+        cost: new estimate of what calls cost, if it has changed.
+        crowded: sizes of outputs that were left out because the batch's were too large together.
     """
 
     number: int
@@ -154,15 +171,18 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", gc=False):
 
     @property
     def are_of_kind(self) -> bool:
-        """True if all outputs are of `kind`. User code may have written the message."""
+        """True if all outputs are of `kind`. Check it, because user code may have written the message."""
         return {str if self.kind is ValueKind.TEXT else bytes, type(None)}.issuperset(map(type, self.outputs))
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", gc=False):
-    """Message of the child: the batch failed. User code raised, or (`bad_output`) returned no list of that length.
+    """Message of the child: the batch failed.
 
-    `trace` is the traceback of what user code raised; `keeps`, `begun` and `ended` are as in Outputs. `places` are those of
-    the inputs of the call that raised; empty where that had all of the batch.
+    Attributes:
+        bad_output: True if user code returned no list of the right length; False if it raised.
+        trace: traceback of what user code raised.
+        places: places of the inputs of the call that raised; empty for the whole batch.
+        keeps, begun, ended: as in Outputs.
     """
 
     number: int
@@ -190,12 +210,12 @@ def framed(content: bytes) -> bytes:
 
 
 def unsent(content: bytes, sent: int) -> memoryview:
-    """Return the rest of the frame with this content after so many bytes."""
+    """Return what is left of the frame with this content after `sent` bytes."""
     return memoryview(content)[sent - HEADER.size :] if sent >= HEADER.size else memoryview(framed(content))[sent:]
 
 
 def length(head: bytes) -> int:
-    """Return the bytes that follow a header.
+    """Return the length that a header announces.
 
     Raises:
         NoFrame: the bytes aren't a header, or announce more than MAX_FRAME.

@@ -1,8 +1,8 @@
-"""Guard that ends the descendants of workers after this process itself was killed.
+"""Guard that ends the descendants of workers after this process was killed.
 
-The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not processes that user code
-started: they are in the worker's process group, and nobody is left to end it. So one small process, a shell that
-waits for its input to end, learns of each group. Its input ends when this process does, for whatever reason.
+The kernel kills a worker's process along with its host (`child.py: not_outlive`), but not the processes that user code
+started in the worker's process group. So a small process, a shell that waits for its input to end, learns of each group. Its
+input ends when this process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ while read -r op group; do
 done
 for one in $groups; do kill -s KILL -- "-$one"; done
 """
-"""Script of the guard. It ignores signals that a terminal or a service manager sends to all: workers may still drain.
-"""
+"""Script of the guard. It ignores signals that a terminal or service manager sends to all processes, because workers may still drain."""
 
 
 class GroupGuard:
-    """Guard of process groups, started for the first one. Does nothing if there is no shell."""
+    """Guard of process groups, started for the first group. Does nothing if the system has no shell."""
 
     def __init__(self) -> None:
         self._groups: list[int] = []
@@ -54,13 +53,13 @@ class GroupGuard:
             self._start()
 
     def forget(self, group: int) -> None:
-        """Stop guarding a group that has ended, as its number may be reused."""
+        """Stop guarding a group that has ended, because its number may be reused."""
         with contextlib.suppress(ValueError):
             self._groups.remove(group)
         self._tell(f"- {group}\n")
 
     def close(self) -> None:
-        """End the groups that are still guarded, and the guard."""
+        """End the groups that are still guarded, and then the guard."""
         if self._release is not None:
             self._release()
             with contextlib.suppress(ChildProcessError):
@@ -97,5 +96,5 @@ class GroupGuard:
 
     def _tell(self, line: str) -> None:
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # It has ended, or doesn't read: the next group starts another.
+            with contextlib.suppress(OSError):  # It has ended or doesn't read; the next group starts another guard.
                 os.write(self._fd, line.encode())

@@ -1,9 +1,9 @@
 """Use of the memory that this process and its children live in.
 
-That is the fullest of: each control group with a limit from its own up to the root, such as a container's (cgroup v2:
-`memory.max`; v1: `memory.limit_in_bytes`), and the machine. File pages that the kernel can drop at once count as free:
-in a group those of the list `inactive_file`, as Kubernetes counts, and of the machine all that is not `MemAvailable`.
-What the system doesn't report counts as empty.
+It is the highest share of the machine and of each control group with a limit, from the process's own group up to the root
+(cgroup v2: `memory.max`; v1: `memory.limit_in_bytes`). File pages that the kernel can drop at once count as free: in a group
+the pages on the list `inactive_file`, as Kubernetes counts them, and on the machine all of `MemAvailable`. What the system
+doesn't report counts as unused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 READ_EVERY = 0.9
-"""Seconds for which a reading is used: all slots of a process share it."""
+"""Seconds for which all slots of a process share a reading."""
 MOST_BYTES = 64 << 10
-"""Bytes that are read of a file at most."""
+"""Upper bound on the bytes to read of a file."""
 NO_LIMIT = 1 << 60
-"""Limit of cgroup v1 in bytes from which it means none."""
+"""Limit in bytes from which cgroup v1 means no limit."""
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ _V1 = _Kind("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_fi
 
 
 class HostMemory:
-    """Reader of the memory in use.
+    """Reads how much memory is in use.
 
     Arguments:
         clock: monotonic seconds.
@@ -57,11 +57,11 @@ class HostMemory:
         now = self._clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY:
             self._read_at = now
-            self._share = max([self._of_machine(), *(_of_group(*one) for one in self._groups)])
+            self._share = max([self._of_machine(), *(_of_group(*group) for group in self._groups)])
         return self._share
 
     def limit(self) -> int:
-        """Return the memory in bytes that this process may use; 0 if unknown."""
+        """Return the bytes of memory that this process may use; 0 if unknown."""
         limits = [
             _figures(self._meminfo, "MemTotal:").get("MemTotal:", 0) << 10,
             *(_limit(path) for path, *_ in self._groups),
@@ -75,7 +75,7 @@ class HostMemory:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
-    """Yield the control groups that limit the memory of this process, with those above them."""
+    """Yield the control groups that limit the memory of this process, from its own group up."""
     for line in _text(str(root / "proc/self/cgroup")).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, own = rest.partition(":")
@@ -86,7 +86,7 @@ def _groups(root: Path) -> Iterator[tuple[Path, _Kind]]:
         else:
             continue
         place = PurePosixPath(own.lstrip("/"))
-        # Inside a container the group's path may be the outside one, of which only the root is visible.
+        # Inside a container the path may be the host's, of which only the root is visible.
         for group in (place, *place.parents):
             if (mount / group / kind.limit).exists():
                 yield mount / group, kind
@@ -101,7 +101,7 @@ def _of_group(limit_path: str, used_path: str, stat_path: str, droppable_name: s
 
 
 def _limit(path: str) -> int:
-    """Return the limit of a control group in bytes; 0 for none."""
+    """Return a control group's limit in bytes; 0 for none."""
     limit = _number(path)
     return limit if 0 < limit < NO_LIMIT else 0
 
@@ -121,7 +121,7 @@ def _figures(path: str, *names: str) -> dict[str, int]:
 
 
 def _text(path: str) -> str:
-    """Return a small file of the kernel's, in one read as it is read every second; empty if there is none."""
+    """Return a small kernel file, with a single read call because this runs every second; empty if it doesn't exist."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,11 +1,11 @@
 """GPUs through NVML, NVIDIA's interface to its driver: memory, load, power, temperature, errors, loss.
 
-NVML comes with the driver; Python uses it through the package nvidia-ml-py, an extra. Its calls may take tens of
-milliseconds, and never return if the driver hangs. So one thread makes all of them, and nobody waits longer than LOOK_WITHIN.
+NVML comes with the driver; the package nvidia-ml-py, an extra, gives access to it. Its calls may take tens of milliseconds,
+and never return if the driver hangs. So one thread makes all of them, and nobody waits longer than LOOK_WITHIN.
 
     figures() ──old──▶ thread reads all GPUs ──▶ the next figures() returns that
 
-A lost GPU stays lost until a reset or a restart of the machine, after which NVML must be opened again.
+A lost GPU stays lost until it is reset or the machine restarts, after which NVML must be opened again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,17 @@ READ_EVERY = 0.9
 STALE_AFTER = 10.0
 """Seconds after which old figures aren't reported any more."""
 LOOK_WITHIN = 1.0
-"""Seconds that a look waits for a reading at most."""
+"""Upper bound on the seconds that a look waits for a reading."""
 FALLEN_OFF = 79
 """Code of the Xid error of a GPU that has fallen off the bus."""
 MOST_EVENTS = 100
-"""Xid errors of a GPU that one reading takes at most."""
+"""Upper bound on the Xid errors of a GPU that one reading takes."""
 ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
-"""Environment variable for how CUDA numbers GPUs, and the value for NVML's way."""
+"""Environment variable for how CUDA numbers GPUs, and its value for NVML's numbering."""
 
 
 class NvmlGpus:
-    """GPUs of the workers of one process. Nothing is imported and no thread started until one is looked at.
-
-    Arguments:
-        clock: monotonic seconds.
-    """
+    """GPUs of the workers of one process. Imports nothing and starts no thread until a GPU is first read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -56,19 +52,19 @@ class NvmlGpus:
         self._pending = self._closed = False
 
     def watch(self, device: str) -> NvmlGpu:
-        """Watch a GPU. `device`: its id, as for CUDA_VISIBLE_DEVICES. All watchers of one share an object."""
+        """Watch a GPU by its id, as for CUDA_VISIBLE_DEVICES. All watchers of a GPU share an object."""
         if device not in self._watched:
             self._watched[device] = NvmlGpu(device, self._clock, self._ask, self._look)
         return self._watched[device]
 
-    def _ask(self, anew: bool = False) -> None:
-        """Ask for a reading of all GPUs soon. `anew`: ask again even if a reading is pending, as that may already be under way."""
-        if (anew or not self._pending) and not self._closed:
+    def _ask(self, fresh: bool = False) -> None:
+        """Ask for a reading of all GPUs soon. `fresh`: ask even if a reading is pending, because it may have begun already."""
+        if (fresh or not self._pending) and not self._closed:
             self._pending = True
             self._put(None)
 
     async def _look(self) -> None:
-        """Ask for a reading of all GPUs now, and wait for it."""
+        """Read all GPUs now, and wait for that."""
         if self._closed:
             return
         done = asyncio.get_running_loop().create_future()
@@ -78,7 +74,7 @@ class NvmlGpus:
                 await done
 
     def _put(self, done: asyncio.Future[None] | None) -> None:
-        if self._thread is None:  # A daemon, as a call of NVML may never return.
+        if self._thread is None:  # Make it a daemon, because a call of NVML may never return.
             self._thread = threading.Thread(target=self._read_on, name="nvml", daemon=True)
             self._thread.start()
         self._asked.put(done)
@@ -92,13 +88,13 @@ class NvmlGpus:
                 if nvml is not None:
                     for gpu in tuple(self._watched.values()):
                         gpu.read(nvml)
-            except Exception:  # It may be of an unknown version.
+            except Exception:  # NVML may be of an unknown version.
                 log.exception("GPUs are not watched any more: NVML is not as it was thought to be")
                 nvml, self._closed = None, True
             if done is None:
                 self._pending = False
             else:
-                with contextlib.suppress(RuntimeError):  # Its loop has ended.
+                with contextlib.suppress(RuntimeError):  # The waiter's loop has ended.
                     done.get_loop().call_soon_threadsafe(_finish, done)
 
 
@@ -124,8 +120,8 @@ class NvmlGpu(Gpu):
     Arguments:
         device: id of the GPU.
         clock: monotonic seconds.
-        ask: has it read soon; with True even where that is asked already.
-        look: has it read now, and waits for that.
+        ask: asks for a reading soon; with True even if one is pending.
+        look: reads it now, and waits for that.
     """
 
     def __init__(
@@ -133,7 +129,7 @@ class NvmlGpu(Gpu):
     ) -> None:
         self._device, self._clock, self._ask, self._look = device, clock, ask, look
         self._last: tuple[float, GpuFigures] | None = None
-        """Instant at which the last reading began, and its figures. Only the reading thread writes it, and only as a whole."""
+        """Start of the last reading, and its figures. Only the reading thread writes it, and only as a whole."""
         self._loaded_at = 0.0
         self._settled: float | None = None
 
@@ -157,12 +153,12 @@ class NvmlGpu(Gpu):
         return self.figures()
 
     def loaded(self) -> None:
-        """Note that a model was loaded. The GPU is read at once, before the model's first batches take memory of their own."""
+        """Record that a model was loaded, and read the GPU before the first batches take memory of their own."""
         self._loaded_at, self._settled = self._clock(), None
         self._ask(True)
 
     def read(self, nvml: Nvml) -> None:
-        """Read the GPU, in the reading thread. A lost one isn't asked again."""
+        """Read the GPU, in the reading thread. A lost GPU isn't read again."""
         if self._last is None or not self._last[1].lost:
             at = self._clock()
             if (figures := nvml.read(self._device)) is not None:
@@ -170,13 +166,13 @@ class NvmlGpu(Gpu):
 
 
 class _Lost(Exception):
-    """The driver says that a GPU is lost."""
+    """The driver reports a GPU as lost."""
 
 
 class Nvml:
     """NVML, open; for one thread.
 
-    Raises ImportError without the package nvidia-ml-py, and its errors where there is no driver.
+    Raises ImportError without the package nvidia-ml-py, and NVML's errors without a driver.
     """
 
     def __init__(self) -> None:
@@ -187,7 +183,7 @@ class Nvml:
         self._opened: dict[str, _Handles | None] = {}
 
     def read(self, device: str) -> GpuFigures | None:
-        """Read a GPU; None if it is unclear which one `device` means."""
+        """Read a GPU; return None if it is unclear which one `device` means."""
         try:
             if device not in self._opened:
                 self._opened[device] = self._open(device)
@@ -207,16 +203,16 @@ class Nvml:
 
     def _figures(self, handles: _Handles) -> GpuFigures:
         nvml, part, whole = self._nvml, handles.part, handles.whole
-        memory = self._told(nvml.nvmlDeviceGetMemoryInfo, part)
-        rates = self._told(nvml.nvmlDeviceGetUtilizationRates, part)
-        power = self._told(nvml.nvmlDeviceGetPowerUsage, whole)
+        memory = self._call(nvml.nvmlDeviceGetMemoryInfo, part)
+        rates = self._call(nvml.nvmlDeviceGetUtilizationRates, part)
+        power = self._call(nvml.nvmlDeviceGetPowerUsage, whole)
         return GpuFigures(
             memory_used=None if memory is None else memory.used,
             memory_total=None if memory is None else memory.total,
             utilisation=None if rates is None else rates.gpu / 100,
             power=None if power is None else power / 1000,
-            temperature=self._told(nvml.nvmlDeviceGetTemperature, whole, nvml.NVML_TEMPERATURE_GPU),
-            ecc_errors=self._told(
+            temperature=self._call(nvml.nvmlDeviceGetTemperature, whole, nvml.NVML_TEMPERATURE_GPU),
+            ecc_errors=self._call(
                 nvml.nvmlDeviceGetTotalEccErrors, whole, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             ),
         )
@@ -224,19 +220,19 @@ class Nvml:
     def _note_events(self, handles: _Handles) -> None:
         """Count the Xid errors since the last reading."""
         for _ in range(MOST_EVENTS if handles.events is not None else 0):
-            event = self._told(self._nvml.nvmlEventSetWait_v2, handles.events, 0)
-            if event is None:  # There is no other.
+            event = self._call(self._nvml.nvmlEventSetWait_v2, handles.events, 0)
+            if event is None:  # There is no further event.
                 return
             handles.xids[event.eventData] = handles.xids.get(event.eventData, 0) + 1
 
-    def _told(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the answer of a call; None if the GPU has no such figure or event.
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of NVML returns; None if the GPU has no such figure or event.
 
         Raises:
             _Lost: the GPU is lost.
         """
         try:
-            return call(*arguments)
+            return function(*arguments)
         except self._nvml.NVMLError as exc:
             if exc.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                 raise _Lost("its driver cannot reach it any more") from None
@@ -250,51 +246,49 @@ class Nvml:
             return None
         nvml = self._nvml
         whole = part
-        if self._told(nvml.nvmlDeviceIsMigDeviceHandle, part):
-            whole = self._told(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, part) or part
-        events = self._told(nvml.nvmlEventSetCreate)
+        if self._call(nvml.nvmlDeviceIsMigDeviceHandle, part):
+            whole = self._call(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, part) or part
+        events = self._call(nvml.nvmlEventSetCreate)
         if events is not None:
             try:
                 nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
-            except nvml.NVMLError:  # Not every GPU, driver and system reports them.
+            except nvml.NVMLError:  # Some GPUs, drivers and systems don't report them.
                 nvml.nvmlEventSetFree(events)
                 events = None
         return _Handles(
             part,
             whole,
             events,
-            self._told(nvml.nvmlDeviceGetUUID, part) or "",
-            self._told(nvml.nvmlDeviceGetName, whole) or "",
+            self._call(nvml.nvmlDeviceGetUUID, part) or "",
+            self._call(nvml.nvmlDeviceGetName, whole) or "",
         )
 
     def _find(self, device: str) -> Any:
         """Return the handle of a GPU; None if NVML doesn't know it, or may number GPUs in another order than CUDA."""
         nvml = self._nvml
         if device.startswith("MIG-"):
-            return self._told(nvml.nvmlDeviceGetHandleByUUID, device)
-        if not device.isdecimal():  # CUDA accepts the beginning of a UUID, in either case.
-            ids = ((one, self._told(nvml.nvmlDeviceGetUUID, one) or "") for one in self._all())
-            return next((one for one, uuid in ids if uuid.lower().startswith(device.lower())), None)
-        if (
-            os.environ.get(ORDER) != BY_PLACE
-            and len({self._told(nvml.nvmlDeviceGetName, one) for one in self._all()}) > 1
-        ):
+            return self._call(nvml.nvmlDeviceGetHandleByUUID, device)
+        if not device.isdecimal():  # CUDA accepts a prefix of a UUID, in either case.
+            ids = ((handle, self._call(nvml.nvmlDeviceGetUUID, handle) or "") for handle in self._all())
+            return next((handle for handle, uuid in ids if uuid.lower().startswith(device.lower())), None)
+        names = {self._call(nvml.nvmlDeviceGetName, handle) for handle in self._all()}
+        if os.environ.get(ORDER) != BY_PLACE and len(names) > 1:
             hint = f"Set {ORDER}={BY_PLACE}, or name GPUs by their UUIDs."
             log.info("CUDA and NVML may number unlike GPUs differently", gpu=device, hint=hint)
             return None
-        return self._told(nvml.nvmlDeviceGetHandleByIndex, int(device))
+        return self._call(nvml.nvmlDeviceGetHandleByIndex, int(device))
 
     def _all(self) -> list[Any]:
-        """Return the handles of all GPUs that are there."""
-        found = []
-        for index in range(self._told(self._nvml.nvmlDeviceGetCount) or 0):
+        """Return the handles of all GPUs that aren't lost."""
+        handles = []
+        for index in range(self._call(self._nvml.nvmlDeviceGetCount) or 0):
             with contextlib.suppress(_Lost):
-                found.append(self._told(self._nvml.nvmlDeviceGetHandleByIndex, index))
-        return [one for one in found if one is not None]
+                handles.append(self._call(self._nvml.nvmlDeviceGetHandleByIndex, index))
+        return [handle for handle in handles if handle is not None]
 
 
 class _Handles:
-    """Handles of one GPU: the part that a worker has (MIG), the whole, and its events; and its Xid errors."""
+    """Handles of one GPU: the part that a worker has (MIG), the whole, and its events; with the count of its Xid errors."""
 
     def __init__(self, part: Any, whole: Any, events: Any, uuid: str, name: str) -> None:
         self.part, self.whole, self.events = part, whole, events

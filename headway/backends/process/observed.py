@@ -1,8 +1,8 @@
-"""Backend of a target under test, which notes the inputs of each batch; and its child, a thread of this process.
+"""Backend of a target under test, which records the inputs of each batch; its child may be a thread of this process.
 
-The thread calls user code as a child process does, and the same code judges its outputs. But it shares this process, so that a test
-can run, see and replace objects that no other process could import. On the other hand nothing can end a call
-that hangs: such a thread is left behind, and another takes its place.
+The thread calls user code as a child process does, and the same code judges its outputs. It shares this process, so a test
+can run, see and replace objects that no other process could import. But nothing can end a call that hangs: such a thread is
+abandoned, and another takes its place.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ThreadChild(Child):
         name: name of the target, for errors.
         arguments, environment: ignored.
         worker: name of the worker.
-        log, guard: ignored: the target prints to this process's streams.
-        arena_bytes: ignored: all values are in this process.
+        log, guard: ignored, because the target prints to this process's streams.
+        arena_bytes: ignored, because all values are in this process.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class ThreadChild(Child):
         """Do nothing: the thread shares this process's pauses."""
 
     def kill(self, verdict: str = "") -> None:
-        """Give up the thread. It ends with its batch."""
+        """Abandon the thread, which ends after its batch."""
         self.hang_up()
         self._loop.call_soon(self._finish, verdict)
 
     def hang_up(self) -> None:
-        """Let the thread end after its batch."""
+        """Have the thread end after its batch."""
         self.doomed = True
         self.gone.set()
         self._asked.put(None)
@@ -83,7 +83,6 @@ class ThreadChild(Child):
         self._asked.put(content)
 
     def _live(self) -> None:
-        """Serve as a child process does."""
         loop = UserLoop()
 
         def find(build: Build, loop: UserLoop) -> Target:
@@ -109,7 +108,7 @@ class ThreadChild(Child):
 
 
 class _Words(Pipe):
-    """Pipe of a thread: words come through a queue, and go as through a pipe.
+    """Pipe of a thread: messages come through a queue.
 
     Unlike in a process, the target's background tasks don't run while it is idle.
     """
@@ -121,20 +120,20 @@ class _Words(Pipe):
         self._asked, self._tell = asked, tell
 
     def receive(self) -> bytes | None:
-        """Return the next word; None once the backend has hung up."""
+        """Return the next message; None once the backend has hung up."""
         return self._asked.get()
 
     def send(self, word: Message | Computed) -> None:
-        """Hand a word to the backend."""
+        """Hand a message to the backend."""
         self._tell(_encode(word))
 
 
 class ObservedBackend(ProcessBackend):
-    """Backend that notes each batch, and runs it in a child process or in a thread of this one.
+    """Backend that records each batch, and runs it in a child process or a thread of this one.
 
     Arguments:
-        target: the target; it runs in a thread unless it comes from a module or file.
-        worker, device, start_timeout, log, guard, weights: see ProcessBackend.
+        target: the target; it runs in a thread unless it is given by module or file.
+        worker, device, start_timeout, log, guard, weights: see `ProcessBackend`.
     """
 
     def __init__(
@@ -166,12 +165,12 @@ class ObservedBackend(ProcessBackend):
         self._batches = target.batches
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch, and note it unless it is a probe."""
+        """Run a batch, and record it unless it is a probe."""
         if entries[0].gateway:
             self._batches.append([_built(entry.input) for entry in entries])
         return await super().run(entries, timeout)
 
 
 def _built(value: Any) -> Any:
-    """Return an input as a Python object; arrays as nested lists."""
+    """Return an input as a Python object; arrays become nested lists."""
     return msgspec.json.decode(as_json(value)) if isinstance(value, bytes | Tensors) else value

@@ -1,8 +1,8 @@
 r"""Log lines of a child's output. Pure: bytes in, bounded and printable lines out.
 
-A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r
-(progress bars), bytes that aren't UTF-8 and unprintable characters are escaped (nobody can forge a line or
-control a terminal), long lines are cut, and lines above `per_second` are only counted.
+A child may print anything: partial lines, other encodings, escape sequences, gigabytes. So lines end at \n or \r (progress
+bars), bytes that aren't UTF-8 and unprintable characters are escaped (nobody can forge a line or control a terminal), long
+lines are cut, and lines beyond `per_second` are only counted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def printable(text: bytes) -> str:
 
 
 class Lines:
-    """Splitter of a stream of bytes into lines.
+    """Splits a stream of bytes into lines.
 
     Arguments:
         longest: limit on a line in bytes.
-        per_second: lines let through in each second.
-        tail: bytes kept of the stream's end, for last words.
+        per_second: lines to let through in each second.
+        tail: bytes to keep of the stream's end, for `last_words`.
     """
 
     def __init__(self, longest: int = 2000, per_second: int = 200, tail: int = 16_384) -> None:
@@ -46,7 +46,7 @@ class Lines:
         self._tail = b""
 
     def feed(self, chunk: bytes, now: float) -> list[str]:
-        """Return the lines that a chunk read at instant `now` completes, except dropped ones."""
+        """Return the lines completed by a chunk that was read at instant `now`, without dropped ones."""
         self._tail = (self._tail + chunk)[-self._keep :]
         if now - self._second >= 1.0:
             self._second, self._left = now, self._per_second
@@ -69,7 +69,7 @@ class Lines:
         return self._let_through(lines)
 
     def finish(self) -> list[str]:
-        """Return the last line, if the stream ends without a line end."""
+        """Return the last line if the stream ended without a line end."""
         rest, self._rest = self._rest, b""
         return [self._cut(rest)] if rest else []
 
@@ -84,12 +84,12 @@ class Lines:
         return dropped
 
     def last_words(self, count: int) -> list[str]:
-        """Return the last `count` lines of the stream, even dropped ones; of a Python dump the error and the target's frames."""
+        """Return the last `count` lines of the stream, even dropped ones; of a Python crash dump, the error and the target's frames."""
         words = [self._cut(line) for line in self._tail.splitlines() if line]
         return _of_dump(words, count) or words[-count:]
 
     def _drop(self, chunk: bytes) -> list[str]:
-        """Count the lines of a flood without making them."""
+        """Count the lines of a flood without splitting it."""
         self._dropped += chunk.count(_END)
         self._rest, self._skipping = b"", not chunk.endswith(_END)
         return []
@@ -106,13 +106,13 @@ class Lines:
 
 
 def _of_dump(words: Sequence[str], count: int) -> list[str]:
-    """Return a dump's error, with the lines before it, and `count` - 1 frames of the target; nothing if there is no frame."""
+    """Return a dump's error with the lines before it, and `count` - 1 frames of the target; empty if it has no frame."""
     begins = max((place for place, line in enumerate(words) if line.startswith(_FATAL)), default=len(words))
     current = next((place for place in range(begins, len(words)) if words[place].startswith(_THREAD)), len(words))
     stack = takewhile(lambda line: line.startswith(_FRAME), words[current + 1 :])
     frames = [frame for frame in stack if not frame.startswith(_OURS)]
     if len(frames) >= count:
         users = [frame for frame in frames[1:] if _LIBRARY.search(frame) is None]
-        frames = [frames[0], *users][: count - 1]  # The innermost says what failed, the others who called it.
-    # An abort from C++ has said why before.
+        frames = [frames[0], *users][: count - 1]  # The innermost frame shows what failed, the others who called it.
+    # Before a dump, an aborting C++ library has printed the reason.
     return [*words[max(0, begins - 2) : begins + 1], *map(str.strip, frames)] if frames else []

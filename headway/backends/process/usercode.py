@@ -1,4 +1,4 @@
-"""Loader and caller of user code, inside the child process.
+"""Loads and calls user code, inside the child process.
 
 The target may be:
 
@@ -6,15 +6,15 @@ The target may be:
   one object per input, `{}` for a request without parameters;
 - a class: built once with the arguments given to it, `setup(device)` called if it has one, then its instance is
   called like a function. `device` is `cuda:0`, the only GPU the process can see, or `cpu` when it sees none;
-- either of them with an attribute `together`, the names of parameters that a call has once, or "all": a call gets inputs for
-  which these are equal. If the second parameter is annotated as a mapping, it gets one, with their values;
+- either of them with an attribute `together`, the names of parameters that all inputs of a call must share, or "all". If
+  the second parameter is annotated as a mapping, it gets one mapping with the values of these;
 - either of them `async`. One event loop lives as long as the process.
 
 Its annotations say whether inputs and outputs are texts, JSON values, bytes or arrays (`array_kind.py`). An attribute `example`
 is its warm-up input.
 
-Whatever user code raises, SystemExit included, comes out of here as Refusal (while loading) or unchanged
-(while running); it never ends the process.
+Whatever user code raises, even SystemExit, leaves this module as Refusal while loading and unchanged while running; it never
+ends the process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,20 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headway.backends.process.fresh_imports import SourceLoader, import_from_source
 from headway.backends.process.values import (
     NoArrays,
     NoOutput,
@@ -52,15 +61,19 @@ if TYPE_CHECKING:
     import asyncio
     from traceback import TracebackException
 
+    from _typeshed.importlib import PathEntryFinderProtocol
+
     from headway.backends.process.array_kind import ArrayKind
 
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of the folders of installed packages."""
 _MAX_TEXT = 500
 _MAX_SHOWN = 60
 _MAX_TRACE = 16_000
 
 
 class Refusal(Exception):
-    """The target can't be served; the text is for its author. `trace`: traceback of user code's exception, if any."""
+    """The target can't be served, as the text tells its author. `trace`: traceback of user code's exception, if any."""
 
     def __init__(self, text: str, trace: str = "") -> None:
         super().__init__(text)
@@ -92,23 +105,23 @@ def trace(exc: BaseException) -> str:
     return text.rstrip().encode("utf-8", "backslashreplace").decode()
 
 
-def _keep_own_frames(told: TracebackException | None) -> None:
+def _keep_own_frames(whole: TracebackException | None) -> None:
     """Drop the frames of Headway and of the import system, which are always the same."""
-    if told is not None:
+    if whole is not None:
         own = os.path.dirname(__file__)  # noqa: PTH120
-        told.stack[:] = [frame for frame in told.stack if not frame.filename.startswith((own, "<frozen importlib"))]
-        _keep_own_frames(told.__cause__)
-        _keep_own_frames(told.__context__)
+        whole.stack[:] = [frame for frame in whole.stack if not frame.filename.startswith((own, "<frozen importlib"))]
+        _keep_own_frames(whole.__cause__)
+        _keep_own_frames(whole.__context__)
 
 
 class UserLoop:
-    """The event loop of async targets, made when first needed: asyncio is slow to import."""
+    """The event loop of async targets, created when first needed because asyncio is slow to import."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def finish(self, result: Any) -> Any:
-        """Return `result`, or what it returns if it is awaitable."""
+        """Return `result`; if it is awaitable, run it and return its result."""
         if not hasattr(type(result), "__await__"):
             return result
         if self._loop is None:
@@ -123,7 +136,7 @@ class UserLoop:
             self._loop.close()
 
     def idle(self, fd: int) -> None:
-        """Let the user's background tasks run, if there is a loop, until `fd` is readable."""
+        """Let the user's background tasks run until `fd` is readable."""
         if self._loop is None:
             return
         readable: asyncio.Future[None] = self._loop.create_future()
@@ -149,21 +162,18 @@ class Target:
     Arguments:
         call: the user's callable.
         name: the target as the user wrote it.
-        source: the file it comes from; empty if there is none.
-        loop: finishes what is async.
-        module: module that the user named it in; None for none.
+        source: file that it comes from; empty if there is none.
+        loop: runs async user code.
+        module: module in which the user named it, if any.
 
     Attributes:
-        name: the target as the user wrote it.
-        call: the user's callable.
-        module: module that the user named it in; None for none.
         signature: kinds of its inputs and outputs, and its example.
-        arrays: how it takes and gives arrays; None if it doesn't.
-        takes_parameters: whether it gets the parameters of each input.
+        arrays: how it takes and gives arrays, if it does.
+        takes_parameters: True if it gets the parameters of each input.
         per_call: parameters that a call has once.
-        takes_mapping: whether it gets the parameters as one mapping.
-        takes_views: whether it gets bytes as views, which end with its batch.
-        one_call: whether it wants each batch in one call.
+        takes_mapping: True if it gets the parameters as one mapping.
+        takes_views: True if it gets bytes as views, which are valid until its batch ends.
+        one_call: True if it wants each batch in one call.
 
     Raises:
         Refusal: `call` can't be called with a list of inputs, or its example is invalid.
@@ -217,7 +227,7 @@ class Target:
         self._decode = decoder(takes, octets, json_types(hints.get(first)))
 
     def read(self, inputs: list[Value]) -> tuple[list[Any], dict[int, str]]:
-        """Return the inputs as user code gets them, and by place the reasons why others can't be given to it."""
+        """Return the inputs as user code gets them, and by place why the other inputs can't be given to it."""
         if self.signature.takes is ValueKind.TEXT and {str}.issuperset(map(type, inputs)):
             return inputs, {}
         readable, refused = [], {}
@@ -229,7 +239,7 @@ class Target:
         return readable, refused
 
     def run(self, inputs: list[Any], parameters: list[bytes] | None) -> object:
-        """Call user code with one batch, and raise what it raises. `parameters` are JSON texts, or empty."""
+        """Call user code with one batch, and raise what it raises. `parameters`: JSON texts, empty for none."""
         if not self.takes_parameters:
             return self._loop.finish(self.call(inputs))
         decoded: object
@@ -248,20 +258,20 @@ class Target:
         from headway.core.call_parameters import values_of  # Few targets need it.
 
         known = {text: values_of(text, self.per_call) for text in set(parameters)}
-        found: dict[bytes, list[int]] = {}
+        groups: dict[bytes, list[int]] = {}
         for place, text in enumerate(parameters):
-            found.setdefault(known[text], []).append(place)
-        return found if len(found) > 1 else {}
+            groups.setdefault(known[text], []).append(place)
+        return groups if len(groups) > 1 else {}
 
     def _values(self, text: bytes) -> Any:
-        """Return a call's parameters in normal form, so that it doesn't matter which of its inputs they come from."""
+        """Return a call's parameters in normal form, which is the same for all of its inputs."""
         from headway.core.call_parameters import values_of
 
         values = values_of(text, self.per_call)
         return json_parameters.decode(values) if values else {}
 
     def _parameters(self, text: bytes) -> Any:
-        """Return the parameters of an input, those of the call first and in normal form."""
+        """Return the parameters of an input; those of the call come first, in normal form."""
         parameters: Any = json_parameters.decode(text) if text else {}
         if self.per_call and text:
             values = self._values(text)
@@ -270,7 +280,7 @@ class Target:
 
 
 def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
-    """Return the parameters that a call of a target has once, by its attribute `together`. A method of that name doesn't count.
+    """Return the parameters that a call has once, from the target's attribute `together` unless that is a method.
 
     Raises:
         Refusal: it isn't a list of names, or the target takes no parameters.
@@ -282,7 +292,9 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
         raise Refusal(
             f'target {name}: its attribute together names one parameter, "all". For all of them write together = "all".'
         )
-    if names != ALL_PARAMETERS and not (isinstance(names, tuple) and all(isinstance(one, str) for one in names)):
+    if names != ALL_PARAMETERS and not (
+        isinstance(names, tuple) and all(isinstance(parameter, str) for parameter in names)
+    ):
         such = (names,) if isinstance(names, str) else tuple(map(str, names)) if isinstance(names, list | set) else ()
         raise Refusal(
             f"target {name}: its attribute together is {str(names)[:_MAX_SHOWN]!r}, of type {kind_of(names)}. It names the parameters that a "
@@ -297,10 +309,10 @@ def per_call_of(call: object, name: str, takes_parameters: bool) -> PerCall:
 
 
 def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -> ArrayKind | None:
-    """Return the kind of arrays that a target takes and gives; None for none. Imports what reads it only if there may be some."""
+    """Return how a target takes and gives arrays; None for no arrays, which then costs no import."""
     attributes = getattr(call, "inputs", None), getattr(call, "outputs", None)
-    told = any(map(has_arrays, hints.values())) or any(isinstance(one, Mapping) for one in attributes)
-    if not told and not are_arrays(getattr(call, "example", None)):
+    hinted = any(map(has_arrays, hints.values())) or any(isinstance(attribute, Mapping) for attribute in attributes)
+    if not hinted and not are_arrays(getattr(call, "example", None)):
         return None
     from headway.backends.process.array_kind import kind_of_arrays
 
@@ -308,7 +320,7 @@ def _arrays_of(call: Callable[..., Any], hints: Mapping[str, Any], first: str) -
 
 
 def _example(example: object, takes: ValueKind, name: str, first: str) -> Value | None:
-    """Return the value of a target's example, which is one input; None if it has none."""
+    """Return a target's example, which is one input, as a value; None if it has none."""
     if example is None:
         return None
     try:
@@ -321,7 +333,7 @@ def _example(example: object, takes: ValueKind, name: str, first: str) -> Value 
 
 
 def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str]:
-    """Return whether `call` takes parameters, whether by name, and the name of its parameter for inputs."""
+    """Return True if `call` takes parameters, True if it takes them by name, and the name of its parameter for inputs."""
     import inspect
 
     try:
@@ -344,51 +356,92 @@ def _parameters_of(call: Callable[..., Any], name: str) -> tuple[bool, bool, str
     return second is not None, by_name, own[0].name
 
 
+class SourceLoader(SourceFileLoader):
+    """Loads a module from its source, never from cached bytecode.
+
+    Python trusts bytecode if the source still has the same size and modification time in whole seconds. So a file saved
+    twice within a second would be loaded in its first form.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the module now."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def import_from_source(folder: str) -> None:
+    """From now on, import modules in and below `folder` by SourceLoader.
+
+    Installed packages and Python's library keep their bytecode: they are large, and nobody edits them while they are served.
+    """
+    root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118
+    library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")  # noqa: PTH118, PTH120
+    make = FileFinder.path_hook(
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (SourceLoader, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),
+    )
+
+    def within(path: str) -> bool:
+        place = os.path.join(os.path.realpath(path), "")  # noqa: PTH118
+        if not place.startswith(root) or place.startswith(library):
+            return False
+        return not any(f"{os.sep}{name}{os.sep}" in place for name in INSTALLED)
+
+    def hook(path: str) -> PathEntryFinderProtocol:
+        if not within(path):
+            raise ImportError(path)
+        return make(path)
+
+    sys.path_hooks.insert(0, hook)
+    for path in [path for path in sys.path_importer_cache if within(path)]:
+        del sys.path_importer_cache[path]
+
+
 def load(kind: str, place: str, attribute: str, loop: UserLoop, arguments: str = "", folder: str = "") -> Target:
     """Import, build and set up a target.
 
     Arguments:
         kind: `module` or `file`.
         place: the module's name, or the file's path.
-        attribute: a name in it, may be dotted.
-        loop: finishes what is async.
-        arguments: those that a class is built with, as `core.arguments` reads them.
+        attribute: name in the module or file; may be dotted.
+        loop: runs async user code.
+        arguments: arguments of a class, as `core.arguments` reads them.
         folder: folder that a module is imported from; empty: the working directory.
 
     Raises:
-        Refusal: it cannot be served.
+        Refusal: the target can't be served.
     """
     name = f"{place}:{attribute}"
-    module = found = _import(kind, place, name, folder)
+    module = subject = _import(kind, place, name, folder)
     for part in attribute.split("."):
         try:
-            found = getattr(found, part)
+            subject = getattr(subject, part)
         except AttributeError:
-            raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(found, part)}") from None
-    return prepare(found, name, getattr(module, "__file__", None) or "", loop, arguments, module)
+            raise Refusal(f"target {name}: {place} has no {part!r}. {_meant(subject, part)}") from None
+    return prepare(subject, name, getattr(module, "__file__", None) or "", loop, arguments, module)
 
 
-def prepare(found: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
+def prepare(subject: Any, name: str, source: str, loop: UserLoop, arguments: str = "", module: object = None) -> Target:
     """Build and set up a target.
 
     Arguments:
-        found: function or class, or an object that can be called.
+        subject: function, class or callable object.
         name: target as the user wrote it.
-        source: file it comes from; empty when there is none.
-        loop: finishes what is async.
-        arguments: those that a class is built with, as `core.arguments` reads them.
-        module: module that it was found in; None for none.
+        source: file that it comes from; empty if there is none.
+        loop: runs async user code.
+        arguments: arguments of a class, as `core.arguments` reads them.
+        module: module in which the user named it, if any.
 
     Raises:
-        Refusal: it cannot be served.
+        Refusal: the target can't be served.
     """
-    if isinstance(found, type):
-        found = _build(found, name, loop, arguments)
+    if isinstance(subject, type):
+        subject = _build(subject, name, loop, arguments)
     elif arguments:
         raise Refusal(f"target {name}: it is no class, and arguments are for a class. Leave them out, or name a class.")
-    elif not callable(found):
-        raise Refusal(f"target {name}: it is of type {type(found).__name__}. Name a function or a class.")
-    return Target(found, name, source, loop, module)
+    elif not callable(subject):
+        raise Refusal(f"target {name}: it is of type {type(subject).__name__}. Name a function or a class.")
+    return Target(subject, name, source, loop, module)
 
 
 def _import(kind: str, place: str, name: str, folder: str) -> Any:
@@ -416,7 +469,7 @@ def _import(kind: str, place: str, name: str, folder: str) -> Any:
 
 
 def _no_package(place: str, name: str) -> Refusal:
-    """Return the refusal of a file with a relative import, with the name under which its package would be known."""
+    """Return the refusal of a file with a relative import, which suggests the name within its package."""
     root, file = os.path.split(os.path.abspath(place))  # noqa: PTH100
     parts = [file.removesuffix(".py")]
     while True:
@@ -463,7 +516,7 @@ def _meant(where: object, part: str) -> str:
 
 
 def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
-    """Make an instance of a class target, and set it up."""
+    """Build an instance of a class target, and call its `setup`."""
     positional, named = class_arguments.read(arguments)
     given = f"with ({class_arguments.shown(arguments)})" if arguments else "without arguments"
     try:
@@ -483,7 +536,7 @@ def _build(cls: type, name: str, loop: UserLoop, arguments: str) -> Any:
 
 
 def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict[str, Any]) -> Refusal | None:
-    """Return the refusal of a class whose signature doesn't fit the arguments; None if it does."""
+    """Return the refusal if the arguments don't fit a class's signature; None if they do."""
     import inspect
 
     try:
@@ -501,5 +554,5 @@ def _misfit(cls: type, name: str, given: str, positional: list[Any], named: dict
 
 
 def _device() -> str:
-    """Return the GPU that this process sees, by the name that frameworks use."""
+    """Return the device that this process sees, as frameworks name it."""
     return "cuda:0" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"

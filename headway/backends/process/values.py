@@ -1,6 +1,6 @@
 """Values of user code: the kinds that a target takes and gives, and how they travel.
 
-What user code returns may be anything, and looking at it may raise anything.
+User code may return anything, and looking at it may raise anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JSON_NAMES = (
     ((int, float), "number", "a number"),
     (type(None), "null", "null"),
 )
-"""Python's types, each with the name of its JSON type, and in words."""
+"""Python types with the name of their JSON type, and that type in words."""
 _JSON_TYPES = (dict, list, tuple, int, float, Mapping, Sequence)
 _SINGLE = (str, bytes, bytearray, int, float, complex, dict)
 _OCTETS = (bytes, bytearray, memoryview)
@@ -44,7 +44,7 @@ _LARGE = 1 << 16
 
 
 class NoOutput(Exception):
-    """The output can't be sent. The text completes "the target returned …"; `mend`: what its author should write."""
+    """The output can't be sent. The text completes "the target returned …"; `mend` tells the author what to write."""
 
     def __init__(self, text: str, mend: str = "") -> None:
         super().__init__(text)
@@ -68,14 +68,14 @@ def annotations_of(call: Callable[..., Any]) -> Mapping[str, Any]:
     function = call if isinstance(call, types.FunctionType | types.MethodType) else type(call).__call__
     try:
         return typing.get_type_hints(function)
-    except NameError as exc:  # Perhaps a name that only a type checker imports.
+    except NameError as exc:  # The name may be imported only for type checkers.
         return _with_numpy(function) if exc.name in _NUMPY_NAMES else {}
     except BaseException:  # User code may raise anything.
         return {}
 
 
 def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the annotations of a function whose module imports numpy for type checkers only, as linters advise."""
+    """Return the annotations of a function whose module imports numpy only for type checkers, as linters advise."""
     try:
         import inspect
 
@@ -88,8 +88,8 @@ def _with_numpy(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def single_input(call: Callable[..., Any], annotation: Any) -> str:
-    """Return the type's name if an annotation says that a target takes one input rather than a list; else empty."""
-    if hasattr(call, "__wrapped__"):  # A decorator shows the annotations of what it wraps, but may take a list itself.
+    """Return the type's name if the annotation shows that a target takes one input instead of a list; else empty."""
+    if hasattr(call, "__wrapped__"):  # The annotation is the wrapped function's; the decorator may take a list itself.
         return ""
     kind = typing.get_origin(annotation) or annotation
     if not _is(kind, _SINGLE):
@@ -98,12 +98,12 @@ def single_input(call: Callable[..., Any], annotation: Any) -> str:
 
 
 def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tuple[ValueKind, ValueKind]:
-    """Return the kinds that a target takes and gives by its annotations, else by its example; texts without either.
+    """Return the kinds that a target takes and gives, from its annotations or else its example; texts without either.
 
     Arguments:
         hints: its annotations.
         first: name of its parameter for the inputs.
-        example: its example; None for none.
+        example: its example, if any.
     """
     takes = kind_of_elements(hints.get(first)) or _kind_of_value(example)
     gives = kind_of_elements(hints.get("return"))
@@ -114,7 +114,7 @@ def kinds_of(hints: Mapping[str, Any], first: str, example: object = None) -> tu
 
 def are_one_mapping(annotation: Any) -> bool:
     """Return True if an annotation of parameters means one mapping, not a list of them."""
-    return any(_is(typing.get_origin(one) or one, (Mapping,)) for one in members_of(annotation))
+    return any(_is(typing.get_origin(member) or member, (Mapping,)) for member in members_of(annotation))
 
 
 def is_array(annotation: Any) -> bool:
@@ -129,13 +129,13 @@ def has_arrays(annotation: Any) -> bool:
 
 
 def are_arrays(example: object) -> bool:
-    """Return True if an example is an array, or a mapping of arrays only. A numpy scalar isn't one."""
-    found = list(example.values()) if isinstance(example, Mapping) else [example]
-    return bool(found) and all(is_array(type(one)) and hasattr(one, "__setitem__") for one in found)
+    """Return True if an example is an array, or a mapping of arrays only. A numpy scalar isn't an array."""
+    arrays = list(example.values()) if isinstance(example, Mapping) else [example]
+    return bool(arrays) and all(is_array(type(array)) and hasattr(array, "__setitem__") for array in arrays)
 
 
 def list_of(value: object) -> str:
-    """Return the annotation for a list of such values, as its author would write it; empty for None and for non-values."""
+    """Return the annotation for a list of such values, as an author would write it; empty if there is none."""
     if isinstance(value, list | tuple):
         inner = list_of(value[0]) if value else ""
         return f"list[{inner or 'list'}]"
@@ -146,9 +146,9 @@ def list_of(value: object) -> str:
 
 
 def octets_type(annotation: Any) -> type:
-    """Return the type in which a target gets bytes, by its inputs' annotation: bytes, bytearray or memoryview."""
-    found = typing.get_args(annotation)[:1]
-    return found[0] if found and found[0] in _OCTETS else bytes
+    """Return the type in which a target gets bytes, from its inputs' annotation: bytes, bytearray or memoryview."""
+    elements = typing.get_args(annotation)[:1]
+    return elements[0] if elements and elements[0] in _OCTETS else bytes
 
 
 def json_types(annotation: Any) -> Mapping[str, str]:
@@ -157,13 +157,13 @@ def json_types(annotation: Any) -> Mapping[str, str]:
     for element in typing.get_args(annotation):
         for member in members_of(element) if element is not Ellipsis else ():
             kind = typing.get_origin(member) or member
-            found = next(
+            json_type = next(
                 ((name, words) for of, name, words in _JSON_NAMES if isinstance(kind, type) and issubclass(kind, of)),
                 None,
             )
-            if found is None:
+            if json_type is None:
                 return {}
-            allowed.update([found])
+            allowed.update([json_type])
     return allowed
 
 
@@ -183,12 +183,12 @@ def decoder(
 
 
 def encoder(gives: ValueKind) -> Encode:
-    """Return a function that encodes an output to travel."""
+    """Return the function that encodes outputs of this kind to travel."""
     return {ValueKind.TEXT: _text_out, ValueKind.JSON: _json_out, ValueKind.BYTES: _octets_out}[gives]
 
 
 def listed(result: object, gives: ValueKind) -> object:
-    """Return the outputs of a batch as a list, if they are an array of numpy, torch or the like."""
+    """Return the outputs of a batch as a list if they are one array of numpy, torch or the like."""
     if gives is ValueKind.JSON and not isinstance(result, list | tuple) and callable(getattr(result, "tolist", None)):
         return result.tolist()  # type: ignore[attr-defined]
     return result
@@ -198,11 +198,11 @@ def kind_of_elements(annotation: Any) -> ValueKind | None:
     """Return the kind of the elements of an annotated list; None if the annotation doesn't tell."""
     if hasattr(annotation, "tolist"):
         return ValueKind.JSON
-    elements = [one for one in typing.get_args(annotation) if one is not Ellipsis]
+    elements = [element for element in typing.get_args(annotation) if element is not Ellipsis]
     if not elements or not _is(typing.get_origin(annotation), (Sequence,)):
         return None
-    found = {_kind_of_one(one) for element in elements for one in members_of(element)} - {None}
-    return found.pop() if len(found) == 1 else ValueKind.JSON if found else None
+    kinds = {_kind_of_member(member) for element in elements for member in members_of(element)} - {None}
+    return kinds.pop() if len(kinds) == 1 else ValueKind.JSON if kinds else None
 
 
 def _kind_of_value(value: object) -> ValueKind:
@@ -212,16 +212,19 @@ def _kind_of_value(value: object) -> ValueKind:
 
 
 def members_of(annotation: Any) -> Sequence[Any]:
-    """Return the members of a union, without exceptions, which may replace any output; else the annotation. An Output is its value."""
+    """Return the members of a union, or else the annotation; an Output counts as its value.
+
+    Exceptions don't count as members, because they may replace any output.
+    """
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        members = [one for one in typing.get_args(annotation) if not _is(one, (BaseException,))]
-        return [one for member in members for one in members_of(member)]
+        members = [member for member in typing.get_args(annotation) if not _is(member, (BaseException,))]
+        return [inner for member in members for inner in members_of(member)]
     if typing.get_origin(annotation) is Output:
         return members_of(typing.get_args(annotation)[0])
     return [annotation]
 
 
-def _kind_of_one(annotation: Any) -> ValueKind | None:
+def _kind_of_member(annotation: Any) -> ValueKind | None:
     if _is(annotation, _OCTETS):
         return ValueKind.BYTES
     if _is(annotation, (str,)):
@@ -256,7 +259,7 @@ def _json_in(types: Mapping[str, str], value: Value) -> object:
             f"this model takes {expected} as an input, and this one is of type {values.name_of(value)}{hint}"
         )
     paused = len(value) > _LARGE and gc.isenabled()
-    if paused:  # It would scan the growing value again and again, for half of the time.
+    if paused:  # Scanning the growing value again and again would take half of the time.
         gc.disable()
     try:
         return values.build(value)
@@ -272,8 +275,8 @@ def _octets_in(octets: type, value: Value) -> object:
         raise ValueError("this model takes octets, and the input is tensors")
     try:
         if isinstance(value, Octets | str):
-            found = value.content if isinstance(value, Octets) else base64.b64decode(value, validate=True)
-            return found if isinstance(found, octets) else octets(found)
+            content = value.content if isinstance(value, Octets) else base64.b64decode(value, validate=True)
+            return content if isinstance(content, octets) else octets(content)
     except (binascii.Error, ValueError):
         pass
     raise ValueError("this model takes octets, and the input is no text in base64")
@@ -290,9 +293,9 @@ def _text_out(output: object) -> Value:
 
 
 def _annotated(output: object) -> str:
-    """Explain how to annotate a target whose outputs are such values."""
-    found = list_of(output)
-    return found and f"; if its outputs are to be that, annotate them: write -> {found} behind its parameters"
+    """Explain how to annotate a target that gives such outputs."""
+    annotation = list_of(output)
+    return annotation and f"; if its outputs are to be that, annotate them: write -> {annotation} behind its parameters"
 
 
 def _octets_out(output: object) -> Value:
@@ -329,24 +332,24 @@ def _checked(text: bytes) -> bytes:
 
 
 def _endless(output: object) -> bool:
-    """Return True if an output has NaN or infinities, which would be null as JSON."""
+    """Return True if an output contains NaN or infinities, which JSON would show as null."""
     layer = [msgspec.to_builtins(output, enc_hook=_plain)]
     while layer:
         below: list[object] = []
-        for one in layer:
-            if isinstance(one, float):
-                if not math.isfinite(one):
+        for item in layer:
+            if isinstance(item, float):
+                if not math.isfinite(item):
                     return True
-            elif isinstance(one, dict):
-                below.extend(one.values())
-            elif isinstance(one, list | tuple | set | frozenset):
-                below.extend(one)
+            elif isinstance(item, dict):
+                below.extend(item.values())
+            elif isinstance(item, list | tuple | set | frozenset):
+                below.extend(item)
         layer = below
     return False
 
 
 def _plain(value: Any) -> object:
-    """Convert arrays and numbers of numpy, torch and the like to Python's own."""
+    """Convert arrays and numbers of numpy, torch and the like to Python's own types."""
     convert = getattr(value, "tolist", None)
     if not callable(convert):
         raise TypeError(f"it holds {kind_of(value)}")

@@ -1,8 +1,7 @@
 """Weights of inputs by a function of the target, in the child process.
 
-A batch was put together by its inputs' estimated weights. Their true weights are known here, so the limit is kept
-here: a batch that turns out heavier runs in parts, one after the other, each within the limit. An input above it
-runs alone.
+A batch is packed by estimated weights. The true weights are known only here, so a batch that turns out too heavy runs in
+parts, one after the other, each within the limit. An input that exceeds the limit runs alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MOST_SHOWN = 60
 
 
 class NoWeight(Exception):
-    """The function has no weight for an input. `fault`: whether the function, not the input, is at fault."""
+    """The function gives no weight for an input. `fault` is True if the function, not the input, is at fault."""
 
     def __init__(self, text: str, fault: bool, trace: str = "") -> None:
         super().__init__(text)
@@ -31,16 +30,16 @@ class NoWeight(Exception):
 
 
 class Weighing:
-    """Weighing by a function of a loaded target.
+    """Weighs inputs by a function of a loaded target.
 
     Arguments:
         target: the target.
         function: name of the function: a method of the target, or a function of its module.
         most: limit on a batch's weight; 0 for none.
-        loop: finishes what is async.
+        loop: runs async user code.
 
     Raises:
-        Refusal: there is no such function, or it has no weight for the target's warm-up input.
+        Refusal: there is no such function, or it gives no weight for the target's warm-up input.
     """
 
     def __init__(self, target: Target, function: str, most: int, loop: UserLoop) -> None:
@@ -54,21 +53,21 @@ class Weighing:
         self._try(target)
 
     def weigh(self, value: Any) -> int:
-        """Return the weight of an input, in the form that the target gets, at least 1.
+        """Return the weight of an input as the target gets it, at least 1.
 
         Raises:
-            NoWeight: the function raises, or doesn't return a number from 0 on.
+            NoWeight: the function raised, or didn't return a number from 0 on.
         """
         try:
-            found = self._loop.finish(self._call(value))
+            result = self._loop.finish(self._call(value))
         except BaseException as exc:
             raise NoWeight(f"the weight function {self._name} raised {describe(exc)}", False, trace(exc)) from None
         try:
-            weight = _whole(found)
+            weight = _whole(result)
         except BaseException:
             weight = None
         if weight is None:
-            what = f"the weight function {self._name} returned {kind_of(found)}"
+            what = f"the weight function {self._name} returned {kind_of(result)}"
             raise NoWeight(f"{what}, expected a number from 0 on", True)
         return min(max(weight, 1), MOST_WEIGHT)
 
@@ -83,28 +82,28 @@ class Weighing:
         yield slice(begin, len(weights))
 
     def _try(self, target: Target) -> None:
-        """Weigh the warm-up input, so that a function that fails for all inputs is noticed at once."""
+        """Weigh the warm-up input, to notice a function that fails for all inputs."""
         value = target.signature.warm_up_input
         if value is None:
             return
         readable, _ = target.read([value])
-        for one in readable:
+        for warm_up in readable:
             try:
-                self.weigh(one)
+                self.weigh(warm_up)
             except NoWeight as exc:
                 what = f"{exc} for the warm-up input {shown(value)[:_MOST_SHOWN]!r}"
                 hint = "Mend it, give the target another attribute example, or use --weight chars."
                 raise Refusal(f"target {target.name}: {what}. {hint}", exc.trace) from None
 
 
-def _whole(found: Any) -> int | None:
+def _whole(result: Any) -> int | None:
     """Return a number that user code returned, rounded up; None if it isn't one, or is below 0."""
-    if isinstance(found, bool) or not hasattr(type(found), "__float__"):
+    if isinstance(result, bool) or not hasattr(type(result), "__float__"):
         return None
     try:
-        number: float = operator.index(found)
+        number: float = operator.index(result)
     except TypeError:
-        number = float(found)
+        number = float(result)
     return math.ceil(number) if number >= 0 else None
 
 
@@ -112,16 +111,16 @@ def _find(target: Target, name: str) -> Any:
     """Return a function of a target by name."""
     places = [target.call, target.module, sys.modules.get(getattr(target.call, "__module__", None) or "")]
     for place in places:
-        found = getattr(place, name, None)
-        if found is None:
+        function = getattr(place, name, None)
+        if function is None:
             continue
-        if not callable(found):
-            raise _refusal(target, name, f"{name} is of type {kind_of(found)} there")
-        _check(target, name, found)
-        return found
+        if not callable(function):
+            raise _refusal(target, name, f"{name} is of type {kind_of(function)} there")
+        _check(target, name, function)
+        return function
     import difflib
 
-    near = difflib.get_close_matches(name, {one for place in places for one in dir(place)}, 1)
+    near = difflib.get_close_matches(name, {attribute for place in places for attribute in dir(place)}, 1)
     raise _refusal(target, name, "neither it nor its module has that" + (f"; there is {near[0]!r}" if near else ""))
 
 

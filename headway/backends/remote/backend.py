@@ -1,13 +1,13 @@
 """A remote API that takes a batch: one call per batch, in one of the dialects (`headway.dialects`).
 
-If parameters apply to a whole request, inputs with different ones go in separate requests, a few at a time. So do
-tensors whose rows are of another shape, and rows beyond the largest batch.
+A batch is divided into several concurrent requests if its inputs have different parameters that apply to a whole request,
+tensors of different row shapes, or more rows than the largest batch.
 
-All tries and pauses together stay within the batch's timeout; a pause that wouldn't is skipped. A rest that the API asks
-for is kept by all slots, as they share the breaker. A batch that found no connection, so that nothing was sent, has
-not run. Once a byte was sent it may have, and counts as a run.
+All tries and pauses together stay within the batch's timeout; a pause that wouldn't fit is skipped. All slots keep the rest
+that the API asks for, because they share the breaker. A batch for which no connection came about hasn't run. Once a byte was
+sent it may have, and counts as a run.
 
-Credentials and the URL's query never leave the backends. The body of an API's error goes to the log alone.
+Credentials and the URL's query never leave the backends. The body of an API's error goes only to the log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import random
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
@@ -26,14 +26,14 @@ import msgspec
 from headway.backends.process.output_lines import printable
 from headway.backends.remote import reader
 from headway.backends.remote.credentials import Credentials
-from headway.backends.remote.grouping import RequestGroup, grouped, rows_of_each, shares
 from headway.config.target import RemoteTarget
 from headway.core.breaker import Breaker
 from headway.core.excerpt import excerpt
 from headway.core.ratelimit import CallPace
 from headway.core.retry import backoff
-from headway.core.values import octets, shown
-from headway.dialects.dialect import BadMetadata, NoOutputs, NotSendable, Remote, RemoteCall
+from headway.core.tensors import NoTensors, check_heads, header_of, rows_of
+from headway.core.values import as_tensors, octets, shown
+from headway.dialects.dialect import BadMetadata, Dialect, NoOutputs, NotSendable, Remote, RemoteCall
 from headway.errors import (
     BackendError,
     BadOutput,
@@ -44,7 +44,7 @@ from headway.errors import (
     RemoteRefused,
     TargetError,
 )
-from headway.model import Entry, ItemResult, Signature, TokenCount, Value
+from headway.model import Entry, ItemResult, Signature, Tensors, TokenCount, Value, ValueKind
 from headway.runtime.certificates import RemoteCertificates
 from headway.runtime.logger import get_logger
 from headway.runtime.spans import OUTGOING, RUN
@@ -54,7 +54,7 @@ log = get_logger(__name__)
 MAX_ANSWER = 64 << 20
 """Largest body of an answer, in bytes after decompression."""
 METADATA_TIMEOUT = 10.0
-"""Seconds for asking the API about its model, tries included."""
+"""Seconds for asking the API about its model, including all tries."""
 _NO_ITEM = ItemResult(None)
 _MAX_SHOWN = 200
 _MODELS_TIMEOUT = 2.0
@@ -73,19 +73,14 @@ _BY_STATUS = {
 OF_FORM = (400, 415, 422)
 """Statuses of an API that expects another format."""
 _ANY = "Check the URL, --remote-format, --remote-model, the credentials and certificates, and that the API is up."
-_TOLD = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
-"""Names of a missing member in an API's error, and the format that has it."""
+_WORDS = ((r"datatype|tensor", "oip"), (r"messages|prompt", "openai-completions"), (r"inputs", "inputs"), (r"input", "openai-embeddings"))  # fmt: skip
+"""Patterns for the missing member in an API's error, with the format that has this member."""
 _READ = 4096
-"""Bytes of an answer that are searched for it."""
+"""Bytes of an answer to search for them."""
 
 
 class Answered(NamedTuple):
-    """Answer of a successful try.
-
-    Attributes:
-        body: body of the answer.
-        json_bytes: bytes of it that are JSON, where binary data follows; -1 where nothing says so.
-    """
+    """Answer of a successful try. `json_bytes`: length of the JSON in `body` if binary data follows it; -1 if unknown."""
 
     body: bytes | bytearray
     json_bytes: int = -1
@@ -95,9 +90,9 @@ class TryVerdict(NamedTuple):
     """Verdict on the status of a failed try.
 
     Attributes:
-        final: whether no other try makes sense now.
-        kind: error that it comes to.
-        rest: seconds of rest that the API asks for; None when it asks for none.
+        final: True if another try makes no sense.
+        kind: error to raise.
+        rest: seconds of rest that the API asks for, if it does.
     """
 
     final: bool
@@ -110,12 +105,12 @@ class Tried(NamedTuple):
 
     Attributes:
         problem: what went wrong, for operators.
-        shown: the part of it that a client may read.
-        kind: error that it comes to.
-        final: whether no other try makes sense.
-        rest: seconds of rest that the API asks for; None when it asks for none.
-        body: what the API says of it, for the log alone.
-        status: HTTP status of it; 0 where there is none.
+        shown: the part of `problem` that clients may read.
+        kind: error to raise.
+        final: True if another try makes no sense.
+        rest: seconds of rest that the API asks for, if it does.
+        body: body of the API's answer, only for the log.
+        status: HTTP status; 0 if there is none.
     """
 
     problem: str
@@ -128,28 +123,36 @@ class Tried(NamedTuple):
 
     @classmethod
     def judged(cls, verdict: TryVerdict, problem: str, body: bytes | bytearray, status: int = 0) -> Tried:
-        """Return the outcome of a try with a failure status, about which a client may read."""
+        """Return the outcome for a failure status, which clients may read."""
         return cls(problem, problem, verdict.kind, verdict.final, verdict.rest, body, status)
 
 
+class RequestGroup(NamedTuple):
+    """Entries that go in one request, by their places in the batch; `inputs` are as the dialect takes them."""
+
+    places: list[int]
+    inputs: list[Value]
+    parameters: list[bytes]
+
+
 class RemoteBackend(ABC):
-    """Backend of one slot of a remote API: one batch at a time, on its own connections. Subclasses make these.
+    """Backend of one slot of a remote API: one batch at a time, on connections that the subclass makes.
 
     Arguments:
         spec: the API's URL.
         remote: the API with its dialect.
-        credentials: header fields that go with each request; None for none.
-        certificates: certificates of the connections; None: the system's authorities are trusted, and none is shown.
-        start_timeout: seconds for the warm-up request, its tries included.
+        credentials: header fields for each request, if any.
+        certificates: certificates of the connections; None: trust the system's authorities and show none.
+        start_timeout: seconds for the warm-up request, including all tries.
         max_tries: limit on tries for one request.
-        max_rows: limit on rows of tensors in one request, unless a single entry has more; 0 for none.
-        breaker: knows the rest that the API asked for, and since when it is away; slots of one API share it. None: its own.
+        max_rows: limit on rows of tensors in a request with several entries; 0 for none.
+        breaker: shared by the slots of one API, for its rest and its outages; None: its own.
         clock: monotonic seconds, as the breaker takes them.
         rng: uniform in [0, 1), for the jitter of pauses.
-        pace: limits the calls of all slots that share it; None: no limit.
+        pace: limits the calls of all slots that share it, if any.
 
     Attributes:
-        retries: tries after the first of a request.
+        retries: number of tries after the first of a request.
         rested: seconds of rest that the API has asked for.
     """
 
@@ -199,26 +202,24 @@ class RemoteBackend(ABC):
 
     @property
     def pid(self) -> int:
-        """Process id, always 0: the API runs elsewhere."""
+        """Always 0, because the API runs elsewhere."""
         return 0
 
     @property
     def signature(self) -> Signature:
-        """Signature of the API, as its dialect says."""
+        """Signature of the API, from its dialect."""
         return self._dialect.signature
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Batches run while warm: none, as each further call may cost money."""
+        """Always empty: no batches are measured, because each further call may cost money."""
         return ()
 
     async def start(self) -> float:
-        """Send a batch of one warm-up input, unless none is known to fit.
-
-        Returns its run time in seconds; 0 without one.
+        """Send a batch of one warm-up input, unless none is known to fit; return its seconds, or 0.
 
         Raises:
-            TargetError: the API did not answer it as a batch must be answered.
+            TargetError: the API didn't answer as a batch must be answered.
         """
         self._open()
         passed = False
@@ -246,20 +247,20 @@ class RemoteBackend(ABC):
 
         Raises:
             RemoteAbsent: there was no connection, so nothing was sent.
-            RemoteError: no tries are left, or none makes sense.
+            RemoteError: the last try failed, or another makes no sense.
             RemoteRefused: the API rejected an input, or the batch, which may be too large.
             BadOutput: the answer doesn't have an output for each input.
             BatchTimeout: no complete answer came within `timeout` seconds.
         """
-        groups, wrong = grouped(entries, self._dialect, self._max_rows)
-        items = [wrong.get(place, _NO_ITEM) for place in range(len(entries))]
-        for group, found in await self._run_groups(groups, timeout):
-            for place, item in zip(group.places, found, strict=True):
+        groups, unsendable = grouped(entries, self._dialect, self._max_rows)
+        items = [unsendable.get(place, _NO_ITEM) for place in range(len(entries))]
+        for group, results in await self._run_groups(groups, timeout):
+            for place, item in zip(group.places, results, strict=True):
                 items[place] = item
         return items
 
     async def gone(self) -> None:
-        """Wait for ever: there is no process here that could die."""
+        """Wait for ever: no process here can die."""
         await asyncio.Event().wait()
 
     async def stop(self) -> None:
@@ -267,7 +268,7 @@ class RemoteBackend(ABC):
         await self._close()
 
     async def _learn(self) -> None:
-        """Adopt what the API says about its model, if it says anything.
+        """Apply the model's metadata if the API gives any.
 
         Raises:
             TargetError: the model takes or gives something that can't be sent or read.
@@ -289,8 +290,8 @@ class RemoteBackend(ABC):
 
     @property
     def misread(self) -> bool:
-        """True if the API's last failure may come from the form of the requests or answers: it answered, and took no offence
-        otherwise."""
+        """True if the last failure may come from the format of requests or answers, because the API answered without any
+        other complaint."""
         return self._failed is None or self._failed.status in OF_FORM
 
     def _advice(self, error: BackendError) -> str:
@@ -310,34 +311,34 @@ class RemoteBackend(ABC):
         names = self._dialect.models(tried.body) if isinstance(tried, Answered) else []
         if not names or model in names or any(self._is_secret(name) for name in names):
             return ""
-        told = ", ".join(f"`{excerpt(name)}`" for name in dict.fromkeys(names[:_MODELS_SHOWN]))
+        listed = ", ".join(f"`{excerpt(name)}`" for name in dict.fromkeys(names[:_MODELS_SHOWN]))
         more = ", …" if len(names) > _MODELS_SHOWN else ""
-        return f" It has no model `{excerpt(model)}`; it says that it has {told}{more}."
+        return f" It has no model `{excerpt(model)}`; it says that it has {listed}{more}."
 
     async def _run_groups(
         self, groups: list[RequestGroup], timeout: float
     ) -> list[tuple[RequestGroup, list[ItemResult]]]:
-        """Return the items of each group. If there are several, a lone input that the API rejects fails alone."""
+        """Return the results of each group. If there are several groups, an input rejected in a request of its own fails alone."""
         calls = [self._ask(group.inputs, group.parameters, timeout) for group in groups]
         if len(calls) == 1:
             return [(groups[0], await calls[0])]
-        found: list[list[ItemResult]] = []
+        results: list[list[ItemResult]] = []
         failed: list[BackendError] = []
-        for group, came in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            if isinstance(came, RemoteRefused) and len(group.places) == 1:
-                found.append([ItemResult(None, came.shown)])
-            elif isinstance(came, BackendError):
-                failed.append(came)
-            elif isinstance(came, BaseException):
-                raise came
+        for group, outcome in zip(groups, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(outcome, RemoteRefused) and len(group.places) == 1:
+                results.append([ItemResult(None, outcome.shown)])
+            elif isinstance(outcome, BackendError):
+                failed.append(outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
             else:
-                found.append(came)
+                results.append(outcome)
         if failed:
-            raise _worst(failed, some_ran=bool(found))
-        return list(zip(groups, found, strict=True))
+            raise _worst(failed, some_ran=bool(results))
+        return list(zip(groups, results, strict=True))
 
     async def _ask(self, inputs: Sequence[Value], parameters: Sequence[bytes], timeout: float) -> list[ItemResult]:
-        """Return the items of one request."""
+        """Send one request and return its results."""
         try:
             call = self._dialect.encode(inputs, parameters)
         except UnicodeEncodeError as exc:
@@ -363,7 +364,7 @@ class RemoteBackend(ABC):
         return items if items[0].tokens is None else _shared_out(inputs, items, items[0].tokens)
 
     async def _answer(self, call: RemoteCall, timeout: float) -> Answered:
-        """Return the first answer with a status of success."""
+        """Return the first successful answer."""
         deadline = asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):
@@ -398,7 +399,7 @@ class RemoteBackend(ABC):
         raise AssertionError("the last try returns or raises")
 
     async def _traced_try(self, call: RemoteCall, left: float, number: int) -> Answered | Tried:
-        """Try once; see `_try`. If the batch is sampled, the try has a span, which the API gets as its parent."""
+        """Try once; see `_try`. In a sampled batch the try has a span, which is sent to the API as parent."""
         run = RUN.get()
         if run is None:
             return await self._try(call, left)
@@ -416,7 +417,7 @@ class RemoteBackend(ABC):
             run.end_try(context, begun, number, problem, self._place)
 
     def _note(self, what: str, body: bytes | bytearray) -> None:
-        """Log the beginning of a body. Nobody else may read it: it may hold credentials, hosts, or others' data."""
+        """Log the beginning of a body, which may hold credentials, hosts or others' data and goes nowhere else."""
         shown = printable(bytes(body[:_MAX_SHOWN]))
         log.warning("the remote API answered no outputs", api=str(self._spec), answer=what, body=shown)
 
@@ -427,7 +428,7 @@ class RemoteBackend(ABC):
         return any(secret in unquote_plus(text) for secret in secrets)
 
     def _error(self, kind: type[BackendError], what: str, shown: str = "") -> BackendError:
-        """Return an error that names the API to operators, but not to clients."""
+        """Return an error that names the API to operators but not to clients."""
         return kind(f"the remote API {self._spec} {what}", f"the remote API {shown or what}")
 
 
@@ -436,7 +437,7 @@ def _shown(value: Value | None) -> str:
 
 
 def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
-    """Return the error of a batch of several requests: the first that doesn't rule out a run."""
+    """Return the error for several failed requests: the first one that doesn't rule out a run."""
     for error in failed:
         if not isinstance(error, RemoteAbsent):
             return error
@@ -444,24 +445,27 @@ def _worst(failed: Sequence[BackendError], *, some_ran: bool) -> BackendError:
 
 
 def _shared_out(inputs: Sequence[Value], items: Sequence[ItemResult], all: TokenCount) -> list[ItemResult]:
-    """Give items their shares of the tokens: of prompt tokens by the lengths of inputs, of the others by those of outputs.
+    """Divide the API's token count among the inputs: prompt tokens by input length, the others by output length.
 
-    Failed items get none, so that the tokens of the answered inputs add up to what the API charged.
+    Failed inputs get none, so that the tokens of the answered inputs add up to what the API charged.
     """
-    there = [place for place, item in enumerate(items) if item.output is not None]
-    prompts = shares(all.prompt, [len(octets(inputs[place])) for place in there])
-    rest = shares(all.used - all.prompt, [len(items[place].output or "") for place in there])
-    told = {place: TokenCount(own + more, own) for place, own, more in zip(there, prompts, rest, strict=True)}
-    return [msgspec.structs.replace(item, tokens=told.get(place)) for place, item in enumerate(items)]
+    answered = [place for place, item in enumerate(items) if item.output is not None]
+    prompts = shares(all.prompt, [len(octets(inputs[place])) for place in answered])
+    completions = shares(all.used - all.prompt, [len(items[place].output or "") for place in answered])
+    tokens = {
+        place: TokenCount(prompt + completion, prompt)
+        for place, prompt, completion in zip(answered, prompts, completions, strict=True)
+    }
+    return [msgspec.structs.replace(item, tokens=tokens.get(place)) for place, item in enumerate(items)]
 
 
 def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
-    """Return a sentence on what to check.
+    """Return a sentence on what to check after a failed start.
 
     Arguments:
         error: error of the batch.
-        status: HTTP status of the last try; 0 where there was none.
-        body: body that came with it.
+        status: HTTP status of the last try; 0 if there is none.
+        body: body of that answer.
     """
     if isinstance(error, RemoteAbsent):
         return "No connection came about: check host and port, the certificates, and that the API is up."
@@ -487,4 +491,93 @@ def advice(error: BackendError, status: int, body: bytes | bytearray) -> str:
 def asked_for(body: bytes | bytearray) -> str:
     """Return the format that has the member an API's error names as missing; empty if it names none."""
     text = bytes(body[:_READ]).decode("latin-1").lower()
-    return next((name for words, name in _TOLD if re.search(rf"\b({words})\b", text)), "")
+    return next((name for words, name in _WORDS if re.search(rf"\b({words})\b", text)), "")
+
+
+def grouped(
+    entries: Sequence[Entry], dialect: Dialect, most_rows: int = 0
+) -> tuple[list[RequestGroup], dict[int, ItemResult]]:
+    """Group a batch by row shape, by parameters if they apply to a whole request, and into parts of limited rows.
+
+    Arguments:
+        entries: the batch.
+        dialect: dialect of the API.
+        most_rows: limit on the rows of a request with several entries; 0 for none.
+
+    Returns:
+        The groups, and by place the results of entries whose inputs can't be sent.
+    """
+    signature = dialect.signature
+    of_form: dict[Hashable, list[RequestGroup]] = {}
+    rows: dict[Hashable, int] = {}
+    wrong: dict[int, ItemResult] = {}
+    for place, entry in enumerate(entries):
+        try:
+            value = _taken(entry.input, signature)
+        except _NotTaken as exc:
+            wrong[place] = exc.item
+            continue
+        key = (entry.parameters if dialect.shared_parameters else b"", _form_of(value, signature))
+        count = rows_of(value)
+        groups = of_form.setdefault(key, [])
+        if not groups or (most_rows and rows[key] + count > most_rows):
+            groups.append(RequestGroup([], [], []))
+            rows[key] = 0
+        rows[key] += count
+        group = groups[-1]
+        group.places.append(place)
+        group.inputs.append(value)
+        group.parameters.append(entry.parameters)
+    return [group for groups in of_form.values() for group in groups], wrong
+
+
+def rows_of_each(inputs: Sequence[Value]) -> list[int]:
+    """Return the rows of each input, for `Dialect.decode`; empty if the inputs aren't tensors."""
+    headers = [header_of(value) for value in inputs if isinstance(value, Tensors)]
+    return [0 if header.single else header.rows for header in headers]
+
+
+class _NotTaken(Exception):
+    """An input can't be sent."""
+
+    def __init__(self, item: ItemResult) -> None:
+        super().__init__(item.error)
+        self.item = item
+
+
+def _taken(value: Value, signature: Signature) -> Value:
+    """Return the input as the dialect takes it. Raises _NotTaken."""
+    if signature.takes is ValueKind.TENSORS:
+        try:
+            tensors = as_tensors(value, signature.inputs)
+            check_heads(header_of(tensors).heads, signature.inputs)
+        except NoTensors as exc:
+            raise _NotTaken(ItemResult(None, str(exc))) from None
+        return tensors
+    if isinstance(value, str) or signature.takes is ValueKind.JSON:
+        return value
+    what = "text" if signature.takes is ValueKind.TEXT else "octets, in base64"
+    raise _NotTaken(ItemResult(None, f"the remote API takes {what}", True))
+
+
+def _form_of(value: Value, signature: Signature) -> Hashable:
+    """Return the row shapes of an input; all inputs of a request share theirs."""
+    if signature.takes is not ValueKind.TENSORS or not isinstance(value, Tensors):
+        return ()
+    heads = header_of(value).heads
+    named = len(signature.inputs) > 1  # A sole input may have any name.
+    return tuple(sorted((head.name if named else "", head.shape[1:]) for head in heads))
+
+
+def shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Divide tokens in proportion to the weights, evenly if all are 0. The parts add up to `total`."""
+    whole = sum(weights)
+    if not whole:
+        weights, whole = [1] * len(weights), len(weights)
+    parts, before, done = [], 0, 0
+    for weight in weights:  # Rounding the running total instead of each part loses no token.
+        before += weight
+        end = total * before // whole
+        parts.append(end - done)
+        done = end
+    return parts

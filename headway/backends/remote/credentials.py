@@ -1,4 +1,4 @@
-"""Credentials for a remote API: header fields that go with every request, and never into a log or an error."""
+"""Credentials for a remote API: header fields sent with every request, and never written to a log or an error."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OURS = frozenset((
 
 
 class BadHeaders(ValueError):
-    """The text isn't header fields; says in which line."""
+    """The text isn't header fields; the message names the line."""
 
 
 def read_header_fields(text: str) -> dict[str, str]:
     """Read lines of `Name: value`. Empty lines and comments (#) are skipped.
 
-    Values may be credentials, so no message quotes them.
+    Values may be credentials, so messages don't quote them.
 
     Raises:
-        BadHeaders: a line isn't a field, or a field comes twice or can't be set.
+        BadHeaders: a line isn't a field, or a field comes twice or is reserved.
     """
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -44,16 +44,16 @@ def read_header_fields(text: str) -> dict[str, str]:
             raise BadHeaders(f"has no header field in line {number}")
         if name.lower() in _OURS:
             raise BadHeaders(f"sets {name.lower()} in line {number}, which Headway sets")
-        if name.lower() in map(str.lower, found):
+        if name.lower() in map(str.lower, fields):
             raise BadHeaders(f"has a field twice, again in line {number}")
-        found[name] = value.strip(" \t")
-    return found
+        fields[name] = value.strip(" \t")
+    return fields
 
 
 class Credentials:
     """Bearer token, and header fields from a file that is read again when it changes.
 
-    If the file becomes bad or disappears, that is logged once, and its former fields still count.
+    If the file becomes invalid or disappears, that is logged once, and the previous fields stay in use.
 
     Arguments:
         token: bearer token; empty for none.
@@ -92,10 +92,10 @@ class Credentials:
         return self._all
 
     def _read(self, path: Path) -> Mapping[str, str]:
-        found = read_header_fields(path.read_text("utf-8"))
-        if self._fixed and "authorization" in map(str.lower, found):
+        fields = read_header_fields(path.read_text("utf-8"))
+        if self._fixed and "authorization" in map(str.lower, fields):
             raise BadHeaders("has Authorization, which remote_token sets, too")
-        return {**self._fixed, **found}
+        return {**self._fixed, **fields}
 
 
 def _reason(exc: Exception) -> str:

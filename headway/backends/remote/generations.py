@@ -1,7 +1,7 @@
-"""Connections of one slot to a remote API, in generations: the current one, and older ones that still run something.
+"""Connections of one slot to a remote API, in generations: the current one, and older ones that still run requests.
 
-A generation is given up when it was idle for long, when its certificates or other inputs changed, and
-when its user says so. What runs on it finishes there; the next use makes a new one.
+A generation is retired after a long idle time, when its certificates change, and on request. Its running requests finish on
+it, and the next use makes a new generation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 AT_ONCE = 8
-"""Requests that a slot sends at once for one batch."""
+"""Concurrent requests of a slot for one batch."""
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class NotStarted(Exception):
 
 
 class Generation(msgspec.Struct, Generic[T], eq=False):
-    """Connections that are given up together, once the inputs they were made from no longer have the same `stamp`."""
+    """Connections that are retired together, once `stamp` differs from what they were made with."""
 
     content: T
     stamp: object
@@ -35,16 +35,15 @@ class Generations(Generic[T]):
     """Generations of connections.
 
     Arguments:
-        make: makes connections, which connect when first used.
+        make: makes connections, which connect on first use.
         end: closes connections.
-        stamp: returns what connections are made from now, such as certificates.
+        stamp: returns an object that changes with the certificates.
         clock: monotonic seconds.
-        idle: seconds for which idle connections are kept.
+        idle: seconds for which idle connections are kept; may be changed later.
 
     Attributes:
-        idle: as given; may be changed.
-        current: generation for the next use; None: one is made then.
-        retired: former ones that still run something.
+        current: generation for the next use; None: it will be made.
+        retired: former generations that still run requests.
     """
 
     def __init__(
@@ -72,19 +71,19 @@ class Generations(Generic[T]):
         all = [*self.retired, *([] if self.current is None else [self.current])]
         self.current = None
         self.retired.clear()
-        for one in all:
-            await self._end(one.content)
+        for generation in all:
+            await self._end(generation.content)
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Generation[T]]:
-        """Yield connections for one request, once there is a place.
+        """Yield connections for one request, once fewer than AT_ONCE requests run.
 
         Raises:
-            NotStarted: `open` was not called.
+            NotStarted: `open` wasn't called.
         """
         async with self._places:
             generation, former = self._next()
-            generation.running += 1  # Before any await: a generation on which nothing runs may be closed.
+            generation.running += 1  # Before any await, because a generation without requests may be closed.
             try:
                 if former is not None:
                     await self._end_unused(former)
@@ -95,13 +94,13 @@ class Generations(Generic[T]):
                 await self._end_unused(generation)
 
     def give_up(self, generation: Generation[T]) -> None:
-        """Let the next use make new connections."""
+        """Retire a generation, so that the next use makes new connections."""
         if self.current is generation:
             self.current = None
             self.retired.append(generation)
 
     def _next(self) -> tuple[Generation[T], Generation[T] | None]:
-        """Return the generation for the next use, and the former one if it was just given up."""
+        """Return the generation for the next use, and the previous one if it was just retired."""
         if not self._opened:
             raise NotStarted
         former, stamp = self.current, self._stamp()
@@ -114,7 +113,7 @@ class Generations(Generic[T]):
         return self.current, former
 
     async def _end_unused(self, generation: Generation[T]) -> None:
-        """Close a retired generation on which nothing runs."""
+        """Close a retired generation once it runs no request."""
         if not generation.running and generation in self.retired:
             self.retired.remove(generation)
             await asyncio.shield(self._end(generation.content))

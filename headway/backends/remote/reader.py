@@ -1,11 +1,11 @@
-"""Reader of large answers of a remote API, in a separate process, as decoding would block the event loop.
+"""Reader of a remote API's large answers in a separate process, because decoding them would block the event loop.
 
     python -P -m headway.backends.remote.reader DIALECT FIELDS EXPECTED JSON_BYTES [ROWS…] < BODY
 
-DIALECT is its name in the table of dialects, FIELDS its fields as a JSON object.
+DIALECT is a name in the table of dialects, FIELDS its fields as a JSON object.
 
-The process writes its result piece by piece: an error for the whole, empty if there is none, then an item for each input.
-Each is msgpack after its length. A reader that is no longer needed is killed.
+The process writes first an error about the whole answer, or an empty text, and then a result for each input. Each of these is
+msgpack after its length. A reader that is no longer needed is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headway.dialects.table import DIALECTS
 from headway.model import MOST_OUTPUT, ItemResult, Tensors, TokenCount
 
 APART_FROM = 4 << 20
-"""Size in bytes from which an answer gets a process. Decoding less takes a few milliseconds at most."""
+"""Size in bytes from which an answer gets a process. Decoding smaller ones takes a few milliseconds at most."""
 _CHUNK = 1 << 18
 _LENGTH = struct.Struct(">Q")
 
@@ -36,17 +36,17 @@ _decode_item: Any = msgspec.msgpack.Decoder(tuple[Any, str | None, bool, bool, T
 async def read(
     dialect: Dialect, body: bytes | bytearray, expected: int, json_bytes: int = -1, rows: Sequence[int] = ()
 ) -> list[ItemResult]:
-    """Read an item for each of the `expected` inputs; from a large answer in a process of its own.
+    """Read a result for each of the `expected` inputs, in a separate process if the answer is large.
 
     Arguments:
         dialect: the dialect.
         body: body of the answer.
         expected: number of inputs.
-        json_bytes: bytes of it that are JSON, where binary data follows; -1 where nothing says so.
+        json_bytes: length of the JSON if binary data follows it; -1 if unknown.
         rows: rows of each input, as `Dialect.decode` takes them.
 
     Raises:
-        NoOutputs: the answer has another number of outputs.
+        NoOutputs: the answer has another number of outputs, or can't be read.
     """
     if len(body) < APART_FROM or dialect.is_light(json_bytes):
         return _decoded(dialect, body, expected, json_bytes, rows)
@@ -57,13 +57,13 @@ async def read(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-    except OSError:  # Out of processes: an answer is worth blocking for.
+    except OSError:  # No process is available; blocking is better than failing.
         return _decoded(dialect, body, expected, json_bytes, rows)
     source, sink = cast(asyncio.StreamReader, process.stdout), cast(asyncio.StreamWriter, process.stdin)
     try:
         await _send(sink, body)
-        if word := _decode_word(await _piece(source)):
-            raise NoOutputs(word)
+        if error := _decode_word(await _piece(source)):
+            raise NoOutputs(error)
         return [_item(await _piece(source)) for _ in range(expected)]
     except (asyncio.IncompleteReadError, ConnectionError):
         raise NoOutputs("something that could not be read") from None
@@ -113,7 +113,7 @@ def _as_arguments(dialect: Dialect) -> tuple[str, str]:
 
 
 def _pieces(body: bytes, arguments: list[str]) -> Iterator[bytes]:
-    """Yield the pieces that the process writes for a body."""
+    """Yield what the process writes for a body."""
     name, fields, expected, json_bytes, *rows = arguments
     dialect = msgspec.json.decode(fields, type=DIALECTS[name])
     try:

@@ -1,8 +1,7 @@
-"""Explanations of TLS failures towards a remote API, with a remedy. Such an API has run nothing.
+"""Explanations of TLS failures at a remote API, with a remedy. An API that failed this way has run nothing.
 
-A server may refuse a certificate only after the client's handshake is done and a request has left: in TLS 1.3
-always. nginx says so in an answer of its own. gRPC doesn't: it says that it couldn't read something, or that the
-connection was closed.
+A server may refuse a certificate only after the client's handshake is done and a request has left; in TLS 1.3 it always does.
+nginx then sends an answer of its own. gRPC reports only that it couldn't read something or that the connection was closed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 import ssl
 
 SHOWN = "the TLS handshake failed"
-"""The part of an explanation that clients read."""
+"""The part of an explanation that clients may read."""
 
 _NO_CERTIFICATE = "it asks for a certificate. Name one with remote_cert"
 _ANOTHER_CERTIFICATE = "Show one of an authority that it knows, which has not ended"
@@ -23,11 +22,11 @@ _TITLES = {
     b"The SSL certificate error": f"it refuses the certificate of remote_cert. {_ANOTHER_CERTIFICATE}",
     b"The plain HTTP request was sent to HTTPS port": "it speaks TLS. Write https:// in its URL",
 }
-"""Titles of nginx's 400 answers, with their meaning."""
+"""Titles of nginx's 400 answers, with an explanation."""
 
 _TITLE = re.compile(rb"<title>400 ([^<]*)</title>")
 _WHOLE = 1000
-"""Limit on the size of such an answer in bytes."""
+"""Largest size of such an answer in bytes."""
 
 _OF_CERTIFICATE = re.compile("ALERT_(BAD_CERTIFICATE|UNKNOWN_CA|UNSUPPORTED_CERTIFICATE|CERTIFICATE_|ACCESS_DENIED)")
 """OpenSSL's reasons when the other side refuses our certificate."""
@@ -57,8 +56,8 @@ def explain(error: ssl.SSLError) -> str:
 
 def explain_words(said: str) -> str:
     """Explain to operators why gRPC got no connection, from its few words; empty if TLS isn't the cause."""
-    if found := _UNTRUSTED.search(said):
-        return _distrust(found[1] or "it cannot be verified")
+    if untrusted := _UNTRUSTED.search(said):
+        return _distrust(untrusted[1] or "it cannot be verified")
     if "Hostname Verification Check failed" in said:
         return _another_host("gRPC does not tell of which")
     if "WRONG_VERSION_NUMBER" in said or "HTTP_REQUEST" in said:
@@ -75,8 +74,8 @@ def explain_words(said: str) -> str:
 
 def explain_answer(status: int, body: bytes | bytearray) -> str:
     """Explain a TLS failure that a proxy reports by an answer; empty if it doesn't."""
-    found = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
-    return _TITLES.get(found[1], "") if found else ""
+    title = _TITLE.search(body) if status == 400 and len(body) <= _WHOLE else None
+    return _TITLES.get(title[1], "") if title else ""
 
 
 def _another_host(why: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from headway import errors
-from headway.bulk.forms import AT_ONCE, AskedLine, LineForm, Making, NotYet
+from headway.bulk.lines import AT_ONCE, AskedLine, LineForm, Making, NotYet
 from headway.config import Settings
 from headway.core import failures
 from headway.core.json_pages import SHORT, Steps
@@ -85,7 +85,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAILines(LineForm):
-    """Reader and writer of lines; see `headway.bulk.forms.LineForm`.
+    """Reader and writer of lines; see `headway.bulk.lines.LineForm`.
 
     Arguments:
         settings: limits of bodies.

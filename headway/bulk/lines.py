@@ -1,0 +1,189 @@
+"""Lines of bulk files: read page by page, understood by an API, and queued in fair turns until they run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from headway.bulk.folder import BulkFolder
+from headway.core import failures, values
+from headway.core.json_pages import Steps
+from headway.gateway.client_quotas import too_large
+from headway.model import Failure, Reply
+from headway.model.bulk import BulkJob, BulkLine
+
+AT_ONCE = 1 << 16
+"""Bytes of a record to write in one turn of the event loop."""
+
+Making = Iterator[tuple[bool, bytes] | None]
+"""Yields None after each AT_ONCE bytes of a record, then whether the line succeeded, with its record in JSON."""
+
+_BOM = b"\xef\xbb\xbf"
+"""Byte order mark that some editors put at the start of UTF-8 files."""
+_Jobs = OrderedDict[str, deque[BulkLine]]
+
+
+class LineSplitter:
+    """Splits pieces of text into lines, and cuts each line longer than `most` bytes one byte beyond that limit."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._tail: list[bytes] = []
+        """Pieces of the unfinished line."""
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece completes, without line ends."""
+        *lines, tail = piece.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._tail, lines[0]))
+            self._tail, self._size = [], 0
+        if tail and self._size <= self._most:
+            self._tail.append(tail)
+            self._size += len(tail)
+        return [line[: self._most + 1] for line in lines]
+
+    def end(self) -> bytes:
+        """Return what follows the last line end."""
+        return b"".join(self._tail)[: self._most + 1]
+
+
+async def pages(folder: BulkFolder, name: str, most: int) -> AsyncGenerator[list[tuple[int, bytes]], None]:
+    """Yield the non-blank lines of a file in pages, with their numbers from 1. Raises FolderUnavailable."""
+    splitter, number, mark = LineSplitter(most), 0, _BOM
+    async with aclosing(folder.pieces(name)) as pieces:
+        async for piece in pieces:
+            lines, mark = splitter.feed(piece.removeprefix(mark)), b""
+            yield [(at, line) for at, line in enumerate(lines, number + 1) if line and not line.isspace()]
+            number += len(lines)
+    last = splitter.end()
+    if last and not last.isspace():
+        yield [(number + 1, last)]
+
+
+class LineSet:
+    """Set of numbers from 0, as a growing bit map."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+
+    def __contains__(self, number: int) -> bool:
+        place = number >> 3
+        return place < len(self._bits) and bool(self._bits[place] & (1 << (number & 7)))
+
+    def add(self, number: int) -> bool:
+        """Add a number; return False if it was already in the set."""
+        place, bit = number >> 3, 1 << (number & 7)
+        if place >= len(self._bits):
+            self._bits += bytes(place - len(self._bits) + 1 + len(self._bits) // 8)
+        if self._bits[place] & bit:
+            return False
+        self._bits[place] |= bit
+        return True
+
+
+class NotYet(Exception):
+    """Raised for a line that can't be checked yet, with the reason."""
+
+
+class AskedLine(msgspec.Struct):
+    """A valid line, which asks for one output or for one per part.
+
+    Attributes:
+        parts: the inputs to run.
+        size: its bytes in the file.
+        record: makes its record from the replies to all parts in order, or from its failure.
+        most: limit in bytes on the outputs of several parts together.
+        held: bytes of the outputs so far.
+        failure: why the line failed, if it did.
+    """
+
+    parts: Sequence[BulkLine]
+    size: int
+    record: Callable[[Sequence[Reply] | Failure], Making]
+    most: int = 0
+    held: int = 0
+    failure: Failure | None = None
+    _replies: dict[int, Reply] = {}
+
+    def take(self, part: int, reply: Reply) -> Making | None:
+        """Take the reply to a part; return the iterator that makes the record once it needs no further reply, else None."""
+        count = len(self.parts)
+        if self.failure is not None:
+            return None
+        if reply.output is None:
+            self.failure = failures.of_input(part, count, failures.failure_of(reply))
+        elif count > 1:
+            self.held += values.room(reply.output)
+            if self.held > self.most:
+                self.failure = too_large(self.most)
+        if self.failure is not None:
+            self._replies = {}
+            return self.record(self.failure)
+        self._replies[part] = reply
+        if len(self._replies) < count:
+            return None
+        replies, self._replies = self._replies, {}
+        return self.record([replies[at] for at in range(count)])
+
+
+class LineForm(Protocol):
+    """Reads lines and writes error records in the format of one API, which implements this."""
+
+    def read(self, job: BulkJob, number: int, text: bytes) -> Steps[AskedLine | bytes]:
+        """Read a line in small steps; return the JSON record of its error if it can't run. Raises NotYet."""
+        ...
+
+    def expired(self, number: int, text: bytes) -> bytes:
+        """Return the JSON error record of a line that didn't run in time."""
+        ...
+
+
+class Turns:
+    """Lines that are ready to run. Tenants take turns, and so do a tenant's jobs."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, OrderedDict[str, _Jobs]] = {}
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._models
+
+    def add(self, lines: Iterable[BulkLine]) -> None:
+        """Add lines; those of one job run in this order."""
+        for line in lines:
+            tenants = self._models.setdefault(line.model, OrderedDict())
+            tenants.setdefault(line.tenant, OrderedDict()).setdefault(line.job, deque()).append(line)
+
+    def take(self, model: str, rests: Callable[[str], object]) -> BulkLine | None:
+        """Take the next line for a model from a tenant that doesn't rest; None if there is none."""
+        tenants = self._models.get(model, OrderedDict())
+        tenant = next((name for name in tenants if not rests(name)), None)
+        if tenant is None:
+            return None
+        jobs = tenants[tenant]
+        job, lines = next(iter(jobs.items()))
+        line = lines.popleft()
+        jobs.move_to_end(job)
+        tenants.move_to_end(tenant)
+        if not lines:
+            del jobs[job]
+        if not jobs:
+            del tenants[tenant]
+        if not tenants:
+            del self._models[model]
+        return line
+
+    def drop(self, tenant: str, job: str) -> None:
+        """Drop the lines of a job."""
+        for model, tenants in [*self._models.items()]:
+            jobs = tenants.get(tenant)
+            if jobs is None or jobs.pop(job, None) is None:
+                continue
+            if not jobs:
+                del tenants[tenant]
+            if not tenants:
+                del self._models[model]

@@ -1,44 +1,44 @@
-"""Headway turns single inference requests into full batches for scarce GPUs, and brings each answer back.
+"""Headway turns single inference requests into full batches for scarce GPUs, and returns each answer to its caller.
 
-For programs there are, each imported when it is first used, so that `import headway` costs nothing:
+These names are for programs. Each is imported on first use, so that `import headway` costs nothing:
 
     headway.serve          serves a function or a class, as `headway serve` does
-    headway.Client         asks a running service; headway.AsyncClient does so from asyncio
+        headway.Client         client of a running service; headway.AsyncClient for asyncio
     headway.client         the clients' results, tasks and errors
-    headway.Output         output of a target with the tokens that it has used
-    headway.testing        runs a target under the real batcher in a test
+        headway.Output         output of a target with the number of tokens that it used
+        headway.testing        runs a target under the real batcher, for tests
 
-The map of the packages. Imports only point down the list, from package to package, which a test enforces.
+The packages. Imports only point down this list, as a test checks.
 
     cli          the commands, one file each
     testing      a target under the real batcher, for tests of targets
-    app          puts a process together by its role, starts it, and ends it in order; the only place that chooses adapters
+        app          assembles a process by its role, starts it, and shuts it down in order; only this package chooses adapters
     admin        the admin port of every process
-    http         the way in over HTTP: the public port, its listener and connections, the inference routes, the ordinary ones
-    grpc         the way in over gRPC
-    doors        what all ways in ask and tell: the entrance of requests, what each is read to, large answers, readiness
-    telemetry    metrics, named in one place; traces on their way to a collector
-    simulator    the production policies under virtual time
+        http         the HTTP door: the public port, its listener and connections, the inference routes and all others
+        grpc         the gRPC door
+        doors        what both doors share: admission of requests, reading, large answers, readiness
+        telemetry    metrics, all named in one place, and the export of traces
+        simulator    the production policies in virtual time
     load         the load generator
     bulk         jobs: files of lines in, files of answers out
-    gateway      the client's side: takes a request in, and holds it until its answer comes, also while the broker is away
-    worker       the batcher, one for each GPU: claims a batch, runs it, completes it
+        gateway      the client's side: accepts a request and holds it until its answer comes, even while the broker is down
+        worker       the batcher, one for each GPU: claims a batch, runs it, reports its outputs
     controller   publishes the capacity of the workers
-    fleet        membership of the processes, and reaping of ended leases
+        fleet        membership of the processes, and recovery of expired leases
     brokers      where entries wait: in memory, over Redis
     backends     ways to the black box: a child process, a remote API
-    identity     authentication: who asks and what they may ask, by API key or JSON Web Token
+        identity     authentication by API key or JSON Web Token: who asks, and what they may ask
     input_policy rules on inputs from a file, and searches for their patterns
     storage      SQLite and PostgreSQL: the ledger and the keys
-    runtime      what every loop uses: supervision, periods, deadlines, counters, the log
+        runtime      shared by all event loops: supervision, periods, deadlines, counters, the log
     ports        the Protocols between services and adapters (no TCP port is meant)
-    protos       messages of gRPC, in a descriptor pool of their own
-    oip          the Open Inference Protocol: what its wire forms have in common; above the ports, each of these
-    config       all settings, and the target that is served
-    client       clients of a running service, for programs; needs nothing of the rest
+        protos       gRPC messages, in a separate descriptor pool
+        oip          the Open Inference Protocol: what its REST and gRPC forms share; the forms stand above the ports
+        config       all settings, and the target to serve
+        client       clients of a running service, for programs; imports nothing else
     core         the pure rules: departures (a batch is born in `queue`), fair queueing, admission, retries
     model        the nouns: plain data
-    v1           where programs find the code that protoc has made of our .proto file
+        v1           where programs find the code that protoc generated from our .proto file
     errors       the tree of errors
     version      the version
 """
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "BackgroundService", "Client", "Output", "__version__", "serve"]
 
-if not TYPE_CHECKING:  # Else every name would pass.
+if not TYPE_CHECKING:  # With it, mypy would accept any name.
 
     def __getattr__(name):
-        """Import what programs use when they first name it."""
+        """Import a name for programs on first use."""
         if name in ("AsyncClient", "Client", "client"):
             import headway.client
 

@@ -1,8 +1,8 @@
-"""`python -m headway` is `headway`, and this is where both begin.
+"""Entry point of both `headway` and `python -m headway`.
 
-A process of the service ignores SIGHUP before it imports anything else: the signal's own meaning is to end a process, and a manager
-may send it right after a start. Nor does it look for garbage before it runs: what is imported stays, and to look it all over again
-and again takes a tenth of the start.
+A serving process ignores SIGHUP before it imports anything else: by default the signal would end the process, and a process manager may
+send it right after the start. The garbage collector stays off during imports: imported objects stay alive anyway, and looking through
+them again and again takes a tenth of the start-up time.
 """
 
 import gc
@@ -11,7 +11,7 @@ import sys
 from typing import NoReturn
 
 _ROLES = ("serve", "gateway", "worker", "controller")
-"""Commands that serve. Any other ends with its terminal."""
+"""Commands that serve. All others end with their terminal."""
 
 
 def main() -> NoReturn:
@@ -20,7 +20,7 @@ def main() -> NoReturn:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         gc.disable()
     if sys.argv[1:2] == ["failover"]:
-        signal.signal(signal.SIGINT, _nothing_begun)  # Until the failover, which tells more, has a handler of its own.
+        signal.signal(signal.SIGINT, _nothing_begun)  # Until the failover installs its own, more precise handler.
     from headway import cli
 
     cli.main()

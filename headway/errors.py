@@ -7,9 +7,9 @@
     ├── BrokerUnavailable       the broker cannot be reached, or does not answer in time
     ├── StoreUnavailable        the database of ledger or keys cannot be reached, or does not answer in time
     │   ├── StoreCorrupted      the database is damaged
-    │   └── FolderUnavailable   the folder of bulk jobs is away, or its disk does not do
+        │   └── FolderUnavailable   the folder of bulk jobs is missing, or its disk is full or failing
     │       └── FileLost        a file of the folder is gone
-    ├── FailoverAborted         a failover of the broker was not begun, or was given up; says why
+        ├── FailoverAborted         a failover of the broker never began, or was given up; says why
     ├── BackendError            the black box failed on a whole batch
     │   ├── BatchRaised         user code raised
     │   ├── WorkerCrashed       the worker process died
@@ -17,8 +17,8 @@
     │   ├── BatchTimeout        no answer by the GPU deadline; the worker was killed
     │   ├── BadOutput           wrong number or shape of outputs
     │   ├── RemoteError         the remote API failed, its tries spent
-    │   │   ├── RemoteAbsent    no connection came about; nothing was sent
-    │   │   └── RemoteExhausted the remote API has no room for it now, or for as much at once
+        │   │   ├── RemoteAbsent    no connection could be made, so nothing was sent
+        │   │   └── RemoteExhausted the remote API has no capacity for the batch
     │   └── RemoteRefused       the remote API rejected an input of the batch, or all
     └── RequestError            one request gets an error answer; knows its `code`
         ├── BadRequest          not JSON, not UTF-8, a wrong type, a missing member
@@ -42,16 +42,17 @@ from headway.model import Cause, Failure
 
 
 class Code(msgspec.Struct, frozen=True):
-    """Facts about one error code.
+    """One error code.
 
     Attributes:
         status: HTTP status.
         title: one short line, the `title` of its problem document.
-        when: one sentence for the contract, on when a client meets it.
-        hopeless: whether the same request will fail again.
-        refusal: whether such a request was not taken in; many of one caller share a record in the ledger.
-        native: whether the native routes, which answer on the fast path, can end with it.
-        shown: the code that clients read in its place, where two codes are one to them, told apart by status or title.
+        when: one sentence for the API contract: when clients get this code.
+        hopeless: True if the same request will fail again.
+        refusal: True if the request was not admitted. The ledger may count many such requests of a caller in one
+            record.
+        native: True if the native routes, which answer on the fast path, can return it.
+        shown: the code that clients see instead; they tell the two apart by status or title. Empty: its own name.
     """
 
     status: int
@@ -67,159 +68,55 @@ CODES: dict[str, Code] = {}
 """Every error code that a client can meet, by name; the entries follow."""
 
 
-def _code(name: str, code: Code) -> str:
-    CODES[name] = code
+def _code(
+    name: str, status: int, title: str, when: str, *, hopeless: bool = False, refusal: bool = False, native: bool = True,
+    shown: str = "",
+) -> str:  # fmt: skip
+    CODES[name] = Code(status, title, when, hopeless, refusal, native, shown)
     return name
 
 
-BAD_REQUEST = _code(
-    "BAD_REQUEST",
-    Code(
-        400,
-        "The request is malformed",
-        "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong "
-        "type; the message says which, and what was expected.",
-        hopeless=True,
-        refusal=True,
-    ),
-)
-UNAUTHENTICATED = _code(
-    "UNAUTHENTICATED",
-    Code(
-        401,
-        "No valid credential",
-        "Keys are configured, and none or a wrong one was sent.",
-        hopeless=True,
-        refusal=True,
-    ),
-)
-FORBIDDEN = _code(
-    "FORBIDDEN",
-    Code(403, "Not allowed with this credential", "The key is good, but not for this.", hopeless=True, refusal=True),
-)
-NOT_FOUND = _code(
-    "NOT_FOUND",
-    Code(
-        404,
-        "No such thing here",
-        "No such model, task or route; a task of another tenant is none.",
-        hopeless=True,
-        refusal=True,
-    ),
-)
-METHOD_NOT_ALLOWED = _code(
-    "METHOD_NOT_ALLOWED",
-    Code(
-        405,
-        "Not with this method",
-        "The route exists, but not with this method; Allow names those it has.",
-        hopeless=True,
-        native=False,
-    ),
-)
-REQUEST_TIMEOUT = _code(
-    "REQUEST_TIMEOUT", Code(408, "The request took too long to arrive", "Header or body did not arrive in time.")
-)
-IDEMPOTENCY_CONFLICT = _code(
-    "IDEMPOTENCY_CONFLICT",
-    Code(409, "The idempotency key is in use", "A request with the same id is in flight.", refusal=True),
-)
-PAYLOAD_TOO_LARGE = _code(
-    "PAYLOAD_TOO_LARGE",
-    Code(
-        413,
-        "The request is too large",
-        "The body is larger than the limit and was not read, or it has too many inputs, or their outputs are too much together.",
-        hopeless=True,
-        refusal=True,
-    ),
-)
-HEADERS_TOO_LARGE = _code(
-    "HEADERS_TOO_LARGE",
-    Code(431, "The header is too large", "Request line and header are larger than the limit.", hopeless=True),
-)
-REJECTED_BY_MODEL = _code(
-    "REJECTED_BY_MODEL",
-    Code(422, "The model fails on this input", "The model fails on this input even when it runs alone.", hopeless=True),
-)
-REJECTED_BY_POLICY = _code(
-    "REJECTED_BY_POLICY",
-    Code(
-        422,
-        "The input policy refuses this input",
-        "A rule of the input policy refuses the input; the message names the rule.",
-        hopeless=True,
-        refusal=True,
-    ),
-)
-IDEMPOTENCY_MISUSE = _code(
-    "IDEMPOTENCY_MISUSE",
-    Code(
-        422,
-        "The idempotency key, or the id of a task, was used for another request",
-        "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.",
-        hopeless=True,
-        shown=IDEMPOTENCY_CONFLICT,
-    ),
-)
-RATE_LIMITED = _code(
-    "RATE_LIMITED",
-    Code(
-        429,
-        "Over the rate limit",
-        "The key is over its quota; Retry-After says when there is room again.",
-        refusal=True,
-    ),
-)
-SHED = _code(
-    "SHED",
-    Code(
-        429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True
-    ),
-)
-SCARCE = _code(
-    "SCARCE",
-    Code(
-        429,
-        "Refused while the memory of the queue is nearly full",
-        "The memory for what waits is nearly full; requests of all tiers are refused.",
-        refusal=True,
-        shown=SHED,
-    ),
-)
-NOT_IMPLEMENTED = _code(
-    "NOT_IMPLEMENTED",
-    Code(
-        501,
-        "Not done here",
-        "A request of another server's API that this one does not serve, such as loading a model.",
-        hopeless=True,
-        native=False,
-    ),
-)
-INTERNAL = _code("INTERNAL", Code(500, "A fault of the server", "A fault of the server.", native=False))
-BACKEND_ERROR = _code(
-    "BACKEND_ERROR",
-    Code(502, "The model failed", "The model failed for reasons of its own, and the retries are spent."),
-)
-SERVICE_OVERLOADED = _code(
-    "SERVICE_OVERLOADED",
-    Code(
-        503,
-        "No capacity in time",
-        "The request could not be answered in time, or too many connections are open; "
-        "Retry-After is computed from how fast the queue drains.",
-        refusal=True,
-    ),
-)
-NO_WORKERS = _code("NO_WORKERS", Code(503, "No healthy worker", "No worker is healthy.", refusal=True))
-DRAINING = _code(
-    "DRAINING", Code(503, "Shutting down", "This process is shutting down; another one may serve.", refusal=True)
-)
-DEADLINE_EXCEEDED = _code(
-    "DEADLINE_EXCEEDED",
-    Code(504, "Too late", "The deadline in the queue, on the GPU or in all has passed; the message says which."),
-)
+# fmt: off
+BAD_REQUEST = _code("BAD_REQUEST", 400, "The request is malformed",
+    "The request is not HTTP, JSON or UTF-8 as it should be, a member is missing or of the wrong type; the message says which, and what "
+    "was expected.", hopeless=True, refusal=True)
+UNAUTHENTICATED = _code("UNAUTHENTICATED", 401, "No valid credential",
+    "Keys are configured, and none or a wrong one was sent.", hopeless=True, refusal=True)
+FORBIDDEN = _code("FORBIDDEN", 403, "Not allowed with this credential", "The key is good, but not for this.", hopeless=True, refusal=True)
+NOT_FOUND = _code("NOT_FOUND", 404, "No such thing here",
+    "No such model, task or route; a task of another tenant is none.", hopeless=True, refusal=True)
+METHOD_NOT_ALLOWED = _code("METHOD_NOT_ALLOWED", 405, "Not with this method",
+    "The route exists, but not with this method; Allow names those it has.", hopeless=True, native=False)
+REQUEST_TIMEOUT = _code("REQUEST_TIMEOUT", 408, "The request took too long to arrive", "Header or body did not arrive in time.")
+IDEMPOTENCY_CONFLICT = _code("IDEMPOTENCY_CONFLICT", 409, "The idempotency key is in use",
+    "A request with the same id is in flight.", refusal=True)
+PAYLOAD_TOO_LARGE = _code("PAYLOAD_TOO_LARGE", 413, "The request is too large",
+    "The body is larger than the limit and was not read, or it has too many inputs, or their outputs are too much together.", hopeless=True, refusal=True)
+HEADERS_TOO_LARGE = _code("HEADERS_TOO_LARGE", 431, "The header is too large",
+    "Request line and header are larger than the limit.", hopeless=True)
+REJECTED_BY_MODEL = _code("REJECTED_BY_MODEL", 422, "The model fails on this input",
+    "The model fails on this input even when it runs alone.", hopeless=True)
+REJECTED_BY_POLICY = _code("REJECTED_BY_POLICY", 422, "The input policy refuses this input",
+    "A rule of the input policy refuses the input; the message names the rule.", hopeless=True, refusal=True)
+IDEMPOTENCY_MISUSE = _code("IDEMPOTENCY_MISUSE", 422, "The idempotency key, or the id of a task, was used for another request",
+    "The Idempotency-Key, or the X-Request-Id of a task, was used for a request with another body or model.", hopeless=True, shown=IDEMPOTENCY_CONFLICT)
+RATE_LIMITED = _code("RATE_LIMITED", 429, "Over the rate limit",
+    "The key is over its quota; Retry-After says when there is room again.", refusal=True)
+SHED = _code("SHED", 429, "Refused because of its tier at this load", "At this load requests of this tier are refused.", refusal=True)
+SCARCE = _code("SCARCE", 429, "Refused while the memory of the queue is nearly full",
+    "The memory for what waits is nearly full; requests of all tiers are refused.", refusal=True, shown=SHED)
+NOT_IMPLEMENTED = _code("NOT_IMPLEMENTED", 501, "Not done here",
+    "A request of another server's API that this one does not serve, such as loading a model.", hopeless=True, native=False)
+INTERNAL = _code("INTERNAL", 500, "A fault of the server", "A fault of the server.", native=False)
+BACKEND_ERROR = _code("BACKEND_ERROR", 502, "The model failed", "The model failed for reasons of its own, and the retries are spent.")
+SERVICE_OVERLOADED = _code("SERVICE_OVERLOADED", 503, "No capacity in time",
+    "The request could not be answered in time, or too many connections are open; Retry-After is computed from how fast the queue "
+    "drains.", refusal=True)
+NO_WORKERS = _code("NO_WORKERS", 503, "No healthy worker", "No worker is healthy.", refusal=True)
+DRAINING = _code("DRAINING", 503, "Shutting down", "This process is shutting down; another one may serve.", refusal=True)
+DEADLINE_EXCEEDED = _code("DEADLINE_EXCEEDED", 504, "Too late",
+    "The deadline in the queue, on the GPU or in all has passed; the message says which.")
+# fmt: on
 CANCELLED = "CANCELLED"
 """Code of a request whose client left, or that was cancelled. No client reads it; records have it."""
 
@@ -230,7 +127,7 @@ TITLE: dict[str, str] = {name: code.title for name, code in CODES.items()}
 """One short title for each error code."""
 
 SHOWN: dict[str, str] = {name: code.shown for name, code in CODES.items() if code.shown}
-"""Codes that clients read in place of others. Two codes may look alike to clients, who tell them apart by the status."""
+"""Codes that clients see instead of others. Clients tell the two apart by status or title."""
 
 HOPELESS = frozenset(name for name, code in CODES.items() if code.hopeless)
 """Codes after which the same request will fail again."""
@@ -244,14 +141,14 @@ class HeadwayError(Exception):
 
 
 class SettingError(HeadwayError):
-    """A setting that cannot be used.
+    """A setting has a value that cannot be used.
 
-    The text names the setting, its value, why it cannot be, and what to write instead.
+    The text names the setting, its value, what is wrong with it, and what to write instead.
 
     Arguments:
         setting: name of the setting as the user wrote it, for example `--max-batch-size`.
-        value: value that it was set to.
-        reason: why that value cannot be.
+        value: its value.
+        reason: what is wrong with that value.
         hint: what to write instead.
     """
 
@@ -264,8 +161,8 @@ class TargetError(HeadwayError):
     """The target cannot be loaded, or broke the rules when it was tried.
 
     Arguments:
-        message: what is wrong, and how to mend it.
-        trace: traceback of user code, for the log; empty when there is none.
+        message: what is wrong, and how to fix it.
+        trace: traceback of user code, for the log; empty if there is none.
     """
 
     def __init__(self, message: str, trace: str = "") -> None:
@@ -274,14 +171,13 @@ class TargetError(HeadwayError):
 
 
 class StartKilled(TargetError):
-    """A worker process was killed from outside while it started, as by an operator, or for want of memory."""
+    """A worker process was killed from outside while it started, for example by an operator or for lack of memory."""
 
 
 class BrokerUnavailable(HeadwayError):
     """The broker cannot be reached, or does not answer in time.
 
-    The call may have taken effect all the same. Every method of a broker can be repeated, so ask again.
-    """
+    The call may have taken effect anyway. Every method of a broker is safe to repeat, so try again."""
 
 
 class StoreUnavailable(HeadwayError):
@@ -289,19 +185,19 @@ class StoreUnavailable(HeadwayError):
 
 
 class StoreCorrupted(StoreUnavailable):
-    """The database of ledger or keys is damaged. No answer of it can be relied on, not even "nothing has changed"."""
+    """The database of ledger or keys is damaged. None of its answers can be trusted, not even "nothing has changed"."""
 
 
 class FolderUnavailable(StoreUnavailable):
-    """The folder of bulk jobs is away, or its disk is full or fails."""
+    """The folder of bulk jobs is missing, or its disk is full or failing."""
 
 
 class FileLost(FolderUnavailable):
-    """A file of the folder of bulk jobs is gone, and the folder is not."""
+    """A file in the folder of bulk jobs is missing, although the folder is there."""
 
 
 class FailoverAborted(HeadwayError):
-    """A failover of the broker's server was not begun, or was given up. Says why, and whether writes go on."""
+    """A failover of the broker's server never began, or was given up. The text says why, and whether writes continue."""
 
 
 class BackendError(HeadwayError):
@@ -309,8 +205,8 @@ class BackendError(HeadwayError):
 
     Arguments:
         message: what happened, for operators; it may hold what a worker wrote while it ran earlier batches.
-        shown: part of the message that a client may read; all of it when left out.
-        trace: traceback of user code, for the log; empty when there is none.
+        shown: the part of the message that clients may read; by default all of it.
+        trace: traceback of user code, for the log; empty if there is none.
     """
 
     cause = Cause.RAISED
@@ -322,10 +218,9 @@ class BackendError(HeadwayError):
 
 
 class BatchRaised(BackendError):
-    """User code raised; the message carries its type and text.
+    """User code raised. The message has the exception's type and text.
 
-    `places` are those of the inputs of the call that raised, where the batch was cut into several; empty where all are meant.
-    """
+    If the batch was cut into several calls, `places` are the inputs of the call that raised; empty: all inputs."""
 
     def __init__(self, message: str, shown: str = "", trace: str = "", places: Sequence[int] = ()) -> None:
         super().__init__(message, shown, trace=trace)
@@ -339,7 +234,7 @@ class WorkerCrashed(BackendError):
 
 
 class WorkerAbsent(WorkerCrashed):
-    """The worker process was gone before it could be given the batch, so the batch has not run."""
+    """The worker process was gone before it got the batch, so the batch has not run."""
 
 
 class BatchTimeout(BackendError):
@@ -349,23 +244,24 @@ class BatchTimeout(BackendError):
 
 
 class BadOutput(BackendError):
-    """The black box returned the wrong number of outputs, or something that is no list."""
+    """The black box returned the wrong number of outputs, or something other than a list."""
 
     cause = Cause.BAD_OUTPUT
 
 
 class RemoteError(BackendError):
-    """The remote API failed and its tries are spent."""
+    """The remote API failed, and all retries are used up."""
 
     cause = Cause.REMOTE
 
 
 class RemoteAbsent(RemoteError):
-    """No connection to the remote API came about, so nothing was sent, and the batch has not run."""
+    """No connection to the remote API could be made, so nothing was sent, and the batch has not run."""
 
 
 class RemoteExhausted(RemoteError):
-    """The remote API has no room for what was sent: now, or ever for as much at once. It does not say which."""
+    """The remote API has no capacity for the batch. It doesn't say whether that is temporary, or the batch is too
+    large."""
 
 
 class RemoteRefused(BackendError):
@@ -375,13 +271,13 @@ class RemoteRefused(BackendError):
 
 
 class RequestError(HeadwayError):
-    """Error that one request is answered with.
+    """One request is answered with an error.
 
     Arguments:
-        message: text that the client reads.
+        message: text for the client.
         code: error code, which decides the HTTP status.
-        retry_after: seconds after which a retry makes sense; None when it does not, or is not known.
-        reason: short label for metrics of why the request is refused.
+        retry_after: seconds after which a retry makes sense; None if it never does, or is not known.
+        reason: short metrics label that says why the request is refused.
     """
 
     code = INTERNAL
@@ -397,7 +293,7 @@ class RequestError(HeadwayError):
 
     @property
     def message(self) -> str:
-        """Text that the client reads."""
+        """Text for the client."""
         return str(self.args[0])
 
 
@@ -432,10 +328,10 @@ class PayloadTooLarge(RequestError):
 
 
 LABEL = re.compile(r"[a-z0-9_-]{1,40}")
-"""Labels of metrics that clients read, too, as the reason of a refusal."""
+"""Pattern of metrics labels that clients may see, for example as the reason of a refusal."""
 
 AnyError = RequestError | Failure
-"""Error that an answer tells: of a request, or of its entry."""
+"""Error in an answer: of the request itself, or of its entry."""
 
 UNFORESEEN = "an unexpected fault of the server; its log says more under this request's id"
-"""Message that a client reads when the server raised an unforeseen exception."""
+"""Message for clients when the server raised an unexpected exception."""

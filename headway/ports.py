@@ -1,7 +1,7 @@
-"""Protocols between services and adapters: small, and each held by one contract suite.
+"""Protocols between services and adapters. Each is small, and has a contract test suite.
 
-Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in
-another process: each of their methods may raise `BrokerUnavailable`, and may then have been done or not.
+Time is in seconds. Every method of Broker is one atomic step. A broker, its dead letters and its fleet may be in another process. So
+any of their methods may raise `BrokerUnavailable`; the step may then have been done or not.
 """
 
 from __future__ import annotations
@@ -49,438 +49,422 @@ from headway.model.bulk import MOST_ENDED, BulkFile, BulkJob, BulkLine, Stored
 
 
 class QueueCondition(Protocol):
-    """Condition of a queue as this process last heard of it; no call is made for it."""
+    """Condition of a queue as last heard; reading it makes no call."""
 
     @property
     def linger(self) -> float:
-        """Seconds for which entries are worth gathering when calls of `enqueue` would follow each other closely."""
+        """Seconds to gather entries before a call of `enqueue`, while calls follow each other closely."""
 
     @property
     def epoch(self) -> str:
-        """Opaque id of the broker's state; changes when that state may have been lost, as by a restart without data.
+        """Opaque id of the broker's state. It changes when the state may have been lost, as by a restart without data.
 
-        Empty until a call has succeeded. With a new one the cursors of `replies` begin at 0 again."""
+        Empty until a call has succeeded. When it changes, the cursors of `replies` start at 0 again."""
 
     @property
     def memory_pressure(self) -> bool:
-        """Whether the broker's memory was nearly full when last looked at; the broker then admits nothing new."""
+        """True if the broker's memory was nearly full at the last look. It then admits nothing new."""
 
     @property
     def apart_from(self) -> float:
-        """Length of an input above which it is brought to the broker by itself; infinite where none is.
+        """Input length above which an entry gets a call of `enqueue` of its own; infinite for none.
 
-        A call of `enqueue` with such an entry takes longer, so it should keep no others waiting.
-        """
+        Such a call takes longer, so no other entries should wait for it."""
 
     @property
     def kept(self) -> KeptLimits:
         """Byte budgets of kept outcomes.
 
-        The kept outcomes of one tenant cost no other tenant an outcome, and none the admission. An outcome that is
-        larger than the budgets allow is not kept; a failure that says so takes the place of a task's.
-        """
+        One tenant's kept outcomes never displace another tenant's, and never keep an entry from being admitted. An outcome larger than
+        the budgets allow is not kept. If it is a task's, a failure that says so is kept instead."""
 
     def rate_limit_debt(self, limit: Limit) -> float:
-        """Lower bound, from what this process knows, on the seconds until the full burst is available."""
+        """Return at least how many seconds pass until the full burst is available, as far as this process knows."""
 
 
 class Held(Protocol):
-    """What a gateway holds of an entry; `key`: the entry's tenant and id."""
+    """What a gateway holds for an entry. `key`: the entry's tenant and id."""
 
     entry: Entry
     key: tuple[str, str]
 
 
 class NearQueue(Protocol):
-    """Broker, as a gateway in its own process uses it: no call has to wait, and no reply has to be asked for."""
+    """Broker in the gateway's own process: no call waits, and replies come without being asked for."""
 
     def take(self, entry: Entry) -> Failure | None:
-        """Admit or refuse one entry at once; see `RequestQueue.enqueue`."""
+        """Admit or refuse one entry immediately; see `RequestQueue.enqueue`."""
 
     def enter(self, held: Held, now: float) -> Failure | None:
-        """Admit or refuse, as `take` does, an entry that has no version, weight or shape, under an id that no other has.
+        """Fast path of `take`, for an entry without version, weight and shape, whose id no other entry has.
 
         Arguments:
-            held: what its gateway holds of it, which comes back with its output.
+            held: what its gateway holds for the entry; it comes back with the output.
             now: the present instant on the queue's clock.
         """
 
     def knows(self, tenant: str, id: str) -> bool:
-        """Whether a task is known here, or its outcome."""
+        """Return True if a task or its outcome is known here."""
 
     def attach(self, gateway: str, deliver: Callable[[Sequence[Reply], Sequence[Any]], None]) -> None:
-        """Hand over each reply to `gateway` from now on, on a turn of the loop after that of its outcome. It is acknowledged by then.
+        """Deliver replies to `gateway` from now on, in the loop's next turn after their outcomes. They count as acknowledged.
 
         Arguments:
             gateway: id of the gateway.
-            deliver: takes replies, and what is held of each if they are those to a whole batch of entries that were entered with
-                that, and each got an output and nothing beside it; else an empty sequence.
+            deliver: takes replies. If they answer a whole batch of entries that came by `enter`, all with plain outputs, its second
+                argument has what is held for each; otherwise that is empty.
         """
 
 
 class RequestQueue(QueueCondition, Protocol):
-    """The gateway's side of a broker: entries go in, replies come out."""
+    """Gateway's side of a broker: entries go in, replies come out."""
 
     @property
     def near(self) -> NearQueue | None:
-        """Queue without a wait, for a gateway in the broker's own process; None for a broker in another one."""
+        """The same queue without waits, if the broker is in the gateway's process; None if it is in another."""
 
     async def enqueue(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Admit or refuse each entry; the result is in the same order, None for an admitted one.
+        """Admit or refuse each entry. The result has None for each admitted entry, in the same order.
 
-        An entry that joins another's answer is admitted too, and gets its reply like any other. An entry that is not known
-        yet is judged by its limits, then by its dedup keys, then, if it has to run, by whether there is room for it in
-        time. Only an admitted entry is charged, to all its limits. One for a model that has no queue is refused.
+        An entry that joins another's answer is admitted too, and gets its own reply. A new entry is judged by its rate limits, then by
+        its dedup keys, then, if it has to run, by whether it can be answered in time. Only an admitted entry is charged, to all its
+        limits. An entry for a model without a queue is refused.
 
-        An entry that follows a task (`headway.core.dedup.follower`) ends with one reply: the outcome, at once if it is kept,
-        or a failure when the task is forgotten or the time of the follower is over. It never runs and leaves the task as it
-        is. Without such a task of the tenant's it is refused. Its model is empty where that is not known."""
+        An entry that follows a task (`headway.core.dedup.follower`) never runs. It gets one reply: the task's outcome, at once if it is
+        kept; or a failure if the task is forgotten or the entry's own time is over. If its tenant has no such task, it is refused. Its
+        model is empty if unknown."""
 
     async def withdraw(self, submissions: Sequence[Submission], gateway: str) -> None:
-        """Let go of submissions of `gateway` that nobody waits for any more; their ids are free. Its own process has offered them.
+        """Let go of submissions that nobody at `gateway` waits for any more, and free their ids. Only for submissions of this process.
 
-        A queued one never reaches a GPU, and a running one gets no reply. One that others have joined runs on for them,
-        and the first under an idempotency key runs on for later requests with that key. Nothing changes for a
-        submission that has its outcome, or for other submissions and gateways under the same id."""
+        A queued entry then never reaches a GPU, and a running one gets no reply. But it runs on if others have joined it, or if it is
+        the first under an idempotency key, for later requests with that key. Submissions that have their outcomes, and those of other
+        gateways under the same id, are unaffected."""
 
     async def probe(self, gateway: str) -> None:
-        """Find out, for a gateway, whether the broker takes changes; none is made."""
+        """Check for a gateway that the broker accepts changes, without making one."""
 
     async def takes_reads_only(self) -> bool:
-        """Return whether the broker is there but takes no changes just now, as while a replica takes over.
+        """Return True if the broker answers but accepts no changes at present, for example while a replica takes over.
 
-        Asked when changes are not answered. It never raises."""
+        Ask this after a change got no answer. Never raises."""
 
     async def cancel_task(self, tenant: str, id: str) -> None:
-        """Forget a task. Without such a task, nothing happens.
+        """Forget a task, if there is one.
 
-        A task that has not run never does. Its outcome is not kept, and whoever waits for it gets a reply that says so."""
+        A task that has not run never will. Its outcome is not kept, and whoever waits for it gets a reply that says so."""
 
     async def replies(self, gateway: str, after: int) -> tuple[Sequence[Reply], int]:
-        """Wait for replies to `gateway` that come after cursor `after` (0 at first). Returns them with the new cursor.
+        """Wait for replies to `gateway` after cursor `after`, which starts at 0. Returns them with the new cursor.
 
-        A call with a cursor acknowledges all replies up to it. A call with the same cursor again repeats them."""
+        The call acknowledges all replies up to its cursor. Repeating a cursor repeats its replies."""
 
     async def state(self, tenant: str | None, id: str) -> EntryState | None:
-        """State of an entry, of whatever tenant without one; None when it has its outcome, or is not known."""
+        """Return the state of an entry, of any tenant for None; None if the entry has its outcome or is unknown."""
 
     async def outcome(self, tenant: str, id: str) -> Reply | EntryState | None:
-        """Kept outcome of a task, or its state while it has none; None when nothing is known of it."""
+        """Return the kept outcome of a task, or its state before it has one; None if the task is unknown."""
 
 
 class BulkQueue(Protocol):
-    """The bulk side of a broker: entries that take empty seats, see `headway.core.bulk`."""
+    """Bulk side of a broker: entries that fill empty seats, see `headway.core.bulk`."""
 
     async def enqueue_bulk(self, entries: Sequence[Entry]) -> Sequence[Failure | None]:
-        """Let bulk entries wait, or refuse those that are too many; as `RequestQueue.enqueue`, but for what an entry may ask for.
+        """Admit or refuse bulk entries, as `RequestQueue.enqueue` does; those beyond the limit are refused.
 
-        Their tier is the number of tiers. A shape other than 0 parts them: those of one shape ride together, and with nobody else.
-        They count towards no limit, have no dedup keys, and never expire: whoever offers them withdraws them. One whose batch fails
-        ends with a failure, whose reason is the cause; it leaves no dead letter.
-        """
+        Their tier is the number of tiers. Entries of a shape other than 0 ride only with others of that shape. Bulk entries count
+        towards no rate limit and have no dedup keys. They never expire, so their sender withdraws them. If a batch fails, its bulk
+        entries get a failure with the cause as its reason, and leave no dead letter."""
 
 
 class WorkSource(Protocol):
-    """The batcher's side of a broker: batches go out, their outcomes come in."""
+    """Batcher's side of a broker: batches go out, their outcomes come in."""
 
     async def claim(self, slot: Slot, policy: Policy) -> Lease | NoWork:
-        """Claim the batch that leaves now for `slot`, or learn when to claim again."""
+        """Claim the batch that leaves now for `slot`, or return when to claim again."""
 
     async def wait_for_work(self, slot: Slot, until: float | None) -> None:
-        """Return when a claim by `slot` is worth trying again: on a wake-up, or at `until`, which its last claim returned.
+        """Wait until `slot` should claim again: until a wake-up, or `until`, which its last claim returned.
 
-        A wake-up wakes one of several idle slots. A call that is cancelled passes its wake-up on."""
+        A wake-up wakes one of several idle slots. A cancelled call passes its wake-up on."""
 
     async def contenders(self, slots: Sequence[Slot]) -> Sequence[Contender]:
-        """Next batch of each of some slots that share a GPU, for the turns there. Each slot has claimed before."""
+        """Return the next batch of each of the slots that share a GPU, to decide whose turn it is. Each slot must have claimed before."""
 
     async def complete(self, lease: Lease, items: Sequence[ItemResult]) -> Completion:
         """End a lease with one item per entry, in order.
 
-        A broker may answer entries with large outputs in atomic steps of their own, before the one that ends the lease.
-        """
+        A broker may answer entries with large outputs in separate atomic steps, before the step that ends the lease."""
 
     async def release(self, lease: Lease, failure: BatchFailure | None = None) -> bool:
-        """End a lease without outputs; False when the lease was no longer valid.
+        """End a lease without outputs. Returns False if the lease was no longer valid.
 
-        Without a failure the work never started, and nothing is charged. With one, the retry plan decides for each
-        entry."""
+        Without a failure the work never started, and nothing is charged. With a failure, the retry plan decides about each entry."""
 
     async def extend(self, lease: Lease) -> bool:
-        """Renew a lease by its full length from now on; False when it was no longer valid."""
+        """Renew a lease by its full length from now. Returns False if it was no longer valid."""
 
     async def heartbeat(self, worker: WorkerInfo) -> None:
-        """Record a heartbeat; only healthy workers count as capacity."""
+        """Record a heartbeat. Only healthy workers count as capacity."""
 
 
 class Registry(Protocol):
     """Figures of the workers and the queues."""
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """All workers, as they were last heard of."""
+        """Return all workers with their last reported states."""
 
     async def depths(self) -> Sequence[TierDepth]:
-        """Queue depth by model and tier."""
+        """Return the queue depth by model and tier."""
 
     async def bulk_queues(self) -> Sequence[BulkDepth]:
-        """Bulk entries of each queue that has had any."""
+        """Return the bulk entries of each queue that has had any."""
 
     async def loads(self) -> Mapping[QueueName, Load]:
-        """Arrivals, pace and slots of each queue that this broker knows."""
+        """Return arrivals, pace and slots of each queue of this broker."""
 
 
 class Maintenance(Protocol):
-    """Upkeep of a broker; one process of a fleet does it at a time."""
+    """Upkeep of a broker, by one process of a fleet at a time."""
 
     async def reap(self, rest: float = 0.0) -> float:
-        """Expire what is overdue and take back leases that have ended; returns the seconds until the next call is due.
+        """Expire overdue entries and take back expired leases. Returns the seconds until the next call is due.
 
         Arguments:
-            rest: seconds until the next call, about, while nothing is due: what comes meanwhile and is due sooner is reaped by then.
+            rest: seconds until about the next call, if nothing is due. Whatever comes before then and is due sooner is reaped by then.
                 0: the next call comes soon.
         """
 
     def know(self, models: Mapping[str, QueueLimits], others: bool = False) -> None:
-        """Have queues of these models too, or other bounds; with `others` of any that holds something. Only what holds nothing goes."""
+        """Add queues for these models, or change their limits. Queues with entries stay. `others`: from now on, also have queues for
+        unlisted models that have entries."""
 
 
 class Broker(RequestQueue, BulkQueue, WorkSource, Registry, Maintenance, Protocol):
-    """A broker: holds what waits, hands out the best batch of the instant, and brings answers back.
+    """Holds waiting entries, hands out the best batch at each instant, and returns the answers.
 
-    The laws, which every broker keeps:
+    Every broker keeps these laws:
 
-    1. An admitted entry ends in exactly one outcome: answered, failed with a reason, or expired.
-       (An entry that was withdrawn ends without a reply.)
-    2. Attempts are counted at the claim.
-    3. A lease has an owner, a fence and an end; a completion with a dead fence changes nothing.
-    4. Releasing undispatched work charges no attempt.
-    5. Replies survive a gateway's reconnect.
-    6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. Another submission under
-       an id that is live is a conflict. A reply carries the nonce of the submission that it answers.
-    7. Time inside the broker is the broker's own clock.
-    8. "Nobody waits here any more" (`withdraw`) and "forget it" (`cancel_task`) are two things. Only the latter ends an
-       outcome that is kept. What is withdrawn frees its id; under an idempotency key it runs on.
-    """
+        1. An admitted entry gets exactly one outcome: answered, failed with a reason, or expired. (A withdrawn entry gets no reply.)
+        2. Attempts are counted when a batch is claimed.
+        3. A lease has an owner, a fence and an end. A completion with an outdated fence changes nothing.
+        4. Releasing work that was never dispatched charges no attempt.
+        5. Replies survive a gateway's reconnect.
+        6. Enqueue is idempotent by submission (tenant, id, nonce, gateway), and charges a limit once. A second submission under an id in use
+           is a conflict. A reply has the nonce of the submission that it answers.
+        7. All times inside the broker are on the broker's own clock.
+        8. "Nobody waits for this any more" (`withdraw`) and "forget it" (`cancel_task`) differ: only the latter removes a kept outcome.
+           A withdrawn entry frees its id, but under an idempotency key it runs on."""
 
 
 class Fleet(Protocol):
     """The processes of a fleet, their leader, and the capacities."""
 
     async def heartbeat(self, member: ProcessInfo) -> Collection[str]:
-        """Record that a process lives. Some seconds after its last heartbeat it is forgotten.
+        """Record that a process is alive. It is forgotten some seconds after its last heartbeat.
 
-        Returns the names of all drains.
-        """
+        Returns the names of all drains."""
 
     async def leave(self, id: str) -> None:
-        """Forget a process at once; if it led, another may."""
+        """Forget a process at once. If it led, another may take the lead."""
 
     async def depart(self, gone: Departed) -> None:
-        """Record an end, for some minutes. One of a process that says nothing any more is recorded without that."""
+        """Record the end of a process, for some minutes. The end of a process that fell silent is recorded without this call."""
 
     async def departed(self) -> Sequence[Departed]:
-        """Ends of the last minutes, of a bounded number, also of processes that have come back since."""
+        """Return the recorded ends of the last minutes, up to a limit, even of processes that have come back since."""
 
     async def members(self) -> Sequence[ProcessInfo]:
-        """Processes with a recent heartbeat."""
+        """Return the processes with a recent heartbeat."""
 
     async def acquire_leadership(self, candidate: str, seconds: float) -> float:
-        """Take the lead of the controllers for `seconds`, or renew it.
+        """Take or renew the lead of the controllers for `seconds`.
 
-        Returns 0; while another controller has it, the seconds until that one's lead ends unless it is renewed.
-        """
+        Returns 0 on success. While another controller leads, returns the seconds until its lead ends unless renewed."""
 
     async def acquire_load(self, model: str, candidate: str, seconds: float) -> bool:
-        """Take the right to load a model for `seconds`, or renew it; False while another process has it."""
+        """Take or renew the right to load a model for `seconds`. Returns False while another process has it."""
 
     async def publish(self, capacity: Capacity) -> None:
         """Publish the capacity of a model's workers."""
 
     async def withdraw_capacity(self, model: str) -> None:
-        """Forget the capacity of a model that is gone. Of a model without one, nothing happens."""
+        """Forget the capacity of a model that is gone, if any."""
 
     async def capacities(self) -> Sequence[Capacity]:
-        """Last published capacity of each model."""
+        """Return the last published capacity of each model."""
 
     async def rollouts(self) -> Sequence[Rollout]:
-        """Last rollout of each model that had one."""
+        """Return the last rollout of each model that had one."""
 
     async def drains(self) -> Sequence[Drain]:
-        """Drains that stand."""
+        """Return the drains in force."""
 
     async def drain(self, drains: Sequence[Drain], seen: Collection[str] | None = None) -> bool:
-        """Have these drains stand; False, and nothing happens, where `seen` is given, and others stand than those of its names."""
+        """Put drains in force. With `seen`, return False and change nothing if the drains in force have other names than these."""
 
     async def undrain(self, names: Collection[str]) -> None:
         """End the drains of these names."""
 
     async def keep_rollout(self, rollout: Rollout) -> bool:
-        """Keep a rollout in the place of the one before it; False, and nothing happens, where that has another revision than the one before."""
+        """Replace the last rollout. Returns False, and changes nothing, if that doesn't have the revision before this one's."""
 
 
 class Board(Protocol):
-    """The departure board of a fleet, bounded; the oldest notices go first."""
+    """Departure board of a fleet. It is bounded: the oldest notices go first."""
 
     async def post(self, notice: Notice) -> Posted:
-        """Post a notice; an empty one only asks for the answer."""
+        """Post a notice. An empty notice only asks for the answer."""
 
     async def history(self) -> tuple[Sequence[HistoryRow], News]:
-        """Rows of the last half hour, oldest first, and the whole notices of the last minutes. Waits for nothing.
+        """Return the rows of the last half hour, oldest first, and the whole notices of the last minutes, without waiting.
 
-        The rows count exactly what was posted up to the cursor. The board counts as watched for some seconds.
-        """
+        The rows count exactly what was posted up to the cursor. The board then counts as watched for some seconds."""
 
     async def read(self, after: str) -> News:
-        """Notices after a cursor. The board counts as watched for some seconds.
+        """Return notices after a cursor. The board then counts as watched for some seconds.
 
-        The call waits for news, though not for long: it may return none.
-        """
+        The call waits a short while for news, but may return none."""
 
 
 class DeadLetters(Protocol):
-    """Dead letters, bounded; the oldest goes first.
+    """Dead letters. They are bounded: the oldest goes first.
 
-    An entry is known by its tenant and id. An id without a tenant means the entries of all tenants with that id.
-    """
+    An entry is identified by its tenant and id. An id without a tenant means the entries of all tenants with that id."""
 
     async def add(self, letter: DeadLetter) -> None:
-        """Keep a dead letter, in the place of an earlier one of the same entry."""
+        """Keep a dead letter. It replaces an earlier one of the same entry."""
 
     async def list(self, limit: int = 100) -> Sequence[DeadLetter]:
-        """Newest dead letters, with empty inputs and parameters."""
+        """Return the newest dead letters, without inputs and parameters."""
 
     async def find(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """Dead letters of entry `id`."""
+        """Return the dead letters of entry `id`."""
 
     async def remove(self, id: str, tenant: str | None = None) -> int:
-        """Purge the dead letters of entry `id`. Returns their number."""
+        """Remove the dead letters of entry `id`. Returns their number."""
 
     async def count(self) -> int:
-        """Number of dead letters."""
+        """Return the number of dead letters."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Number of dead letters by model; models without one may be left out."""
+        """Return the number of dead letters by model. Models without any may be missing."""
 
     async def totals(self) -> Mapping[str, int]:
-        """Number of dead letters ever added, by model, those that replaced another included; may begin anew at 0."""
+        """Return the number of dead letters ever added, by model, including replaced ones. The count may restart at 0."""
 
 
 class Backend(Protocol):
-    """Way of one slot to the black box; runs one batch at a time."""
+    """One slot's way to the black box. Runs one batch at a time."""
 
     @property
     def pid(self) -> int:
-        """Process id of the child that runs batches; 0 when there is none."""
+        """Process id of the child that runs batches; 0 if there is none."""
 
     @property
     def signature(self) -> Signature:
-        """Kinds of values that the target takes and gives, and its example; known once it has been started."""
+        """Kinds of values that the target takes and returns, and its example; known after the start."""
 
     @property
     def warm_up(self) -> Sequence[tuple[int, float]]:
-        """Sizes and run times in seconds of the batches that the last start has run once the target was warm, if any."""
+        """Sizes and run times in seconds of the last start's batches after the first warm-up, if any."""
 
     async def start(self) -> float:
-        """Start the backend, warm-up batch included. Returns the first warm-up's run time in seconds; 0 without one.
+        """Start the backend, including a warm-up batch. Returns the run time in seconds of the first warm-up; 0 without any.
 
         Raises:
             TargetError: the target cannot be loaded, or fails its warm-up batch.
         """
 
     async def run(self, entries: Sequence[Entry], timeout: float) -> Sequence[ItemResult]:
-        """Run a batch; one item per entry.
+        """Run a batch. Returns one item per entry.
 
         Raises:
-            BackendError: the whole batch failed. After WorkerCrashed and BatchTimeout the backend must be started anew.
+            BackendError: the whole batch failed. After WorkerCrashed or BatchTimeout the backend must be restarted.
         """
 
     async def gone(self) -> None:
-        """Return when the child has died or is to be replaced; never, while it is well."""
+        """Wait until the child has died, or should be replaced."""
 
     async def stop(self) -> None:
-        """End the child. Safe to call at any time, more than once."""
+        """End the child. Safe to call at any time, and more than once."""
 
 
 class BulkRunner(Protocol):
-    """Runner of lines of bulk jobs in seats that would stay empty."""
+    """Runs lines of bulk jobs in otherwise empty seats."""
 
     async def room(self, model: str) -> int:
-        """Wait until lines of a model may be offered. Returns how many."""
+        """Wait until a model can take lines. Returns how many."""
 
     def offer(self, lines: Sequence[BulkLine], done: Callable[[BulkLine, Reply], None]) -> None:
         """Run lines in empty seats.
 
-        Each of them ends with one reply, by an output or a failure. Retries, outages of the broker and the search for bad
-        lines are the runner's.
-        """
+        Each line gets one reply, with an output or a failure. The runner handles retries, outages of the broker, and the search for bad
+        lines."""
 
     def withdraw(self, job: str, numbers: Collection[int] = ()) -> None:
-        """Let go of a job's lines that have not ended, or of those with these numbers; `done` is not called for them.
+        """Drop a job's unfinished lines, or those of them with these numbers. `done` is not called for them.
 
-        It looks through all lines on their way, so that it is to be called for many at once.
-        """
+        Drop many in one call, as each call looks through all unfinished lines."""
 
     def full(self, tenant: str) -> bool:
-        """Whether so many bytes of a tenant's lines are on their way that no more of them may be offered."""
+        """Return True if a tenant has so many bytes of unfinished lines that it may offer no more."""
 
     def paused(self, model: str, tenant: str = "") -> str:
-        """Reason for which nothing of a model, or no line of a tenant, runs at present; empty while it runs."""
+        """Return why a model, or a tenant's lines, are paused; empty if they aren't."""
 
     async def look(self) -> None:
-        """Learn why lines wait that are on their way, unless that was learnt a moment ago. Raises BrokerUnavailable."""
+        """Find out why offered lines wait, unless that was done a moment ago. Raises BrokerUnavailable."""
 
     def waits(self, model: str, tenant: str) -> tuple[str, float] | None:
-        """Reason for which lines of a model and a tenant wait, and the seconds for which they do at most; infinite: nobody can tell.
-
-        None: they run.
-        """
+        """Return why lines of a model and tenant wait, and at most how many seconds; infinite if unknown. None: they run."""
 
 
 class Gpu(Protocol):
-    """One GPU, as its driver tells of it; several slots may share it."""
+    """One GPU, as its driver reports it. Several slots may share it."""
 
     @property
     def settled(self) -> float:
-        """Share of its memory that was in use when the last model had been loaded there, 0 to 1; 0 as long as that is not known."""
+        """Share of its memory that was in use after the last model had been loaded, 0 to 1; 0 while unknown."""
 
     def figures(self) -> GpuFigures | None:
-        """Figures that were read last, and not long ago; None where there are none. Waits for nothing."""
+        """Return the figures that were read last, if recent; else None. Does not wait."""
 
     async def look(self) -> GpuFigures | None:
-        """Figures that are read now, or the last ones where that takes longer than a second."""
+        """Read the figures now. Returns the last ones if that takes longer than a second."""
 
     def loaded(self) -> None:
-        """Note that a model has been loaded on this GPU, so that the next reading of its memory shows what the models need."""
+        """Note that a model has been loaded, so that the next reading of the memory shows what the models need."""
 
 
 class Identity(Protocol):
-    """Authentication: from a credential to its principal."""
+    """Authentication: finds the principal of a credential."""
 
     def identify(self, authorization: bytes) -> Principal | None:
-        """Principal of an `Authorization` header's value (empty: none was sent); None when not valid.
+        """Return the principal for the value of an `Authorization` header (empty: none was sent); None if it is not valid.
 
         Raises:
-            RequestError: the credential cannot be checked yet; says when to ask again.
+            RequestError: the credential cannot be checked at present; says when to retry.
         """
 
 
 @runtime_checkable
 class WatchedIdentity(Protocol):
-    """Identity that need not look at a credential again which it has found good, for as long as whoever sent it is there."""
+    """Identity that need not check a good credential again while its sender stays connected."""
 
     def watch(self, authorization: bytes) -> Callable[[], Principal | None] | None:
-        """Function that answers for this credential as `Identity.identify` would at the time; None where there is none."""
+        """Return a function that answers for this credential what `Identity.identify` would answer at that time; None if there is none."""
 
 
 @runtime_checkable
 class KeyIdentity(Protocol):
-    """Identity of API keys, which can say what a key that came long ago may do now."""
+    """Identity of API keys, which can tell what a key sent earlier may do now."""
 
     def principal_of(self, key: str) -> Principal | None:
-        """Principal of the key with this id; None when it is not valid.
+        """Return the principal of the key with this id; None if it is not valid.
 
         Raises:
-            RequestError: that cannot be told now.
+            RequestError: the key cannot be checked at present.
         """
 
 
@@ -488,8 +472,8 @@ class KeyMark(msgspec.Struct, frozen=True):
     """One change in the history of a store of keys.
 
     Attributes:
-        revision: number that grows with every change; 0: before the first one.
-        mark: random text that tells the change from another of the same revision; empty where it is not known.
+        revision: number that grows with every change; 0: before the first change.
+        mark: random text that distinguishes changes of the same revision; empty if unknown.
     """
 
     revision: int = 0
@@ -497,12 +481,12 @@ class KeyMark(msgspec.Struct, frozen=True):
 
 
 class KeyChanges(msgspec.Struct, frozen=True):
-    """Keys that have changed since a change.
+    """Keys that changed after some earlier change.
 
     Attributes:
-        keys: keys as they are now, in the order of their last changes.
+        keys: their present state, in the order of their last changes.
         upto: the last of these changes.
-        more: whether there may be further ones.
+        more: True if there may be further changes.
     """
 
     keys: Sequence[ApiKey]
@@ -511,60 +495,58 @@ class KeyChanges(msgspec.Struct, frozen=True):
 
 
 class KeyHistory(Protocol):
-    """API keys and their changes, as they are read. Each method raises StoreUnavailable when the store does not answer."""
+    """Read access to API keys and their changes. Each method raises StoreUnavailable if the store does not answer."""
 
     async def keys(self) -> Sequence[ApiKey]:
-        """All keys, ended ones included, oldest first."""
+        """Return all keys, including expired ones, oldest first."""
 
     async def changes(self, since: KeyMark, limit: int) -> KeyChanges | None:
-        """Keys that were added or changed after `since`, at most `limit`.
+        """Return at most `limit` keys that were added or changed after `since`.
 
-        None when that change is not, or not for certain, part of the history of what the store holds now. Then all keys
-        are to be read again, from KeyMark().
-        """
+        None if that change may not be part of the present store's history. Then read all keys again, from KeyMark()."""
 
     async def latest(self) -> KeyMark:
         """Return the last change."""
 
 
 class KeyStore(KeyHistory, Protocol):
-    """Store of API keys. Each method raises StoreUnavailable when the store does not answer."""
+    """Store of API keys. Each method raises StoreUnavailable if the store does not answer."""
 
     async def open(self) -> None:
-        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
+        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
 
     async def add(self, key: ApiKey) -> None:
-        """Add a new key. Raises ValueError when its id is taken, or when the key it replaces has a living replacement."""
+        """Add a new key. Raises ValueError if its id is taken, or if the key that it replaces already has a valid replacement."""
 
     async def get(self, id: str) -> ApiKey | None:
-        """Key of an id."""
+        """Return the key with an id."""
 
     async def expire(self, id: str, at: float) -> bool:
-        """End a key at Unix time `at`, or when it would end anyway if that is sooner; False for an unknown id."""
+        """Let a key expire at Unix time `at`, or earlier if it would anyway. Returns False for an unknown id."""
 
     async def remove_ended(self, before: float, limit: int) -> int:
-        """Remove at most `limit` keys that ended, and were last changed, before Unix time `before`; returns their number.
+        """Remove at most `limit` keys that expired, and were last changed, before Unix time `before`. Returns their number.
 
-        No change tells of it, as these keys were refused already."""
+        This makes no entry in the history, as these keys were refused already."""
 
     async def close(self) -> None:
         """Close the store."""
 
 
 class Ledger(Protocol):
-    """Ledger, with a record of every request. Each method raises StoreUnavailable when the store does not answer."""
+    """Ledger, with a record of every request. Each method raises StoreUnavailable if the store does not answer."""
 
     async def open(self) -> None:
-        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
+        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
 
     async def write(self, records: Sequence[LedgerRecord]) -> None:
-        """Keep records, all or none; one that is there already, by (tenant, id, completed_at), is left."""
+        """Keep all records or none. A record that is already there, by (tenant, id, completed_at), stays as it is."""
 
     async def note_open(self, records: Sequence[LedgerRecord], ended: Sequence[tuple[str, str]]) -> None:
-        """Forget requests (tenant, id) that were noted as without an outcome, then note these; those that were are as new."""
+        """Forget the open requests `ended`, each a tenant and id; then note `records` as open, replacing earlier notes."""
 
     async def find(self, id: str) -> Sequence[LedgerRecord]:
-        """Records of a request id, of all tenants; those without an outcome come last."""
+        """Return the records of a request id, of all tenants. Open ones come last."""
 
     async def prune(self, before: float, limit: int) -> int:
         """Remove at most `limit` records completed before Unix time `before`, and open ones that old. Returns their number."""
@@ -574,74 +556,70 @@ class Ledger(Protocol):
 
 
 class BulkStore(Protocol):
-    """Store of bulk jobs and of their files' names. Each method raises StoreUnavailable when the store does not answer.
+    """Store of bulk jobs and their files' metadata. Each method raises StoreUnavailable if the store does not answer.
 
-    A tenant's ids are unknown to others. Leases go by the store's own clock.
-    """
+    A tenant can't see other tenants' ids. Leases are on the store's own clock."""
 
     async def open(self) -> None:
-        """Reach the store, and bring its tables up to date. Raises SettingError when it cannot be used."""
+        """Connect to the store, and bring its tables up to date. Raises SettingError if it cannot be used."""
 
     async def add_file(self, file: BulkFile, most: Stored | None = None, holder: BulkJob | None = None) -> bool:
-        """Add a file, of which there may be one under its id.
+        """Add a file, or update the size of the one with its id.
 
-        False when its tenant would have more than `most`, or when another generation holds the job than `holder`'s."""
+        Returns False if its tenant would exceed `most`, or if another generation than `holder`'s holds the job."""
 
     async def file(self, tenant: str, id: str) -> BulkFile | None:
-        """File of an id."""
+        """Return the file with an id."""
 
     async def files(self, tenant: str, after: str, limit: int, purpose: str = "") -> Sequence[BulkFile]:
-        """Newest files of a tenant, of a purpose if one is given; those older than the file `after`, where that is given."""
+        """Return a tenant's newest files: of one purpose if given, and older than the file `after` if given."""
 
     async def stored(self, tenant: str) -> Stored:
-        """Files of a tenant, all together."""
+        """Return the total of a tenant's files."""
 
     async def remove_file(self, tenant: str, id: str) -> bool:
-        """Forget a file; False for one that is not there, or that a job reads which has not ended."""
+        """Forget a file. Returns False if it is not there, or if an unfinished job reads it."""
 
     async def old_files(self, before: float, limit: int) -> Sequence[BulkFile]:
-        """Oldest files from before Unix time `before`, of all tenants, but for those that jobs read."""
+        """Return the oldest files from before Unix time `before`, of all tenants, except those that jobs read."""
 
     async def file_ids(self, after: str, limit: int) -> Sequence[str]:
-        """Ids of the files of all tenants in their order, from behind `after`."""
+        """Return the ids of all tenants' files in order, after the id `after`."""
         ...
 
     async def add_job(self, job: BulkJob, most: int, most_ended: int = MOST_ENDED) -> bool:
-        """Add a job; False when its tenant would have more than `most` that have not ended.
+        """Add a job. Returns False if its tenant would have more than `most` unfinished jobs.
 
-        Of those that have ended the tenant keeps the newest `most_ended`."""
+        Of a tenant's finished jobs the newest `most_ended` are kept."""
 
     async def job(self, tenant: str, id: str) -> BulkJob | None:
-        """Job of an id."""
+        """Return the job with an id."""
 
     async def jobs(self, tenant: str, after: str, limit: int) -> Sequence[BulkJob]:
-        """Newest jobs of a tenant; those older than the job `after`, where that is given."""
+        """Return a tenant's newest jobs, older than the job `after` if given."""
 
     async def open_jobs(self, after: str, limit: int) -> Sequence[BulkJob]:
-        """Jobs of all tenants that have not ended, in the order of their ids, from behind `after`."""
+        """Return all tenants' unfinished jobs in order of their ids, after the id `after`."""
         ...
 
     async def cancel(self, tenant: str, id: str) -> BulkJob | None:
-        """Wish that a job ends, which changes nothing for one that has ended. Returns the job."""
+        """Note that the client wants a job to end, unless it has ended. Returns the job."""
 
     async def claim(self, owner: str, seconds: float, share: int) -> BulkJob | None:
-        """Hold the oldest job that nobody holds, of a tenant with fewer than `share` that are held; None: there is none.
+        """Take the oldest job that nobody holds, of a tenant with fewer than `share` held jobs. None if there is none.
 
-        The lease lasts for `seconds`, and the job has its next generation.
-        """
+        The lease lasts for `seconds`. The job enters its next generation."""
 
     async def keep(self, job: BulkJob, seconds: float) -> BulkJob | None:
-        """Write what has become of a held job, and hold it for `seconds` from now; 0: no longer.
+        """Write the state of a held job, and hold it for another `seconds` from now; 0: release it.
 
-        Returns the job, with the client's wish as it is now; None, and nothing is written, when another generation
-        holds it.
-        """
+        Returns the job, with the client's present wish. None, and nothing is written, if another generation holds it."""
 
     async def remove_jobs(self, before: float, limit: int) -> int:
-        """Forget at most `limit` jobs from before Unix time `before` that have ended. Returns their number."""
+        """Forget at most `limit` finished jobs from before Unix time `before`. Returns their number."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Number of jobs by status."""
+        """Return the number of jobs by status."""
 
     async def close(self) -> None:
         """Close the store."""

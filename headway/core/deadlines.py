@@ -1,4 +1,4 @@
-"""Deadlines that fit a model: how long a batch, its wait and a request may take, by the time that a batch needs."""
+"""Deadlines that suit a model: limits on a batch, its wait and a request, given the time that a batch takes."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ _AMPLE = 2.0
 MOST_MS = 600_000
 """Longest deadline that the settings allow, in ms."""
 HELD_SHARE = 0.95
-"""Share of its whole time in which a worker must be up for a request to be held for it; the rest is for the run."""
+"""Share of a request's time within which a worker must come up for the request to be held; the rest is for the run."""
 
 
 def fitting(seconds: float) -> dict[str, int]:
-    """Return the deadlines in ms, by setting, for a model whose batches take so many seconds.
+    """Return suitable deadlines in ms, by setting, for a model whose batches take so many seconds.
 
-    A request may come just after a batch has left: it waits for that one, and rides in the next.
-    """
+    A request may arrive just after a batch has left: it waits for that batch to end, and rides in the next."""
     batch = _rounded(_AMPLE * seconds)
     fits = {"gpu_timeout_ms": batch, "queue_timeout_ms": batch, "request_timeout_ms": 2 * batch}
     return {name: min(value, MOST_MS) for name, value in fits.items()}
 
 
 def flags(seconds: float, limits: Mapping[str, float]) -> str:
-    """Return the flags that raise the deadlines which are too short; empty where none is.
+    """Return the flags that raise deadlines which are too short; empty if none is.
 
     Arguments:
         seconds: run time of a batch.
-        limits: deadlines in ms, by setting; those that are left out are not looked at.
+        limits: deadlines in ms, by setting. Missing ones are not checked.
     """
     raised = {name: value for name, value in fitting(seconds).items() if limits.get(name, math.inf) < value}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in raised.items())
 
 
 def _rounded(seconds: float) -> int:
-    """Return the whole milliseconds, rounded up to two digits."""
+    """Return milliseconds rounded up to two digits."""
     digits = max(math.floor(math.log10(seconds * 1000)) - 1, 0) if seconds > 0.0 else 0
     return math.ceil(seconds * 1000 / 10.0**digits) * int(10.0**digits)

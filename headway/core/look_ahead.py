@@ -1,16 +1,15 @@
-"""Look-ahead: which of several rules works best for recent arrivals, found by rehearsing each.
+"""Look-ahead: finds the rule that works best for recent arrivals by rehearsing each.
 
-Even gaps are best nearly always, but no formula is best everywhere: two GPUs of which one is slower, bursts that fill
-batches by themselves, clients that all wait for their answers. So now and then the arrivals of the last seconds are run
-through a small model of the queue (`core.rehearsal`) under each rule, and where another one answers sooner, that one holds
-until the next look. Latencies are kept in histograms in which older ones count less, as the 95th percentile depends on large
-bursts, of which one look has few.
+Even gaps are best nearly always, but no formula is best everywhere: with two GPUs of which one is slower, with bursts that each fill a
+batch, with clients that all wait for their answers. So now and then the arrivals of the last seconds run through a small model of the
+queue (`core.rehearsal`) under each rule. If another rule answers sooner, it holds until the next look. The 95th percentile of latency
+depends on large bursts, which are few in one look. So latencies are kept in histograms in which older ones fade.
 
-Arrivals of clients that wait for answers depend on these, so they aren't replayed. Instead the model has as many clients,
-each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it, so
-clients start together at one look, and spread over a batch's time at the next.
+Clients that wait for answers arrive according to these, so their arrivals can't be replayed. Instead, the model has as many clients,
+each of which asks again once answered, and the rule with most answers wins. Some rules keep a good rhythm but don't find it. So clients
+start together in one look, and spread over a batch's time in the next.
 
-A look is made in steps, one for each rule that is asked for, so that none takes more than about a millisecond.
+A look is made in steps, a few for each rule, so that none takes more than about a millisecond.
 """
 
 from __future__ import annotations
@@ -33,49 +32,49 @@ Make = Callable[[Load], Rule]
 EVENTS = 3000.0
 """Limit on events rehearsed per second of arrivals, on average; if more come, only some are looked at."""
 QUIET = 8
-"""Looks in a row that keep the usual rule, after which looks become rarer: each pause is twice the one before."""
+"""Looks in a row that keep the usual rule, after which looks become rarer: each pause doubles."""
 RAREST = 64
 """Limit on the growth of the pause between looks. A change of the rate by a quarter resets it."""
 SPAN = 12.0
-"""Full batches, one after the other, that a record has to span."""
+"""Full batches, run one after the other, that a record has to span."""
 FEWEST_SLOTS = 2
-"""Slots from which on arrivals are looked at: with one there is nothing to space, and nothing was found better."""
+"""Fewest slots for looking at arrivals: with one there is nothing to space, and no better rule was found."""
 SETTLED = 0.2
 """Share of a record whose latencies don't count, as the queue starts empty."""
 PARTS = 4
-"""Parts of a record, each of as many arrivals, by which it is seen whether these are even."""
+"""Parts of a record with equally many arrivals, whose lengths show if arrivals are even."""
 EVEN = 1.25
-"""Longest of them relative to the shortest, up to which arrivals count as even."""
+"""Ratio of the longest to the shortest part up to which arrivals count as even."""
 STEPPED = 1.15
-"""Multiple from which on the mean rates of two even records differ by more than chance."""
+"""Ratio of the mean rates of two even records that is more than chance."""
 LOOKS = 4
-"""Looks before which nothing is chosen."""
+"""Looks before the first choice."""
 DECAY = 0.9
 """Weight of the histograms at each look."""
 MARGIN = 1.03
-"""Factor by which another rule must be better to be chosen. It stays while it is better at all."""
+"""Factor by which another rule must be better to be chosen. It then stays while it is better at all."""
 CLIENTS_MARGIN = 1.01
-"""The same factor for clients, whom the model predicts well, relative to the current rule."""
+"""The same for clients, whom the model predicts well, relative to the current rule."""
 TURN = 149
-"""Draws by which each look begins later than the one before."""
+"""Number of draws by which each look starts later than the one before."""
 FINENESS = 100
 """Buckets of a histogram for each e-fold of latency."""
 RATES = 20.0
-"""Rates for each e-fold, for each of which a rule is made; an arrival rate is rounded to one of them."""
+"""Steps of rounded arrival rates for each e-fold; a rule is made for each."""
 GROUP = 8
 """Arrivals after which the rate is read again."""
 KNOWN_AFTER = 0.5
-"""Seconds of a record for which its mean rate stands for the one that would have been learnt."""
+"""Seconds from a record's start for which its mean rate stands in for the learnt one."""
 ROUNDS, SETTLED_ROUNDS = 60, 15
-"""Full batches for which clients are rehearsed, and how many of these do not count."""
+"""Full batches for which clients are rehearsed, and how many of them don't count."""
 NEWEST = 0.3
 """Weight of the newest look at clients."""
 LATER, LATEST = 1.5, 1000
-"""Clients are rehearsed again after so many times the departures so far, but at most so many more."""
+"""Clients are rehearsed again when departures have grown by this factor, but after at most so many more."""
 
 
 class Latencies:
-    """Histogram of latencies in which old ones fade."""
+    """Histogram of latencies in which older ones fade."""
 
     def __init__(self) -> None:
         self._counts: dict[int, float] = {}
@@ -83,8 +82,8 @@ class Latencies:
     def add(self, seconds: list[float]) -> None:
         """Add the latencies of a look."""
         counts = {bucket: count * DECAY for bucket, count in self._counts.items() if count > 0.01}
-        for one in seconds:
-            bucket = math.floor(math.log(one) * FINENESS)
+        for latency in seconds:
+            bucket = math.floor(math.log(latency) * FINENESS)
             counts[bucket] = counts.get(bucket, 0.0) + 1.0
         self._counts = counts
 
@@ -103,8 +102,8 @@ class LookAhead:
 
     Arguments:
         rules: rules by name; the first is the default.
-        of_clients: rules of which one holds for clients that wait for their answers, in the order in which they are tried.
-            The first is that of `rules`, and holds unless another one is better. Without any they are those of `rules`.
+        of_clients: rules for clients that wait for their answers, in the order in which they are tried; by default `rules`. The first
+            is that of `rules`, and holds unless another is better.
 
     Attributes:
         chosen: name of the rule that holds.
@@ -114,23 +113,23 @@ class LookAhead:
         self._rules, self._rules_of_clients = rules, of_clients or rules
         self._usual = self.chosen = next(iter(rules))
         self._looks = self._quiet = 0
-        """Looks so far, and those of the last ones that kept the usual rule."""
+        """Looks so far, and the last ones in a row that kept the usual rule."""
         self._mean = 0.0
         """Mean rate of the last look's arrivals."""
         self._even = 0.0
         """Mean rate of the last even record; 0 if there was none."""
         self._latencies = {name: Latencies() for name in rules}
         self._again = 0
-        """Departures from which on clients are rehearsed again."""
+        """Number of departures at which clients are rehearsed again."""
         self._clients = False
         self._apart = True
-        """True if clients start spread over a batch's time at the next look, else together. It alternates, as some rhythms last."""
+        """True if clients start spread over a batch's time at the next look. It alternates, as some rhythms last."""
         self._answers: dict[str, float] = {}
-        """Answers to clients under each rule over those under the usual one, of several looks."""
+        """Answers to clients under each rule relative to the usual one, averaged over looks."""
         self._look: Iterator[None] | None = None
 
     def rule(self, load: Load, past: Past) -> Rule:
-        """Return the rule for this load; also takes a step of a look, if one is due."""
+        """Return the rule for this load. Also takes a step of a look, if one is due."""
         if (past.clients > 1) is not self._clients:
             self._clients, self._look, self._again = not self._clients, None, 0
             self._begin_anew(past)
@@ -158,7 +157,7 @@ class LookAhead:
         return self._by_latency(load, past, arrived) if arrived else None
 
     def _heed_step(self, arrived: list[float], mean: float) -> None:
-        """Forget what was seen at another rate, if the mean rate of even arrivals jumped. That of bursts always varies."""
+        """Forget earlier looks if the mean rate of even arrivals jumped. The rate of bursts always varies."""
         if _are_even(arrived):
             if self._even and _apart(mean, self._even) > STEPPED:
                 self._forget()
@@ -210,13 +209,13 @@ class LookAhead:
             yield
 
     def _choose(self, worth: Mapping[str, float]) -> None:
-        """Choose the best rule, if it is better enough than the usual one."""
+        """Choose the best rule, if it is enough better than the usual one."""
         best = max(worth, key=worth.__getitem__)
         margin = MARGIN if self.chosen == self._usual else 1.0
         self.chosen = best if worth[best] > margin * worth[self._usual] else self._usual
 
     def _choose_by_answers(self) -> None:
-        """Choose the rule with most answers to clients, if it is better enough than the current one."""
+        """Choose the rule with most answers to clients, if it is enough better than the current one."""
         best = max(self._answers, key=self._answers.__getitem__)
         if self._answers[best] > CLIENTS_MARGIN * self._answers[self.chosen]:
             self.chosen = best
@@ -227,7 +226,7 @@ def _apart(one: float, other: float) -> float:
 
 
 def _are_even(arrived: list[float]) -> bool:
-    """Return True if arrivals come at a constant rate, as Poisson ones do, rather than in bursts."""
+    """Return True if arrivals come at a constant rate, such as Poisson arrivals, rather than in bursts."""
     part = (len(arrived) - 1) // PARTS
     seconds = [arrived[at + part] - arrived[at] for at in range(0, part * PARTS, part)]
     return max(seconds) <= EVEN * min(seconds)
@@ -238,7 +237,7 @@ def _recorded(rules: _ByRate, rates: _Rates, now: float, _: ArrivalRate) -> Rule
 
 
 class _ByRate:
-    """Rules by the rate of arrivals, which is rounded, so that each is made once."""
+    """Rules by arrival rate, which is rounded so that each rule is made once."""
 
     def __init__(self, load: Load, make: Make) -> None:
         self._load, self._make = load, make
@@ -252,7 +251,7 @@ class _ByRate:
         return found
 
     def learnt(self, now: float, rate: ArrivalRate) -> Rule:
-        """Return the rule at the rate that was learnt."""
+        """Return the rule at the learnt rate."""
         return self.rule(_rounded(rate.at(now)))
 
 
@@ -261,7 +260,7 @@ def _rounded(rate: float) -> int:
 
 
 class _Rates:
-    """Rates of recorded arrivals as a queue would have learnt them, rounded."""
+    """Rounded rates of recorded arrivals, as a queue would have learnt them."""
 
     def __init__(self, arrived: list[float]) -> None:
         self.mean = len(arrived) / max(arrived[-1] - arrived[0], 1e-9)

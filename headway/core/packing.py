@@ -1,12 +1,12 @@
 """Packing: which entries make up a batch, by tier, tenant, number, weight and pages.
 
-A batch is full if the next entry would be one too many, or too heavy. The next entry of a tier is the one whose turn it
-is: lighter ones don't overtake it, but other tiers may use the remaining room. An entry heavier than a
-whole batch runs alone. If entries have rows or call parameters, all of a batch have one shape, and its next entry is the next of that shape.
+A batch is full if the next entry would exceed its number or weight. The next entry of a tier is the one whose turn it is. Lighter
+entries don't overtake it, but other tiers may use the remaining room. An entry heavier than a whole batch runs alone. If entries have
+rows or call parameters, a batch has entries of one shape, and its next entry is the next of that shape.
 
-The room kept for lower tiers may be too little for their next entry, or of another shape. Then it is owed to them, and added to what is
-kept of the next batch, until that entry fits or the next batch is theirs. (A deficit counter: Shreedhar and Varghese, "Efficient fair queuing using
-deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
+The room kept for lower tiers may be too small for their next entry, or have another shape. Then it is owed to them, and added to what
+the next batch keeps for them, until that entry fits or the whole batch is theirs. (A deficit counter: Shreedhar and Varghese,
+"Efficient fair queuing using deficit round-robin", IEEE/ACM Transactions on Networking 4, 1996.)
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from headway.core.batch_cost import LEAST_SAVED
 from headway.core.fair_queue import GONE, QueuedEntry, TierQueue
 
 ALIKE = 0.1
-"""Share of a full batch's time by which heavier entries may lengthen it and still count as light as its first."""
+"""Share of a full batch's time by which heavier entries may lengthen it and still count as equal to its first."""
 Cost = Callable[[float], float]
 """Cost in rounds of a place padded to a weight."""
 
 
 class Nearness(msgspec.Struct, frozen=True, gc=False):
-    """Terms on which entries of similar weight ride together, as all are padded to the longest.
+    """How entries of similar weight ride together, as all are padded to the longest.
 
     Attributes:
-        full: entries of a full batch. While no more wait they ride in the order of their turns, unless it saves time to part light and heavy ones.
+        full: entries of a full batch. If no more wait, they ride in turn, unless it saves time to separate light and heavy ones.
         fixed: weight that takes as long as the fixed part of a batch.
-        most: most entries of a tier, in the order of their turns, among which the nearest are looked for.
-        cost: rounds that a place costs which is filled up to a weight.
-        by_age: the first entry is of the tier whose oldest has waited longest, where first come would give that tier a place.
+        most: limit on the entries of a tier, in turn, among which the nearest are searched.
+        cost: returns the rounds that a place costs if padded to a weight.
+        by_age: True if the first entry comes from the tier whose oldest has waited longest, if that tier would get a place anyway.
     """
 
     full: int
@@ -45,18 +45,18 @@ class Nearness(msgspec.Struct, frozen=True, gc=False):
 
 
 class Terms(msgspec.Struct, frozen=True, gc=False):
-    """Terms on which a batch is packed.
+    """Terms for packing a batch.
 
     Attributes:
-        limit: most entries.
-        weight: most weight; infinite where entries are not weighed.
-        unit: weight of one of `limit` places; infinite where entries are not weighed.
-        share: share of the batch that is kept for lower tiers.
-        owed: weight that lower tiers are owed besides.
-        pages: most pages of large entries together, unless there is only one of them; infinite for no bound.
-        rows: whether entries have rows or parameters of a call, so that only those of one shape ride together.
-        fewest: whether the first is of the tenant whose next entries make the fewest batches, where these have shapes.
-        hopeless: instant at which the batch ends. An entry due before it does not ride while more waits than fits.
+        limit: limit on its entries.
+        weight: limit on its weight; infinite if entries aren't weighed.
+        unit: weight of one of `limit` places; infinite if entries aren't weighed.
+        share: share of the batch kept for lower tiers.
+        owed: weight owed to lower tiers besides.
+        pages: limit on the pages of all large entries together, except for a single one; infinite for none.
+        rows: True if entries have rows or call parameters, so that only those of one shape ride together.
+        fewest: True if the first entry comes from the tenant whose next entries make the fewest batches, if they have shapes.
+        hopeless: instant at which the batch ends. While more waits than fits, an entry due before it is dropped.
     """
 
     limit: int
@@ -71,10 +71,9 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 class Packed(msgspec.Struct):
-    """Entries that ride, entries dropped because they would be late, and the weight owed to lower tiers.
+    """Entries that ride, entries dropped as too late, and the weight owed to lower tiers.
 
-    `parted`: only light or only heavy entries ride, although all fit.
-    """
+    `parted`: only light or only heavy entries ride, although all would fit."""
 
     members: list[QueuedEntry]
     late: list[QueuedEntry]
@@ -83,13 +82,13 @@ class Packed(msgspec.Struct):
 
 
 class BatchRoom(msgspec.Struct, gc=False):
-    """Room that is left in a batch.
+    """Room left in a batch.
 
     Attributes:
-        count: entries that it has room for to begin with.
-        weight: weight that it has room for.
-        kept: part of that weight that is kept for lower tiers at present; infinite while they go first.
-        promised: weight that lower tiers should get of it.
+        count: room for entries at first.
+        weight: room for weight.
+        kept: part of that weight kept for lower tiers at present; infinite while they go first.
+        promised: part of that weight that lower tiers should get.
     """
 
     count: int
@@ -99,10 +98,9 @@ class BatchRoom(msgspec.Struct, gc=False):
 
 
 def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
-    """Fill a batch from tier queues, given from the highest down. What rides is RUNNING, what is dropped is GONE.
+    """Fill a batch from tier queues, highest first. Entries that ride become RUNNING, and dropped ones GONE.
 
-    While more waits than fits, no room goes to an entry that can't be answered in time.
-    """
+    While more waits than fits, no room goes to an entry that can't be answered in time."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     weighs = terms.weight < math.inf
     picks = weighs or terms.rows
@@ -132,7 +130,7 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 queued = tier_queue.pop()
             else:
                 heaviest = math.inf if empty else room.weight - room.kept
-                shape = (members or packed.late)[-1].entry.shape if terms.rows else None  # Of the last that was taken.
+                shape = (members or packed.late)[-1].entry.shape if terms.rows else None
                 queued = tier_queue.pop(math.inf if most is None else most, heaviest, shape)
             if queued is None:
                 blocked |= tier_queue is not top
@@ -153,10 +151,12 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
                 if weighs:
                     left -= queued.weight
         promised, owed = max(promised, room.promised), 0.0
-        if not members:  # Whoever was too large or too heavy beside those that are too late has the batch now.
+        if (
+            not members
+        ):  # Those taken so far are dropped, so entries that were too large or heavy beside them may fit now.
             allowed, pages, most = tier_queues, terms.pages, None
     if (blocked or left <= 0.0) and not (
-        members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top  # The batch was theirs.
+        members and members[0].entry.shape and tier_queues[members[0].entry.tier] is not top  # A batch of a lower tier.
     ):
         lower = [tier_queue for tier_queue in tier_queues if tier_queue is not top]
         packed.owed = _owed_after(lower, terms, promised, served, blocked)
@@ -164,13 +164,12 @@ def pack(tier_queues: Sequence[TierQueue], terms: Terms) -> Packed:
 
 
 def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness) -> Packed:
-    """Fill a batch with the entry whose turn it is and those nearest to it in weight; with the next ones, as `pack` does, where all fit.
+    """Fill a batch with the entry whose turn it is and those nearest in weight; if all fit, with the next ones, as `pack` does.
 
-    Tiers go in order and lower ones have their share, but lighter entries of any tier ride before heavier ones, which would have all
-    others filled up. So that heavy entries of a lower tier get their turn, the first entry is one of them at times.
+    Tiers go in order and lower ones have their share. But lighter entries of any tier ride before heavier ones, which would pad all
+    others. The first entry is sometimes from a lower tier, so that its heavy entries get a turn.
 
-    Where all fit and heavy entries would make the batch much longer, light ones and heavy ones ride apart, and whoever has waited longest now.
-    """
+    If all fit, but heavy entries would make the batch much longer, light and heavy ones ride apart, those with the oldest entry first."""
     late = list[QueuedEntry]()
     while depth := sum([tier_queue.depth for tier_queue in tier_queues]):
         bound = _bound_of_light(tier_queues, near) if depth <= near.full else math.inf
@@ -187,7 +186,7 @@ def pack_nearest(tier_queues: Sequence[TierQueue], terms: Terms, near: Nearness)
 
 
 def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float | None:
-    """Return the greatest weight of light entries, if it saves time that they ride apart from heavy ones; else None."""
+    """Return the greatest weight of light entries, if separating them from heavy ones saves time; else None."""
     weights = sorted([queued.weight for tier_queue in tier_queues for queued in tier_queue.in_turn()])
     count, longest = len(weights), weights[-1]
     spared, bound = max([(number * (longest - weight), weight) for number, weight in enumerate(weights, 1)])
@@ -195,7 +194,7 @@ def _bound_of_light(tier_queues: Sequence[TierQueue], near: Nearness) -> float |
 
 
 def _first(tier_queues: Sequence[TierQueue], terms: Terms, by_age: bool) -> QueuedEntry:
-    """Take the first entry of a batch while more waits than fits."""
+    """Take the first entry of a batch."""
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     above = accumulate((tier_queue.depth for tier_queue in waiting), initial=0)
     served = [tier_queue for tier_queue, ahead in zip(waiting, above, strict=False) if ahead < terms.limit]
@@ -213,7 +212,7 @@ def _pack_around(
     near: Nearness,
     bound: float,
 ) -> Packed:
-    """Fill the batch of a first entry with those nearest to it in weight, on its side of a bound. `late` were dropped before it."""
+    """Fill a batch with entries nearest in weight to its first, on the same side of a bound. `late`: entries dropped before it."""
     batch, candidates = _NearestBatch(terms, first, late, parted=bound < math.inf), _Candidates(first, near, bound)
     for heavier in (False, True):
         allowed, ended = tier_queues, False
@@ -235,7 +234,7 @@ def _pack_around(
 
 
 class _NearestBatch:
-    """Batch that fills with entries of like weight, and the room that is left in it."""
+    """Batch of entries of similar weight, with the room left in it."""
 
     def __init__(self, terms: Terms, first: QueuedEntry, late: list[QueuedEntry], *, parted: bool) -> None:
         self.packed = Packed([], late, parted=parted)
@@ -260,7 +259,8 @@ class _NearestBatch:
 
 
 class _Candidates:
-    """Entries of each tier that may ride with the first of a batch: alike and lighter ones, and heavier ones, the nearest in weight first, of these by turn."""
+    """Entries of each tier that may ride with the first of a batch: equal and lighter ones, and heavier ones, nearest in weight first.
+    Equally near ones keep their turns."""
 
     def __init__(self, first: QueuedEntry, near: Nearness, bound: float) -> None:
         self._bound, self._light = bound, first.weight <= bound
@@ -268,10 +268,10 @@ class _Candidates:
         self._step = ALIKE * (near.fixed / near.full + first.weight)
         self._lines: dict[TierQueue, tuple[Iterator[QueuedEntry], Iterator[QueuedEntry]]] = {}
         self._free: set[QueuedEntry] = set()
-        """Those whose turn is behind that of one of another shape. They have seats that would have been empty, so their tenants pay nothing."""
+        """Entries behind one of another shape. They take seats that would have been empty, so their tenants pay nothing."""
 
     def pop(self, tier_queue: TierQueue, pages: float, weight: float, heavier: bool) -> QueuedEntry | None:
-        """Take the nearest entry of a tier, of the lighter or the heavier ones, that has at most so many pages and weighs no more than `weight`."""
+        """Take the nearest entry of a tier among the heavier ones, or the others, within these limits."""
         if tier_queue not in self._lines:
             self._lines[tier_queue] = self._around(islice(tier_queue.in_turn(), self._near.most))
         for queued in self._lines[tier_queue][heavier]:
@@ -296,7 +296,7 @@ class _Candidates:
         return iter(sorted(lighter, key=self._distance)), iter(sorted(heavier, key=self._distance))
 
     def _distance(self, queued: QueuedEntry) -> int:
-        """Return the steps in weight from the first of the batch; none to those that are alike. Those of one distance ride by turn."""
+        """Return the steps in weight from the first entry of the batch; 0 for equal ones."""
         return int(abs(queued.weight - self._weight) / self._step)
 
 
@@ -306,9 +306,14 @@ def _oldest(tier_queue: TierQueue) -> float:
 
 
 def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, served: float, blocked: bool) -> float:
-    """Return the weight that lower tiers are owed after a batch that promised them so much and has served them so much of it.
+    """Return the weight owed to lower tiers after a batch.
 
-    `blocked`: the next entry of one of them did not fit. All might have, but for its shape.
+    Arguments:
+        lower: tier queues of the lower tiers.
+        terms: terms of the batch.
+        promised: weight that the batch promised them.
+        served: weight that they got of it.
+        blocked: True if a next entry of theirs didn't fit. Otherwise all fit, or had other shapes.
     """
     if not blocked:
         return min(max(0.0, promised - served), sum(tier_queue.weight for tier_queue in lower))
@@ -319,12 +324,12 @@ def _owed_after(lower: Sequence[TierQueue], terms: Terms, promised: float, serve
 
 
 def _are_ones(tier_queue: TierQueue, terms: Terms) -> bool:
-    """Return True if all entries of a queue weigh one, ride with any, and fill a batch by number only."""
+    """Return True if all entries of a queue weigh one, ride with any other, and fill a batch by number."""
     return tier_queue.weight == tier_queue.depth and terms.weight >= terms.limit and not tier_queue.shaped
 
 
 def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
-    """Fill a batch from the only tier queue with entries, while these are small."""
+    """Fill a batch from the only tier queue with entries, up to the first large one."""
     contended = tier_queue.depth > terms.limit
     taken = tier_queue.take(terms.limit, small=terms.pages < math.inf)
     if not contended:
@@ -336,7 +341,7 @@ def _pack_of_one(tier_queue: TierQueue, terms: Terms) -> Packed:
 
 
 def reserved_places(limit: int, share: float) -> int:
-    """Return how many places of a batch of `limit` are kept for lower tiers: at least one, if there is a share and room."""
+    """Return how many places of a batch of `limit` are kept for lower tiers: with any share, at least one if there is room."""
     if share <= 0.0 or limit < 2:
         return 0
     return max(1, int(limit * share))
@@ -345,17 +350,17 @@ def reserved_places(limit: int, share: float) -> int:
 def turns(
     tier_queues: Sequence[TierQueue], room: BatchRoom, share: float, unit: float = math.inf, owed: float = 0.0
 ) -> Iterator[TierQueue]:
-    """Yield the tier queue of each next entry of the batch, until there is no room or nothing waits.
+    """Yield the tier queue of each next entry, until there is no room or nothing waits.
 
-    Tiers in order; but when more waits than fits, the last `reserved_places` go to the tiers below the highest one that
-    waits, the longest wait first. The caller pops one entry from each queue it is given, and takes its weight from the room.
+    Tiers go in order. But if more waits than fits, the last `reserved_places` go to the tiers below the highest that waits, the longest
+    wait first. The caller pops an entry from each yielded queue, and subtracts its weight from the room.
 
     Arguments:
-        tier_queues: tier queues, from the highest down.
-        room: room that is left in the batch.
-        share: share of the batch that is kept for lower tiers.
+        tier_queues: tier queues, highest first.
+        room: room left in the batch.
+        share: share of the batch kept for lower tiers.
         unit: weight of one place.
-        owed: weight that lower tiers are owed besides.
+        owed: weight owed to lower tiers besides.
     """
     waiting = [tier_queue for tier_queue in tier_queues if tier_queue.depth]
     lower, kept = waiting[1:], 0

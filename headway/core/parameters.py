@@ -1,4 +1,4 @@
-"""The `parameters` of a request, read from their JSON text at a cost that its length bounds."""
+"""The `parameters` of a request, read from JSON in time linear in their length."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 import msgspec
 
 CANONICAL = 1 << 16
-"""Most bytes of a text whose meaning counts and not its spelling."""
+"""Limit in bytes on texts that are compared by meaning rather than spelling."""
 
 
 def out_of_range(number: str) -> str:
-    """Reason why no double holds a number."""
+    """Return the error text for a number that no double holds."""
     shown = number if len(number) <= _SHOWN else f"{number[:_SHOWN]}... ({len(number)} characters)"
     return f"a number out of range: {shown}"
 
@@ -28,8 +28,9 @@ def _number(text: str) -> float:
 _SHOWN = 24
 """Characters of a number that an error shows."""
 _HUGE = re.compile(rb"[eE][+-]?[0-9]{3}")
-"""Exponent of an extreme number. msgspec's own reading of 1e308 takes up to 40 µs, so that 1 MB would take seconds; a
-hook in Python takes 1 µs, but takes that for every number."""
+"""Exponent of an extreme number. msgspec takes up to 40 µs to read 1e308, seconds for 1 MB of such. A hook in Python takes 1 µs, but
+for every number.
+"""
 
 _decode = msgspec.json.Decoder().decode
 _decode_huge = msgspec.json.Decoder(float_hook=_number).decode
@@ -39,16 +40,13 @@ def decode(text: bytes) -> object:
     """Return the value of a JSON text.
 
     Raises:
-        msgspec.MsgspecError: it is not valid JSON, or a number is out of range.
+        msgspec.MsgspecError: it is not valid JSON, or has a number out of range.
     """
     return _decode(text) if _HUGE.search(text) is None else _decode_huge(text)
 
 
 def canonical(text: bytes) -> bytes:
-    """Return the canonical text of parameters: it is equal for parameters that mean the same.
-
-    A text longer than CANONICAL stays as it is.
-    """
+    """Return a text that is equal for all parameters that mean the same. A text longer than CANONICAL stays as it is."""
     if not text or len(text) > CANONICAL:
         return text
     return msgspec.json.encode(decode(text), order="deterministic")

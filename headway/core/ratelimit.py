@@ -1,9 +1,9 @@
 """The rate limit: GCRA, the generic cell rate algorithm (ITU-T I.371), in its virtual scheduling form.
 
-There is one number for each key, the theoretical arrival time (TAT). With an emission interval T = 60 / rate and a burst
-tolerance τ = T · burst, a request conforms when the TAT after it, less τ, is not in the future:
+Each key has one number, its theoretical arrival time (TAT). With an emission interval T = 60 / rate and a burst tolerance τ = T ·
+burst, a request conforms if the TAT after it, less τ, is not in the future:
 
-    tat' = max(tat, now) + T;   conforms when tat' − τ ≤ now
+    tat' = max(tat, now) + T;   conforms if tat' − τ ≤ now
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def wait(limit: Limit, owed: float) -> float:
 
 
 LOOKS = 2
-"""Debts that are checked each time, in turn, to be forgotten: more than one, or their number would only grow."""
+"""Debts that are checked each time, in turn: more than one, or their number would only grow."""
 
 
 class Over(msgspec.Struct, frozen=True, gc=False):
@@ -96,11 +96,10 @@ def charge(limits: Sequence[Limit], tats: Mapping[str, float], now: float) -> Ov
 
 
 class Debts(OrderedDict[str, float]):
-    """Theoretical arrival times by id of the limit. Paid ones are forgotten a few at a time.
+    """Theoretical arrival times by id of the limit. Paid debts are forgotten a few at a time.
 
-    Whenever a debt is added or read a few are checked in turn. So the work doesn't depend on their number,
-    at most about twice as many are kept as are owed, and none that is owed is ever dropped.
-    """
+    Whenever a debt is added or read, the next few are checked. So the work doesn't depend on their number, at most about twice as many
+    are kept as are owed, and no owed one is ever dropped."""
 
     def forget_paid(self, now: float) -> None:
         """Check the next debts, and forget those paid by instant `now`."""

@@ -24,7 +24,7 @@ Rules = Callable[[float, ArrivalRate], Rule]
 STEP_EVENTS = 100
 """Events in a step, about a millisecond."""
 COARSE = 8
-"""Arrivals are handled in groups of this share of what waits, as one more among many changes little."""
+"""Arrivals come in groups of up to this share of what waits, as one more among many changes little."""
 RETURN_GAP = 0.0001
 """Seconds between the requests of two clients that were answered together."""
 _BLOCK, _BLOCKS = 64, 16
@@ -56,18 +56,18 @@ def factors_of(load: Load) -> list[float]:
 
 
 class Rehearsal:
-    """Run of the model.
+    """A run of the model.
 
     Arguments:
         load: cost of batches, slots and the largest batch.
-        rules: the rules that are tried.
+        rules: the rules to try.
         arrivals: instants, in order.
         deviation: standard deviation of a batch's time relative to its mean.
-        clients: whether each entry comes back when it has its answer; then the rate is learnt.
-        turn: number of the first draw, which differs between looks so that chance does, too.
+        clients: True if each entry comes back once answered. The rate is then learnt.
+        turn: number of the first draw; it differs between looks to vary chance.
 
     Attributes:
-        events: events so far.
+        events: number of events so far.
         latencies: seconds from each arrival to its answer, in order of departure.
         rate: arrival rate as a queue would learn it, if entries come back.
         answered: instants and sizes of the finished batches, if entries come back.
@@ -96,7 +96,7 @@ class Rehearsal:
         self.answered: list[tuple[float, int]] = []
 
     def steps(self, until: float = math.inf) -> Iterator[None]:
-        """Run to an instant, or until nothing is left, yielding now and then."""
+        """Run to an instant, or until nothing is left. Yields now and then."""
         arrivals, running = self._arrivals, self._running
         while True:
             ends = running[0][0] if running else math.inf
@@ -117,7 +117,7 @@ class Rehearsal:
                 yield
 
     def _come(self, before: float) -> float:
-        """Let the next arrivals come, up to the next event and at most a full batch. Returns the instant."""
+        """Let the next arrivals come, up to the next event and a full batch. Returns the instant of the last."""
         depth = self._next - self._first
         most = self._next + max(min(depth // COARSE, self._load.max_batch - depth), 1)
         self._take(
@@ -143,7 +143,7 @@ class Rehearsal:
         return slot
 
     def _serve(self, freed: int | None, now: float) -> None:
-        """Let slots claim, the first freed one first, until one holds."""
+        """Let slots claim until one holds, the freed one first."""
         idle, self._look = self._idle, math.inf
         while freed is not None or idle:
             if self._next == self._first:

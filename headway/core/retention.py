@@ -20,11 +20,11 @@ from headway.model import Reply, Value
 OVERHEAD = 1600
 """Bytes that a kept outcome takes besides its text."""
 FAILURE_TEXT = 2000
-"""Bytes that a failure's text counts as, and is cut to."""
+"""Bytes that a failure's text counts as, and to which it is cut."""
 FAILURE_BYTES = OVERHEAD + FAILURE_TEXT
 """Bytes that a kept failure counts as."""
 LARGEST_SHARE = 4
-"""Outcomes of the largest size that fit into a tenant's budget."""
+"""Number of outcomes of the largest size that fit into a tenant's budget."""
 STALE = 64
 """Outdated entries of a heap before they are swept."""
 
@@ -32,7 +32,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def weight(output: Value | None) -> int:
-    """Return the bytes that a kept outcome counts as; None for a failure. Text beyond ASCII counts four bytes a character."""
+    """Return the bytes that a kept outcome counts as; None for a failure. Text beyond ASCII counts as four bytes a character."""
     if output is None:
         return FAILURE_BYTES
     return OVERHEAD + room(output)
@@ -62,7 +62,7 @@ class KeptLimits(msgspec.Struct, frozen=True):
         return self if self.total <= bytes else KeptLimits.of(bytes, self.tenant * bytes // self.total)
 
     def split(self, parts: int) -> KeptLimits:
-        """Return the budgets of one of `parts` equal parts, if each tenant is in one of them."""
+        """Return the budgets of one of `parts` equal parts, each tenant being in one part only."""
         return KeptLimits.of(self.total // parts, self.tenant)
 
     def keeps(self, reply: Reply) -> bool:
@@ -82,7 +82,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Tenant(msgspec.Struct, Generic[T]):
-    """Kept items of one tenant, oldest first; `spare` goes before `rest`. `noted`: bytes with which it was noted among the heaviest."""
+    """Items of one tenant, oldest first; `spare` goes before `rest`. `noted`: its bytes in the heap of the heaviest."""
 
     bytes: int = 0
     noted: int = 0
@@ -103,13 +103,10 @@ class Retention(Generic[T]):
         self._items: dict[T, _Item] = {}
         self._tenants: dict[str, _Tenant[T]] = {}
         self._ends: list[tuple[float, int]] = []
-        """Numbers of items by the instant at which they end.
-
-        Those of items that are gone are swept once there are many.
-        """
+        """Ends of items with the items' numbers. Those of dropped items are removed once there are many."""
         self._numbered: dict[int, T] = {}
         self._heaviest: list[tuple[int, str]] = []
-        """Tenants by their bytes, negated: what each keeps now, or more."""
+        """Heap of tenants by their bytes, negated. An entry may be outdated, and then has more bytes than the tenant keeps."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -119,11 +116,11 @@ class Retention(Generic[T]):
         """Keep an item. Returns the items dropped for it.
 
         Arguments:
-            item: an item that is not kept yet.
+            item: an item that isn't kept yet.
             tenant: tenant that keeps it.
             size: its bytes.
             until: instant at which it ends.
-            spare: whether it goes before its tenant's other items.
+            spare: True if it goes before its tenant's other items.
         """
         kept = self._tenants.get(tenant)
         if kept is None:
@@ -175,17 +172,17 @@ class Retention(Generic[T]):
         return item
 
     def _note(self, tenant: str, kept: _Tenant[T]) -> None:
-        """Note a tenant among the heaviest, with its current bytes."""
+        """Update a tenant's entry in the heap of the heaviest."""
         kept.noted = kept.bytes
         heapq.heappush(self._heaviest, (-kept.bytes, tenant))
         if len(self._heaviest) > 2 * len(self._tenants) + STALE:
-            for one in self._tenants.values():
-                one.noted = one.bytes
-            self._heaviest = [(-one.bytes, name) for name, one in self._tenants.items()]
+            for other in self._tenants.values():
+                other.noted = other.bytes
+            self._heaviest = [(-other.bytes, name) for name, other in self._tenants.items()]
             heapq.heapify(self._heaviest)
 
     def _most(self) -> str:
-        """Return the tenant that keeps most; if several, the first by name."""
+        """Return the tenant that keeps most, or the first of them by name."""
         while True:
             bytes, tenant = self._heaviest[0]
             kept = self._tenants.get(tenant)

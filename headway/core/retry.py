@@ -42,7 +42,7 @@ BUDGET_TRICKLE = 1.0
 BUDGET_RUNS, BUDGET_TRICKLE_RUNS = 10.0, 0.1
 """Smallest reserve and trickle, in multiples of the largest batch."""
 SEARCHED = frozenset((Cause.RAISED, Cause.REFUSED))
-"""Causes that are an input's fault: the batch is searched at once, without paying for retries."""
+"""Causes that are an input's fault: the batch is searched at once, and tenants pay for no retry."""
 NEVER_SPLIT = frozenset((Cause.REMOTE,))
 """Causes unrelated to inputs: the batch runs again whole, or is given up whole."""
 MOST_BUDGETS = 10_000
@@ -58,9 +58,9 @@ def is_over(cause: Cause, size: int, attempts: int, alone: int) -> bool:
 
     Arguments:
         cause: cause of the failure.
-        size: remaining entries.
+        size: number of remaining entries.
         attempts: their runs so far.
-        alone: number of these runs in which the only entry ran alone.
+        alone: number of runs in which the only entry ran alone.
     """
     if cause in NEVER_SPLIT:
         return attempts >= MAX_ATTEMPTS
@@ -157,7 +157,7 @@ class RestartPauses:
         return min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 16), KILLED_CAP if killed else PAUSE_CAP)
 
     def died_idle(self, lived: float) -> float:
-        """Return the seconds to wait after a backend died that ran nothing in its `lived` seconds; 0 the first time."""
+        """Return the seconds to wait after a backend died that ran nothing for `lived` seconds; 0 the first time."""
         if lived >= STEADY_LIFE:
             self._failures = 0
             return 0.0

@@ -1,16 +1,16 @@
-"""Shared bucket: a token bucket whose tokens are divided evenly among the tenants that ask.
+"""Shared bucket: a token bucket that tenants share evenly.
 
-    level of a tenant   what it took and hasn't worked off; each tenant with a level works it off at the speed of its weight
+    level of a tenant   what it took and hasn't worked off yet; tenants work theirs off at speeds in proportion to their weights
     level               of all together; it falls at the rate, whoever asks, so that no token is lost
 
-A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a whole burst and then
-the rate; n that want all they can get end with one part of n + 1 each, and the next tenant finds room (see
-`core/memory_room.py` for the rule). A tenant without a level may take besides, up to `MOST`: so
-a tenant that asks for less than its part of the rate is let in, whatever the others ask for.
+A tenant may take while its own level is at most what is left of two bursts. So a tenant alone gets a burst and then the rate. Of n
+tenants that want all they can get, each ends up with a share of 1/(n + 1), and the next tenant finds room (see `core/memory_room.py`
+for the rule). A tenant without a level may take more, up to MOST: a tenant that asks for less than its part of the rate is let in,
+whatever others ask for.
 
-A weight is 1 unless it is set. Levels are counted in bursts, so that a change of the rate leaves the filled part of the bucket as it is. Working off is
-generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): a tenant has
-the virtual instant at which it is done, and the clock goes as fast as the weights of the tenants let it.
+A weight is 1 unless set. Levels are counted in bursts, so a change of the rate leaves the filled part of the bucket as it is. Working
+off is generalised processor sharing in virtual time (Parekh and Gallager, IEEE/ACM Transactions on Networking, 1993): each tenant has
+the virtual instant at which it will be done, and the clock runs the slower the more weight there is.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class SharedBucket:
         self._at = 0.0
         self._virtual = 0.0
         self._done: dict[str, float] = {}
-        """Virtual instants at which tenants have worked off their levels."""
+        """Virtual instants at which tenants will have worked off their levels."""
         self._weights: Mapping[str, float] = NO_WEIGHTS
         self._sum = self._weight = 0.0
-        """Sums of these times their tenants' weights, and of the weights."""
+        """Sum of these instants times their tenants' weights, and sum of the weights."""
         self._order: list[tuple[float, str]] = []
-        """Heap with an instant for each of these tenants, not later than its true one; and some outdated ones."""
+        """Heap with an instant for each of these tenants, which may be earlier than the true one; and some outdated ones."""
 
     @property
     def tenants(self) -> int:
@@ -67,7 +67,7 @@ class SharedBucket:
         return self._sum - self._weight * self._virtual
 
     def take(self, tenant: str, count: int, now: float) -> float:
-        """Take `count` tokens for a tenant and return 0, or take none and return the seconds until they are there if nobody else asks."""
+        """Take `count` tokens for a tenant and return 0; or take none, and return the seconds until they are there if nobody else asks."""
         if self.rate == math.inf:
             return 0.0
         self._work_off(now)
@@ -93,10 +93,9 @@ class SharedBucket:
             self._set(tenant, own - count / self.burst)
 
     def set_rate(self, rate: float, burst: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the tokens per second, and those of a burst, from now on. An infinite rate forgets all levels.
+        """Set the tokens per second and per burst. An infinite rate forgets all levels.
 
-        `weights`: of tenants, each above 0 and at most 1; of all others it is 1.
-        """
+        `weights`: of tenants, each above 0 and at most 1; 1 for all others."""
         self._work_off(now)
         self.rate, self.burst = rate, burst
         if rate == math.inf:
@@ -104,7 +103,7 @@ class SharedBucket:
             self._begin_afresh()
         elif weights != self._weights:
             before = self._weights
-            levels = {one: (done - self._virtual) * before.get(one, 1.0) for one, done in self._done.items()}
+            levels = {name: (done - self._virtual) * before.get(name, 1.0) for name, done in self._done.items()}
             self._done.clear()
             self._begin_afresh()
             self._weights = weights
@@ -124,7 +123,7 @@ class SharedBucket:
             if before is None or done < before:
                 heapq.heappush(self._order, (done, tenant))
                 if len(self._order) > 2 * len(self._done) + STALE:
-                    self._order = [(instant, one) for one, instant in self._done.items()]
+                    self._order = [(instant, name) for name, instant in self._done.items()]
                     heapq.heapify(self._order)
         elif not self._done:
             self._begin_afresh()

@@ -33,13 +33,15 @@ PRIOR = 5
 LEAST_DEVIATION = 1e-3
 """Smallest relative standard deviation of run times that is believed."""
 PADDED_DOUBT = 2.0
-"""Multiple of the deviation that run times count with where the model pads: what rides tells them more than the slot does."""
+"""Multiple of the deviation for models that pad, as their run times depend more on the entries than on the slot."""
 UNSURE = 1.5
-"""Roots of a batch's weight, times the deviation, by which a factor must be apart from 1 to count at a start: it may be chance."""
+"""Distance of a new slot's factor from 1 below which it may be chance, in deviations times the root of a batch's weight."""
 UNSURE_FOR = 20
-"""Batches of each slot from a queue's first on for which that is so. Later the line is known, and a slot that comes back is soon judged."""
+"""Batches of each slot, from a queue's first on, for which UNSURE holds. Later the line is known, and a slot that comes back is soon
+judged.
+"""
 STRAY = 2.0
-"""Multiple of a slot's factor as which a batch counts at most, and at least the inverse: one alone may be an accident."""
+"""Multiple of a slot's factor as which a batch counts at most, and its inverse at least: one batch may be an accident."""
 
 
 def weight_of(deviation: float, batches: float) -> float:
@@ -70,7 +72,7 @@ class _Known:
 
 
 class SlotFactors:
-    """Factors of the slots at home in one queue. Nothing is learnt about others; they count as usual.
+    """Factors of the slots at home in one queue. Other slots count as usual.
 
     Attributes:
         counts: slots at each position of FACTORS except USUAL, so that all are 0 if slots are alike.
@@ -94,7 +96,7 @@ class SlotFactors:
 
         Arguments:
             slots: their number.
-            workers: ids of their workers; what was learnt of others is forgotten.
+            workers: ids of their workers. What was learnt about others is forgotten.
             departures: batches that have left the queue so far.
         """
         self._slots = slots
@@ -108,15 +110,15 @@ class SlotFactors:
     def learn(
         self, line: ServiceModel, worker: str, size: float, seconds: float, departures: int, doubt: float = 1.0
     ) -> None:
-        """Learn from a run how fast its slot is relative to others, and teach the line how long batches take.
+        """Learn from a run how fast its slot is relative to others, and how long batches take.
 
         Arguments:
-            line: line of a slot of factor 1.
+            line: run times of a slot of factor 1.
             worker: id of the worker that ran the batch.
             size: size of the batch.
             seconds: its run time.
             departures: batches that have left the queue so far.
-            doubt: multiple of the deviation that its run time counts with.
+            doubt: multiple of the deviation of its run time.
         """
         factor, foretold = self.of(worker), line.seconds(size)
         if foretold > 0.0:
@@ -159,7 +161,7 @@ class SlotFactors:
         return self.of(worker), 0 if known is None else departures - known.ran_at
 
     def paces(self) -> tuple[int, ...]:
-        """Return the number of slots of each of FACTORS; empty where all are alike."""
+        """Return the number of slots of each of FACTORS; empty if all are alike."""
         return paces(self.counts, self._slots)
 
     def _count(self, position: int, change: int) -> None:
@@ -169,11 +171,11 @@ class SlotFactors:
 
 
 def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
-    """Return the number of slots of each of FACTORS; empty where all are alike.
+    """Return the number of slots of each of FACTORS; empty if all are alike.
 
     Arguments:
-        counts: slots at each position of FACTORS, except those at USUAL.
-        slots: all slots.
+        counts: slots at each position of FACTORS, without those at USUAL.
+        slots: number of all slots.
     """
     if not any(counts):
         return ()
@@ -181,11 +183,11 @@ def paces(counts: Sequence[int], slots: int) -> tuple[int, ...]:
 
 
 def scale(counts: Collection[int], slots: int) -> float:
-    """Return the number by which FACTORS are multiplied, so that the mean of their inverses over all slots is 1.
+    """Return the number that scales FACTORS so that the mean of their inverses over all slots is 1.
 
     Arguments:
-        counts: slots at each position of FACTORS, except those at USUAL.
-        slots: all slots.
+        counts: slots at each position of FACTORS, without those at USUAL.
+        slots: number of all slots.
     """
     apart = sum(counts)
     if not apart or slots <= 0:

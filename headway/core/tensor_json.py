@@ -1,7 +1,7 @@
-"""Tensors in JSON: nested arrays to bytes, a page of numbers at a time, and back.
+"""Tensors in JSON: nested arrays to bytes and back, a page of numbers at a time.
 
-The brackets and commas of the text are compared with those of the shape as a whole, and the numbers between them are read PAGE at
-a time. So no more than a page of Python's numbers exists at once.
+The brackets and commas of a text are compared with the shape as a whole. The numbers between them are read PAGE at a time, so that no
+more than a page of Python numbers exists at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from headway.core.tensors import unpack as unpacked
 from headway.model import Octets, Tensors, TensorSpec, Value
 
 PAGE = 1024
-"""Numbers that are read or written at a time."""
+"""Numbers read or written at a time."""
 _TYPECODES = {
     "BOOL": "B", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "FP32": "f", "FP64": "d",
@@ -59,19 +59,19 @@ _LARGEST = {
     "FP32": math.nextafter(2.0**128 - 2.0**103, 0),
     "FP64": 1.7976931348623157e308,
 }
-"""Largest number that is rounded to a finite one of each datatype with a fraction."""
+"""Largest number that each datatype with a fraction rounds to a finite one."""
 BOUNDS = {**_RANGES, **{name: (-most, most) for name, most in _LARGEST.items()}}
-"""Least and largest number of each datatype of numbers."""
+"""Smallest and largest number by datatype."""
 _HALVES = ("FP16", "BF16")
-"""Datatypes of two bytes with a fraction."""
+"""Two-byte datatypes with a fraction."""
 _MOST_WITH_EMPTY = 1 << 16
-"""Bytes of the longest text with empty arrays in it."""
+"""Limit in bytes on a text with empty arrays."""
 _MOST_DIGITS = 40
-"""Most characters of a wrong element that a message shows."""
+"""Limit on the characters of a wrong element in a message."""
 _OTHERS = bytes(set(range(256)) - set(b"[],"))
 _BRACKETS = bytes.maketrans(b"[]", b"  ")
 _NAMES = {b"{": "object", b'"': "str", b"t": "bool", b"f": "bool", b"n": "null"}
-"""Names of JSON's types by the first octet of a value; any other is a number."""
+"""Names of JSON types by their first byte; any other begins a number."""
 _BLANK = b" \t\r\n"
 _read_floats = msgspec.json.Decoder(list[float]).decode
 _read_integers = msgspec.json.Decoder(list[int]).decode
@@ -85,27 +85,27 @@ _READERS: dict[str, tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[l
     )
     for name in names
 }
-"""Readers of one row and of several rows of vectors, by datatype."""
+"""Readers of a vector and of several vectors, by datatype."""
 _read_texts = msgspec.json.Decoder(list[str]).decode
 _read_any = msgspec.json.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
 class NoNumber(NoTensors):
-    """The tensors hold NaN or an infinity, which JSON has not."""
+    """The tensors hold NaN or an infinity, which JSON lacks."""
 
 
 def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
-    """Return the data of a tensor of a shape, from nested arrays or, as the protocol has it, one flat array of all elements.
+    """Return a tensor's data from nested arrays, or from a flat array of all elements, which the protocol allows.
 
     Arguments:
         text: JSON text.
         name: name of the tensor, for messages.
         datatype: datatype of the protocol.
-        shape: its shape, no axis of which is free.
+        shape: the full shape, without free axes.
 
     Raises:
-        NoTensors: the text is no such array.
+        NoTensors: the text isn't such an array.
     """
     if datatype in (BYTES, JSON):
         return _read_elements(text, name, shape)
@@ -117,7 +117,7 @@ def read(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> bytes:
 
 
 def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -> Steps[bytes]:
-    """Return the data of a tensor of a shape, from a long text that is valid JSON; see `read`."""
+    """Return a tensor's data from a long text that is valid JSON; see `read`."""
     if len(text) <= SHORT:
         return read(text, name, datatype, shape)
     if datatype in (BYTES, JSON):
@@ -137,7 +137,7 @@ def read_in_steps(text: bytes, name: str, datatype: str, shape: Sequence[int]) -
 
 
 def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> None:
-    """Check that nested arrays, of which `bare` are the brackets and commas, have a shape."""
+    """Check the shape of nested arrays; `bare` has their brackets and commas."""
     if not _matches(text, bare, shape):
         found = shape_of(text)
         told = f"of shape {shown_shape(found)}" if found else "no array of numbers"
@@ -145,7 +145,7 @@ def _check_shape(text: bytes, bare: bytes, name: str, shape: Sequence[int]) -> N
 
 
 def shape_of(text: bytes) -> tuple[int, ...]:
-    """Return the shape of nested arrays, by their first rows; () where there is none. Whether the others are alike is not looked at."""
+    """Return the shape of nested arrays, judged by their first rows; () if there is none. Further rows aren't checked."""
     bare = text.translate(None, _OTHERS)
     axes = len(bare) - len(bare.lstrip(b"["))
     if not axes or _has_empty(text):
@@ -157,7 +157,7 @@ def shape_of(text: bytes) -> tuple[int, ...]:
         if end < 0:
             return ()
         begin = axes - depth
-        inner = end + depth - begin - 2  # Of the brackets around it.
+        inner = end + depth - begin - 2  # Without the surrounding brackets.
         if depth == 1:
             shape.insert(0, inner + 1)
         else:
@@ -169,35 +169,35 @@ def shape_of(text: bytes) -> tuple[int, ...]:
 
 
 def write(value: Octets, *, strict: bool = True) -> bytes:
-    """Return the JSON text of packed tensors: nested arrays, in an object by name where there are several.
+    """Return packed tensors as JSON text: nested arrays, in an object by name if there are several.
 
     Arguments:
         value: packed tensors.
-        strict: whether NaN and infinities, which JSON has not, are refused; else they are null.
+        strict: True to refuse NaN and infinities, which JSON lacks; otherwise they become null.
 
     Raises:
-        NoTensors: they are refused, or the value is damaged.
+        NoTensors: such a number is refused, or the value is damaged.
     """
     return b"".join(pieces(value, strict=strict))
 
 
 def pieces(value: Octets, *, strict: bool = True) -> Iterator[bytes]:
-    """Yield the pieces of the JSON text of packed tensors; see `write`."""
+    """Yield packed tensors as pieces of JSON text; see `write`."""
     single = header_of(value).single
-    found = unpacked(value)
-    if len(found) == 1:
-        yield from nested(found[0], single=single, strict=strict)
+    tensors = unpacked(value)
+    if len(tensors) == 1:
+        yield from nested(tensors[0], single=single, strict=strict)
         return
     opening = b"{"
-    for one in found:
-        yield opening + _encode(one.head.name) + b":"
-        yield from nested(one, single=single, strict=strict)
+    for tensor in tensors:
+        yield opening + _encode(tensor.head.name) + b":"
+        yield from nested(tensor, single=single, strict=strict)
         opening = b","
-    yield b"}" if found else b"{}"
+    yield b"}" if tensors else b"{}"
 
 
 def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iterator[bytes]:
-    """Yield the pieces of the nested arrays of a tensor; without the axis of its rows with `single`. Raises NoTensors."""
+    """Yield pieces of a tensor's nested arrays; `single`: without the axis of its rows. Raises NoTensors."""
     head = tensor.head
     shape = head.shape[1:] if single else head.shape
     if not count_of(shape):
@@ -212,7 +212,7 @@ def nested(tensor: Tensor, *, single: bool = False, strict: bool = True) -> Iter
 
 
 def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
-    """Yield the pieces of one flat array of all elements of a tensor. Raises NoTensors."""
+    """Yield pieces of a flat array of a tensor's elements. Raises NoTensors."""
     head = tensor.head
     opening = b"["
     if not SIZES[head.datatype]:
@@ -230,7 +230,7 @@ def flat(tensor: Tensor, *, strict: bool = True) -> Iterator[bytes]:
 
 
 def as_fp32(tensor: Tensor) -> bytes | memoryview:
-    """Return the numbers of a tensor in four bytes each; those of FP32 as they are.
+    """Return a tensor's numbers as FP32.
 
     Raises:
         NoTensors: a number is out of range.
@@ -245,7 +245,7 @@ def as_fp32(tensor: Tensor) -> bytes | memoryview:
 
 
 def widened(tensor: Tensor, datatype: str) -> bytes | memoryview:
-    """Return the data of a tensor in a datatype that has each of its numbers; see `headway.core.tensors.check_head`."""
+    """Return a tensor's data in a datatype that holds all its numbers; see `headway.core.tensors.check_head`."""
     if tensor.head.datatype == datatype:
         return tensor.data
     numbers = _numbers_of(tensor)
@@ -283,7 +283,7 @@ def _nested_numbers(data: memoryview, head: TensorHead, shape: Sequence[int], st
 
 
 def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: bool) -> bytes:
-    """Return the JSON text of the nested arrays of some numbers. Raises NoTensors."""
+    """Return numbers as JSON text of nested arrays. Raises NoTensors."""
     datatype = head.datatype
     if datatype in _HALVES:
         data, datatype = memoryview(array("d", _halves(data, datatype))), "FP64"
@@ -301,12 +301,12 @@ def _encoded(data: memoryview, head: TensorHead, shape: Sequence[int], strict: b
 def _halves(data: memoryview, datatype: str) -> Sequence[float]:
     if datatype == "FP16":
         return struct.unpack(f"<{len(data) // 2}e", data)
-    return array("f", array("I", [one << 16 for one in array("H", bytes(data))]).tobytes())
+    return array("f", array("I", [bits << 16 for bits in array("H", bytes(data))]).tobytes())
 
 
 def _texts(elements: list[bytes], head: TensorHead, strict: bool) -> list[bytes]:
-    """Return the JSON texts of elements of a tensor of BYTES, or of JSON. Raises NoTensors."""
-    return elements if head.datatype == JSON else [_text(one, head.name, strict) for one in elements]
+    """Return elements of BYTES or JSON as JSON texts. Raises NoTensors."""
+    return elements if head.datatype == JSON else [_text(element, head.name, strict) for element in elements]
 
 
 def _text(element: bytes, name: str, strict: bool) -> bytes:
@@ -319,16 +319,17 @@ def _text(element: bytes, name: str, strict: bool) -> bytes:
 
 
 def _matches(text: bytes, bare: bytes, shape: Sequence[int]) -> bool:
-    """Return True if nested arrays have a shape, by the brackets and commas of their text."""
+    """Return True if nested arrays have a shape, judged by the brackets and commas of their text."""
     if count_of(shape) == 0 or _has_empty(text):
-        # Within an empty axis there is nothing that would show the others.
+        # An empty axis hides those inside it.
         bare = text.translate(None, _BLANK)
         return 0 in shape and (bare == b"[]" or _is_skeleton(bare, shape[: list(shape).index(0) + 1]))
     return _is_skeleton(bare, shape)
 
 
 def _is_skeleton(bare: bytes, shape: Sequence[int]) -> bool:
-    """Return True if a text is the brackets and commas of nested arrays of a shape, which alone may name any number of elements."""
+    """Return True if a text has the brackets and commas of a shape. The lengths are compared first, as a shape may name any number of
+    elements."""
     arrays = sum(math.prod(shape[:axis]) for axis in range(len(shape)))
     commas = sum(math.prod(shape[:axis]) * max(shape[axis] - 1, 0) for axis in range(len(shape)))
     return len(bare) == 2 * arrays + commas and bare == _skeleton(shape)
@@ -342,7 +343,7 @@ def _refuse_empty(text: bytes, name: str) -> None:
 
 
 def _has_empty(text: bytes) -> bool:
-    """Return True if an array without elements is in a text."""
+    """Return True if a text holds an empty array."""
     return b"[]" in text.translate(None, _BLANK)
 
 
@@ -355,35 +356,35 @@ def _skeleton(shape: Sequence[int]) -> bytes:
 
 
 def _small_shape(text: bytes) -> tuple[int, ...]:
-    """Return the shape of nested arrays with an empty axis; () where they have none."""
-    if len(text) > PAGE:  # Whether all of them are empty is seen when they are read.
+    """Return the shape of nested arrays with an empty axis; () if there is none."""
+    if len(text) > PAGE:  # Reading them later shows if all of them are empty.
         return (*shape_of(text.translate(None, _BLANK).replace(b"[]", b"0")), 0)
     try:
         layer: list[Any] = _read_any(text)
     except msgspec.MsgspecError:
         return ()
     shape = [len(layer)]
-    while layer and all(isinstance(one, list) for one in layer):
-        lengths = {len(one) for one in layer}
+    while layer and all(isinstance(part, list) for part in layer):
+        lengths = {len(part) for part in layer}
         if len(lengths) > 1:
             return ()
         shape.append(lengths.pop())
-        layer = [two for one in layer for two in one]
+        layer = [part for outer in layer for part in outer]
     return () if layer else tuple(shape)
 
 
 def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
-    """Yield the data of the numbers in a text whose brackets are good."""
+    """Yield the data of the numbers in a text whose brackets have been checked."""
     place = 0
     for page in _pages(text.translate(_BRACKETS)):
         try:
-            numbers = _reader(datatype)(b"[" + page + b"]")
+            numbers = _READERS[datatype][0](b"[" + page + b"]")
         except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
             raise NoTensors(f"the data of the input {quoted(name)} are no {datatype}: {_placed(exc, place)}") from None
         try:
             yield _packed(numbers, datatype)
         except OverflowError:
-            wrong = next(at for at, one in enumerate(numbers) if not _in_range(one, datatype))
+            wrong = next(at for at, number in enumerate(numbers) if not _in_range(number, datatype))
             raise NoTensors(
                 f"element {place + wrong} of the input {quoted(name)} is {_beginning(numbers[wrong])}, which is out of the range of {datatype}"
             ) from None
@@ -391,7 +392,7 @@ def _numbers(text: bytes, name: str, datatype: str) -> Iterator[bytes]:
 
 
 def _pages(text: bytes) -> Iterator[bytes]:
-    """Yield the pieces of a list of numbers without its brackets, cut at commas."""
+    """Yield pieces of a list of numbers, cut at commas."""
     begin, end = 0, len(text)
     while begin < end:
         cut = begin + PAGE * 8
@@ -403,18 +404,12 @@ def _pages(text: bytes) -> Iterator[bytes]:
 
 
 def _placed(exc: Exception, place: int) -> str:
-    """Return the words of a decoder, with the place in all of the data rather than in its page."""
+    """Return a decoder's message with the position in all data, not just in the page."""
     return re.sub(r" - at `\$\[(\d+)\]`", lambda found: f", at element {place + int(found[1])}", str(exc))
 
 
-def _reader(datatype: str) -> Callable[[bytes], list[Any]]:
-    if datatype == "BOOL":
-        return _read_booleans
-    return _read_floats if datatype in _LARGEST else _read_integers
-
-
 def _packed(numbers: list[Any], datatype: str) -> bytes:
-    """Return the data of numbers. Raises OverflowError for one that is out of range."""
+    """Return the data of numbers. Raises OverflowError if one is out of range."""
     if (
         datatype in ("FP32", "BF16")
         and numbers
@@ -425,12 +420,12 @@ def _packed(numbers: list[Any], datatype: str) -> bytes:
         return struct.pack(f"<{len(numbers)}e", *numbers)
     if datatype == "BF16":  # Rounded to the nearest, ties to even.
         bits = array("I", array("f", numbers).tobytes())
-        return array("H", [(one + 0x7FFF + (one >> 16 & 1)) >> 16 for one in bits]).tobytes()
+        return array("H", [(number + 0x7FFF + (number >> 16 & 1)) >> 16 for number in bits]).tobytes()
     return array(_TYPECODES[datatype], numbers).tobytes()
 
 
 def _beginning(element: object) -> str:
-    """Return the JSON text of an element, or its beginning where it is long."""
+    """Return an element as JSON text, cut if long."""
     text = _encode(element).decode()
     return text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
 
@@ -441,18 +436,18 @@ def _in_range(number: float, datatype: str) -> bool:
 
 
 def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
-    """Return the data of a tensor of BYTES, from nested arrays of texts or a flat one."""
+    """Return the data of a tensor of BYTES, from a nested or flat array of texts."""
     try:
         layer: list[Any] = _read_any(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
     found = [len(layer)]
     while layer and isinstance(layer[0], list):
-        if not all(isinstance(one, list) and len(one) == len(layer[0]) for one in layer):
+        if not all(isinstance(part, list) and len(part) == len(layer[0]) for part in layer):
             raise NoTensors(f"the data of the input {quoted(name)} are nested arrays of several lengths")
         found.append(len(layer[0]))
-        layer = [two for one in layer for two in one]
-    shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # Nothing shows the axes of an empty one.
+        layer = [part for outer in layer for part in outer]
+    shown = tuple(shape[: list(shape).index(0) + 1] if 0 in shape else shape)  # An empty axis hides those inside it.
     if tuple(found) not in (shown, (count_of(shape),)):
         raise NoTensors(
             f"the data of the input {quoted(name)} are of shape {shown_shape(found)}; expected shape {shown_shape(shape)}"
@@ -461,9 +456,9 @@ def _read_elements(text: bytes, name: str, shape: Sequence[int]) -> bytes:
         raise NoTensors(
             f"the input {quoted(name)} has {len(layer)} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
         )
-    if wrong := next(((place, one) for place, one in enumerate(layer) if not isinstance(one, str)), None):
+    if wrong := next(((place, element) for place, element in enumerate(layer) if not isinstance(element, str)), None):
         raise NoTensors(f"element {wrong[0]} of the input {quoted(name)} is {_beginning(wrong[1])}; expected a text")
-    return join_elements(one.encode() for one in layer)
+    return join_elements(element.encode() for element in layer)
 
 
 def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[bytes]:
@@ -477,7 +472,7 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
                 f"the input {quoted(name)} has more than {MOST_ELEMENTS} elements of {BYTES}; at most {MOST_ELEMENTS} are taken"
             )
         try:
-            found.append(join_elements([one.encode() for one in _read_texts(b"[%b]" % b",".join(texts))]))
+            found.append(join_elements([element.encode() for element in _read_texts(b"[%b]" % b",".join(texts))]))
         except msgspec.MsgspecError as exc:
             raise NoTensors(f"the data of the input {quoted(name)} are no array of texts: {exc}") from None
         bare.append(drop_strings(b"", page))
@@ -493,19 +488,19 @@ def _elements_in_steps(text: bytes, name: str, shape: Sequence[int]) -> Steps[by
 
 
 def _hollow(shape: Sequence[int]) -> list[Any]:
-    """Return the nested lists of a shape without elements."""
+    """Return nested lists of a shape without elements."""
     return [_hollow(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
 def tensors_of(value: Value, specs: Sequence[TensorSpec]) -> Tensors:
-    """Return the tensors of a JSON value: nested arrays of one row or of several rows, or an object with such by name.
+    """Return the tensors of a JSON value: nested arrays of one or several rows, or an object of such arrays by name.
 
     Arguments:
-        value: the value; one without tensors, such as a text, is refused.
-        specs: specifications of the model's inputs; empty where they are not known, and the value is then refused.
+        value: the value. A text, for example, is refused.
+        specs: specifications of the model's inputs. If unknown (empty), the value is refused.
 
     Raises:
-        NoTensors: it is none of these, or does not fit the specifications.
+        NoTensors: the value has no such arrays, or doesn't fit the specifications.
     """
     return finish(tensors_in_steps(value, specs))
 
@@ -522,14 +517,14 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
             "which arrays the model takes is not known: give its target an `example` or `inputs`, or name datatype and shape by the "
             "Open Inference Protocol (/v2)"
         )
-    found = []
+    tensors = []
     single = None
-    for spec, one in (yield from _given(text, specs)):
-        small = _read_small(one, spec) if len(one) <= PAGE else None
-        if small is None and len(one) > _MOST_WITH_EMPTY:
-            _refuse_empty(one, spec.name)
+    for spec, array_text in (yield from _given(text, specs)):
+        small = _read_small(array_text, spec) if len(array_text) <= PAGE else None
+        if small is None and len(array_text) > _MOST_WITH_EMPTY:
+            _refuse_empty(array_text, spec.name)
             yield 0
-        shape, alone = _shape_for(one, spec) if small is None else small[:2]
+        shape, alone = _shape_for(array_text, spec) if small is None else small[:2]
         yield 0
         if single is not None and alone is not single:
             raise NoTensors(
@@ -540,16 +535,16 @@ def tensors_in_steps(value: Value, specs: Sequence[TensorSpec]) -> Steps[Tensors
         if small is not None:
             data = small[2]
         else:
-            numbers = one if shape else b"[" + one + b"]"
+            numbers = array_text if shape else b"[" + array_text + b"]"
             data = yield from read_in_steps(numbers, spec.name, spec.datatype, shape or (1,))
-        found.append(Tensor(TensorHead(spec.name, spec.datatype, full), data))
+        tensors.append(Tensor(TensorHead(spec.name, spec.datatype, full), data))
         yield 0
-    check_heads([one.head for one in found], specs)
-    return packed_value(found, single=bool(single))
+    check_heads([tensor.head for tensor in tensors], specs)
+    return packed_value(tensors, single=bool(single))
 
 
 def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorSpec, bytes]]]:
-    """Return the text of each input. Raises NoTensors."""
+    """Return the JSON text of each input. Raises NoTensors."""
     if text[:1] != b"{" or (len(specs) == 1 and not specs[0].shape):
         if len(specs) != 1:
             raise NoTensors(f"expected an object with an array by name; the model takes {shown_specs(specs)}")
@@ -559,15 +554,15 @@ def _given(text: bytes, specs: Sequence[TensorSpec]) -> Steps[list[tuple[TensorS
         raise NoTensors(
             f"the input has more than {MOST_TENSORS} members, which are the most; the model takes {shown_specs(specs)}"
         )
-    if missing := [one for one in specs if one.name not in found]:
+    if missing := [spec for spec in specs if spec.name not in found]:
         raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
-    if unknown := [name for name in found if all(one.name != name for one in specs)]:
+    if unknown := [name for name in found if all(spec.name != name for spec in specs)]:
         raise NoTensors(f"there is no input {quoted(unknown[0])}; the model takes {shown_specs(specs)}")
-    return [(one, found[one.name]) for one in specs]
+    return [(spec, found[spec.name]) for spec in specs]
 
 
 def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, bytes] | None:
-    """Return the shape, whether it is one row, and data of a short vector or of short rows of vectors; None of what is longer to tell."""
+    """Return a short vector, or short rows of vectors, as shape, True if it is one row, and data; None if undecided."""
     if len(spec.shape) != 1 or spec.datatype not in _TYPECODES:
         return None
     reader, nested = _READERS[spec.datatype]
@@ -584,7 +579,7 @@ def _read_small(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool, b
 
 
 def _shape_for(text: bytes, spec: TensorSpec) -> tuple[tuple[int, ...], bool]:
-    """Return the shape of nested arrays in JSON, and whether they are one row, without the axis of rows. Raises NoTensors."""
+    """Return the shape of nested arrays, and True if they are one row without an axis of rows. Raises NoTensors."""
     shape = shape_of(text) if text[:1] == b"[" else ()
     if len(shape) == len(spec.shape) and (shape or text[:1] not in b"[{"):
         return shape, True

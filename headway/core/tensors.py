@@ -1,13 +1,14 @@
-"""Tensors: how named arrays of numbers are packed into one value, and whether they fit a model's specifications.
+"""Tensors: named arrays of numbers packed into one value, and checks against a model's specifications.
 
     length of the header, 4 bytes, little-endian
     header: msgpack of [single, [[name, datatype, shape], …]]
     data of each tensor in turn
 
-The data of each tensor begin at a multiple of ALIGNED bytes, with zeros before them, and there are zeros up to one behind the last. Numbers are little-endian in row-major order. A tensor
-of BYTES has its elements in the binary form of the Open Inference Protocol: a length of 4 bytes, little-endian, before each; one
-of JSON has JSON texts in that form. The first axis of each shape is that of the rows, and as long in all tensors of a value.
-`single` says that the value is one row whose reader knows of no such axis: as JSON it has none.
+Each tensor's data begin at a multiple of ALIGNED bytes; gaps, and the end after the last data, are filled with zeros. Numbers are
+little-endian, in row-major order. A tensor of BYTES has its elements in the binary form of the Open Inference Protocol: each follows
+its length in 4 bytes, little-endian. A tensor of JSON has JSON texts in that form. The first axis of each shape is that of the rows,
+and equally long in all tensors of a value. `single` marks a value of one row whose reader knows no such axis; in JSON that axis is left
+out.
 
 Protocol: https://github.com/kserve/open-inference-protocol, "Tensor Data Types" and "Binary Tensor Data".
 """
@@ -30,24 +31,24 @@ SIZES = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
     "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2, "BYTES": 0, "JSON": 0,
 }  # fmt: skip
-"""Bytes of one element of each datatype; 0 where elements differ. JSON is known within Headway alone, and is BYTES to clients."""
+"""Bytes of one element by datatype; 0 if elements differ. JSON exists only inside Headway; clients see BYTES."""
 BYTES, JSON = "BYTES", "JSON"
 ALIGNED = 16
 LENGTH_BYTES = 4
 MOST_TENSORS = 64
-"""Most tensors of one value."""
+"""Limit on the tensors of a value."""
 MOST_AXES = 32
-"""Most axes of a tensor."""
+"""Limit on the axes of a tensor."""
 MOST_ELEMENTS = 1 << 16
-"""Most elements of BYTES in one request. Each takes far longer than its bytes as numbers do, even an empty one."""
+"""Limit on elements of BYTES in one request. Even an empty one takes far longer than as many bytes of numbers."""
 _SHORT = 1024
-"""Most bytes of a header that is remembered."""
+"""Limit in bytes on headers that are cached."""
 _MOST_SHOWN = 8
 _NAME = attrgetter("name")
 _LARGEST = 1 << 40
-"""More elements than any value can hold."""
+"""More elements than any value holds."""
 _MOST_EMPTY = 1 << 16
-"""Most empty arrays that a tensor without elements may stand for, as they take no bytes of a request."""
+"""Limit on empty arrays of a tensor without elements, as they take no bytes of a request."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _LENGTH = struct.Struct("<I")
@@ -58,16 +59,16 @@ _DIGITS = {
     "UINT8": 8, "UINT16": 16, "UINT32": 32, "UINT64": 64, "INT8": 7, "INT16": 15, "INT32": 31, "INT64": 63,
     "BF16": 8, "FP16": 11, "FP32": 24, "FP64": 53,
 }  # fmt: skip
-"""Binary digits up to which a datatype has every whole number."""
+"""Binary digits of the whole numbers that a datatype holds without gaps."""
 _FLOATS = ("BF16", "FP16", "FP32", "FP64")
 
 
 class NoTensors(ValueError):
-    """The tensors are damaged, or not those that a model takes. The text is a whole sentence without its full stop."""
+    """The tensors are damaged, or a model doesn't take them. The text is a sentence without its full stop."""
 
 
 class TensorHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Name, datatype and shape of a tensor; the first axis of the shape is that of the rows."""
+    """Name, datatype and shape of a tensor. The first axis is that of the rows."""
 
     name: str
     datatype: str
@@ -75,7 +76,7 @@ class TensorHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Header of a value; see the head of this file."""
+    """Header of a value; see the top of this file."""
 
     single: bool
     heads: tuple[TensorHead, ...]
@@ -87,12 +88,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensor(NamedTuple):
-    """Tensor with its data.
-
-    Attributes:
-        head: its name, datatype and shape.
-        data: its elements, as the head of this file says.
-    """
+    """Tensor with its data, in the form described at the top of this file."""
 
     head: TensorHead
     data: bytes | memoryview
@@ -100,54 +96,53 @@ class Tensor(NamedTuple):
 
 _decode = msgspec.msgpack.Decoder(Header).decode
 _often_decode = lru_cache(maxsize=256)(_decode)
-"""Header of its bytes, which requests have in common with many others."""
+"""Cached, as many requests have the same header."""
 
 
 def count_of(shape: Iterable[int]) -> int:
-    """Return the elements of a tensor of a shape."""
+    """Return the number of elements of a shape."""
     return math.prod(shape)
 
 
 def pack(tensors: Sequence[Tensor], *, single: bool = False) -> Tensors:
-    """Pack tensors, each of which is copied once.
+    """Pack tensors, copying each once.
 
     Arguments:
         tensors: tensors, all with the same number of rows.
-        single: True if readers should see a single row, without an axis of rows.
+        single: True if readers should see a single row, without the axis of rows.
     """
     return Tensors(b"".join(packed(tensors, single=single)))
 
 
 def packed(tensors: Sequence[Tensor], *, single: bool = False) -> list[bytes | memoryview]:
-    """Return the pieces of the packed form; see `pack`."""
-    pieces: list[bytes | memoryview] = [opening([one.head for one in tensors], single=single)]
-    for one in tensors:
-        size = len(one.data) if isinstance(one.data, bytes) else one.data.nbytes
-        pieces += (one.data, bytes(-size % ALIGNED))
+    """Return the pieces of packed tensors; see `pack`."""
+    pieces: list[bytes | memoryview] = [opening([tensor.head for tensor in tensors], single=single)]
+    for tensor in tensors:
+        size = len(tensor.data) if isinstance(tensor.data, bytes) else tensor.data.nbytes
+        pieces += (tensor.data, bytes(-size % ALIGNED))
     return pieces
 
 
 def opening(heads: Sequence[TensorHead], *, single: bool = False) -> bytes:
-    """Return the bytes before the data of a value with these tensors; see `pack`."""
+    """Return the bytes before the data of packed tensors; see `pack`."""
     short = sum([len(head.name) for head in heads]) <= _SHORT
     return (_often_opening if short else _opening)(single, tuple(heads))
 
 
 def header_of(value: Octets) -> Header:
-    """Return the header of packed tensors. Raises NoTensors where there is none."""
+    """Return the header of packed tensors. Raises NoTensors if damaged."""
     return _header(value.content)[0]
 
 
 def opening_of(content: bytes) -> bytes:
-    """Return the bytes before the data of packed tensors, which values with the same header have in common; empty where they are many."""
+    """Return the bytes before the data of packed tensors, which are equal for equal headers; empty if they are many."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     return bytes(content[: end + -end % ALIGNED]) if end < _SHORT else b""
 
 
 def canonical(value: Octets) -> bytes:
-    """Return the bytes that are equal for tensors that mean the same. The name of a sole tensor means nothing: a model with one input
-    takes it under any name, which is the client's own while nobody knows the model's.
-    """
+    """Return bytes that are equal for tensors that mean the same. The name of an only tensor means nothing, as a model with one input
+    takes it under any name."""
     header, start = _header(value.content)
     if len(header.heads) != 1:
         return value.content
@@ -156,19 +151,19 @@ def canonical(value: Octets) -> bytes:
 
 
 def rows_of(value: Value) -> int:
-    """Return the rows of a value: those of its tensors, and 1 of any other and of one without rows."""
+    """Return the number of rows of a value; 1 for tensors without rows, and for other values."""
     return header_of(value).rows or 1 if isinstance(value, Tensors) else 1
 
 
 def unpack(value: Octets) -> list[Tensor]:
-    """Return the tensors of a value, with views of their data.
+    """Return the tensors of a value, as views of its bytes.
 
     Raises:
         NoTensors: the value is damaged.
     """
     content = memoryview(value.content)
     header, at = _header(value.content)
-    found = []
+    tensors = []
     for head in header.heads:
         size = SIZES.get(head.datatype)
         if size is None or not head.shape or min(head.shape) < 0:
@@ -178,15 +173,15 @@ def unpack(value: Octets) -> list[Tensor]:
         length = size * count_of(head.shape) if size else length_of_elements(content[at:], count_of(head.shape))
         if length < 0 or length > len(content) - at:
             raise NoTensors(f"the data of the tensor {quoted(head.name)} end too soon")
-        found.append(Tensor(head, content[at : at + length]))
+        tensors.append(Tensor(head, content[at : at + length]))
         at += length + -length % ALIGNED
     if at != len(content):
         raise NoTensors("the tensors have data left over")
-    return found
+    return tensors
 
 
 def length_of_elements(data: bytes | memoryview, count: int) -> int:
-    """Return the bytes that so many elements of BYTES take at the beginning of some data; -1 where there are fewer elements."""
+    """Return the bytes of the first `count` elements of BYTES in some data; -1 if there are fewer."""
     at, last = 0, len(data) - LENGTH_BYTES
     for _ in range(count):
         if at > last:
@@ -196,12 +191,12 @@ def length_of_elements(data: bytes | memoryview, count: int) -> int:
 
 
 def split_elements(data: bytes | memoryview) -> list[bytes]:
-    """Return the elements of a tensor of BYTES. Raises NoTensors where the data are none."""
-    return [one for page in pages_of_elements(data, len(data)) for one in page]
+    """Return the elements of a tensor of BYTES. Raises NoTensors if damaged."""
+    return [element for page in pages_of_elements(data, len(data)) for element in page]
 
 
 def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[bytes]]:
-    """Yield the elements of a tensor of BYTES, at most so many at a time. Raises NoTensors where the data are none."""
+    """Yield the elements of a tensor of BYTES, up to `most` at a time. Raises NoTensors if damaged."""
     page: list[bytes] = []
     at, end, count = 0, len(data), 0
     while at < end:
@@ -220,20 +215,20 @@ def pages_of_elements(data: bytes | memoryview, most: int) -> Iterator[list[byte
 
 
 def join_elements(elements: Iterable[bytes]) -> bytes:
-    """Return the data of a tensor of BYTES with these elements."""
-    found = list(elements)
-    pieces = [b""] * (2 * len(found))
-    pieces[::2], pieces[1::2] = map(_write_length, map(len, found)), found
+    """Return the data of a tensor of BYTES."""
+    elements = list(elements)
+    pieces = [b""] * (2 * len(elements))
+    pieces[::2], pieces[1::2] = map(_write_length, map(len, elements)), elements
     return b"".join(pieces)
 
 
 def specs_of(value: Octets) -> tuple[TensorSpec, ...]:
-    """Return the specifications that a value shows. Raises NoTensors where it is damaged."""
-    return tuple(TensorSpec(one.name, one.datatype, one.shape[1:]) for one in header_of(value).heads)
+    """Return the specifications that a value suggests. Raises NoTensors if it is damaged."""
+    return tuple(TensorSpec(head.name, head.datatype, head.shape[1:]) for head in header_of(value).heads)
 
 
 def check_data(head: TensorHead, size: int) -> None:
-    """Check the number of bytes of a tensor's data, which is not one of BYTES. Raises NoTensors."""
+    """Check the size in bytes of a tensor's data; the tensor isn't of BYTES. Raises NoTensors."""
     expected = SIZES[head.datatype] * count_of(head.shape)
     if size != expected:
         raise NoTensors(
@@ -242,7 +237,7 @@ def check_data(head: TensorHead, size: int) -> None:
 
 
 def _holds(datatype: str, other: str) -> bool:
-    """Return True if a datatype has every number of another one."""
+    """Return True if a datatype holds every number of another."""
     if other not in _DIGITS or datatype not in _DIGITS:
         return other == datatype
     if other in _FLOATS:
@@ -252,11 +247,11 @@ def _holds(datatype: str, other: str) -> bool:
 
 
 _TAKEN = {datatype: frozenset(other for other in SIZES if _holds(datatype, other)) for datatype in SIZES}
-"""Datatypes that are taken for each: itself, and those each number of which it has, too."""
+"""Datatypes accepted for each: itself, and all whose numbers it holds."""
 
 
 def _remedy(sent: str, taken: str) -> str:
-    """Return the sentence on what to send in place of numbers that would be rounded or cut off."""
+    """Return a sentence on what to send instead of numbers that would be rounded or cut off."""
     if sent not in _DIGITS or taken not in _DIGITS:
         return ""
     name = taken.lower().replace("fp", "float")
@@ -264,16 +259,16 @@ def _remedy(sent: str, taken: str) -> str:
 
 
 def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
-    """Check one input of a request against a model's specifications; those that are not known are not looked at.
+    """Check one input of a request against a model's specifications, if known.
 
-    A narrower datatype is accepted if the model's can hold all its values. It is sent as it is, and converted in the worker.
+    A narrower datatype is accepted if the model's holds all its numbers. It travels as it is, and the worker converts it.
 
     Raises:
         NoTensors: there is no such input, or the model takes another datatype or shape.
     """
     name = quoted(head.name)
     if head.datatype not in SIZES or head.datatype == JSON:
-        known = ", ".join(one for one in SIZES if one != JSON)
+        known = ", ".join(datatype for datatype in SIZES if datatype != JSON)
         raise NoTensors(f"the input {name} has the datatype {quoted(head.datatype)}; the datatypes are {known}")
     if len(head.shape) > MOST_AXES:
         raise NoTensors(f"the input {name} has {len(head.shape)} axes; at most {MOST_AXES} are taken")
@@ -287,10 +282,8 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
         )
     if not specs:
         return
-    spec = next((one for one in specs if one.name == head.name), None)
-    if (
-        spec is None and len(specs) == 1
-    ):  # A model with one input takes it under any name, as one that takes texts does.
+    spec = next((spec for spec in specs if spec.name == head.name), None)
+    if spec is None and len(specs) == 1:  # A model with one input takes it under any name.
         spec = specs[0]
     if spec is None:
         raise NoTensors(f"there is no input {name}; the model takes {shown_specs(specs)}")
@@ -305,7 +298,7 @@ def check_head(head: TensorHead, specs: Sequence[TensorSpec]) -> None:
 
 
 def fits(row: Sequence[int], shape: Sequence[int]) -> bool:
-    """Return True if a row is of a shape, in which -1 is any size."""
+    """Return True if a row fits a shape, in which -1 is any size."""
     return len(row) == len(shape) and all(want in (-1, got) for want, got in zip(shape, row, strict=True))
 
 
@@ -313,10 +306,10 @@ def check_heads(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tup
     """Check the inputs of a request against a model's specifications.
 
     Returns:
-        The inputs with the names of the specifications.
+        The inputs, with the names of the specifications.
 
     Raises:
-        NoTensors: an input is missing, there twice, none of the model's or another than it takes, or their rows differ.
+        NoTensors: an input is missing, repeated, unknown, or of a wrong datatype or shape; or numbers of rows differ.
     """
     if len(heads) == len(specs) and list(map(_NAME, heads)) == list(map(_NAME, specs)):
         return _often_checked(tuple(heads), tuple(specs))
@@ -328,18 +321,18 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
         raise NoTensors(f"the request has {len(heads)} inputs; expected 1 to {MOST_TENSORS}")
     for head in heads:
         check_head(head, specs)
-    if (elements := sum(count_of(one.shape) for one in heads if one.datatype == BYTES)) > MOST_ELEMENTS:
+    if (elements := sum(count_of(head.shape) for head in heads if head.datatype == BYTES)) > MOST_ELEMENTS:
         raise NoTensors(f"the request has {elements} elements of {BYTES}; at most {MOST_ELEMENTS} are taken")
-    names = [one.name for one in heads]
-    if twice := next((one for one in names if names.count(one) > 1), None):
+    names = [head.name for head in heads]
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise NoTensors(f"the input {quoted(twice)} is there {names.count(twice)} times; expected it once")
     if specs:
-        if missing := [one for one in specs if one.name not in names] if len(specs) > 1 else []:
+        if missing := [spec for spec in specs if spec.name not in names] if len(specs) > 1 else []:
             raise NoTensors(f"the input {quoted(missing[0].name)} is missing; the model takes {shown_specs(specs)}")
         if len(heads) > len(specs):
             raise NoTensors(f"the request has {len(heads)} inputs; the model takes {shown_specs(specs)}")
     rows = heads[0].shape[0]
-    if other := next((one for one in heads if one.shape[0] != rows), None):
+    if other := next((head for head in heads if head.shape[0] != rows), None):
         raise NoTensors(
             f"the input {quoted(heads[0].name)} has {rows} rows and {quoted(other.name)} has {other.shape[0]}; expected as many"
         )
@@ -349,11 +342,11 @@ def _checked(heads: Sequence[TensorHead], specs: Sequence[TensorSpec]) -> tuple[
 
 
 _often_checked = lru_cache(maxsize=256)(_checked)
-"""Check of inputs by the names of the model, which is the same for requests of one shape."""
+"""Cached, as many requests have inputs of the same shapes."""
 
 
 def shown(value: Octets) -> str:
-    """Return the words on a value, for people to read: its tensors with their shapes, and no numbers."""
+    """Return a description of a value for people: its tensors with their shapes, without numbers."""
     try:
         return f"tensors: {shown_heads(header_of(value).heads)}"
     except NoTensors as exc:
@@ -361,38 +354,38 @@ def shown(value: Octets) -> str:
 
 
 def shown_spec(spec: TensorSpec) -> str:
-    """Return the words on a specification, with the axis of the rows, for messages."""
+    """Return a specification for messages, with the axis of the rows."""
     return f"{quoted(spec.name)}, {spec.datatype} of shape {shown_shape((-1, *spec.shape))}"
 
 
 def shown_specs(specs: Sequence[TensorSpec]) -> str:
-    """Return the words on specifications, for messages."""
-    shown = [shown_spec(one) for one in specs[:_MOST_SHOWN]]
+    """Return specifications for messages."""
+    shown = [shown_spec(spec) for spec in specs[:_MOST_SHOWN]]
     return "; ".join(shown if len(specs) <= _MOST_SHOWN else [*shown, "…"])
 
 
 def shown_heads(heads: Sequence[TensorHead]) -> str:
-    """Return the words on tensors, for messages."""
+    """Return tensors' heads for messages."""
     return "; ".join(
-        f"{quoted(one.name)}, {one.datatype} of shape {shown_shape(one.shape)}" for one in heads[:_MOST_SHOWN]
+        f"{quoted(head.name)}, {head.datatype} of shape {shown_shape(head.shape)}" for head in heads[:_MOST_SHOWN]
     )
 
 
 def shown_shape(shape: Sequence[int]) -> str:
-    """Return the words on a shape, for messages."""
-    axes = [str(one) for one in shape[:_MOST_SHOWN]]
+    """Return a shape for messages."""
+    axes = [str(size) for size in shape[:_MOST_SHOWN]]
     if len(shape) > _MOST_SHOWN:
         axes.append("…")
     return f"[{', '.join(axes)}]"
 
 
 def quoted(name: str) -> str:
-    """Return the name of a tensor, for messages."""
+    """Return a tensor's name for messages."""
     return f"`{excerpt(name)}`"
 
 
 def _opening(single: bool, heads: tuple[TensorHead, ...]) -> bytes:
-    """Return the header of a value, with its length and the zeros up to the data."""
+    """Return the length of a value's header, the header, and the zeros before the data."""
     header = _encode(Header(single, heads))
     start = LENGTH_BYTES + len(header)
     return b"%b%b%b" % (len(header).to_bytes(LENGTH_BYTES, "little"), header, bytes(-start % ALIGNED))
@@ -402,7 +395,7 @@ _often_opening = lru_cache(maxsize=256)(_opening)
 
 
 def _header(content: bytes) -> tuple[Header, int]:
-    """Return the header of a value, and where its data begin."""
+    """Return the header of a value, and the offset of its data."""
     end = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES], "little")
     start = end + -end % ALIGNED
     if start > len(content):

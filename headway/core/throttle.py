@@ -1,17 +1,16 @@
 """The throttle: limits the lowest tier to what the others leave of the fleet's capacity.
 
     room  = max(usable − arrivals of higher tiers, reserved share · usable)
-    share = entries per second of it that one gateway lets in
+    share = the part of it, in entries per second, that one gateway lets in
 
-Higher tiers are counted and never held up: they have the other GPUs, and admission limits them by their deadlines.
-The room follows from arrivals, not from what was let in, and from measured batch times, which don't depend on it. So
-there is no feedback, and it settles as fast as its figures do. A gateway's share follows its part of the lowest tier's
-arrivals. A tenth is divided evenly, for a gateway to which traffic has just moved; all shares together are the room.
-A tenant counts once, whatever the number of gateways it asks: its part is divided like its arrivals, and at each gateway it
-has the weight of its arrivals there relative to all.
+Higher tiers are counted but never held up: they use the other GPUs, and admission limits them by their deadlines. The room follows from
+arrivals, not from what was let in, and from measured batch times, which don't depend on it. So there is no feedback, and it settles as
+fast as its figures do. A gateway's share is in proportion to its part of the lowest tier's arrivals. A tenth of the room is divided
+evenly, for gateways to which traffic has just moved. All shares together make up the room. A tenant counts once, however many gateways
+it asks: its part is divided like its arrivals, and its weight at each gateway is the share of its arrivals there.
 
-It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time: tokens keep their
-worth when the rate changes.
+It is a token bucket rather than GCRA, which is the same rule (ITU-T I.371, annex A) but counts in time: tokens keep their worth when
+the rate changes.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ class TenantRates:
         came[tenant] = came.get(tenant, 0) + count
 
     def average(self, elapsed: float, weight: float) -> dict[str, float]:
-        """Average the arrivals since the last call. Returns the averages of those tenants that send most, the most first.
+        """Average the arrivals since the last call. Returns the averages of the tenants that send most, highest first.
 
         Arguments:
             elapsed: seconds since the last call.
-            weight: part of these seconds in the new averages, 0 to 1.
+            weight: weight of these seconds in the new averages, 0 to 1.
         """
         came, before, self._came = self._came, self._averages, {}
         averages = {
@@ -78,17 +77,17 @@ class TenantRates:
             > LEAST_RATE
         }
         if len(averages) > MOST_TENANTS:
-            averages = dict(heapq.nlargest(MOST_TENANTS, averages.items(), key=lambda one: one[1]))
+            averages = dict(heapq.nlargest(MOST_TENANTS, averages.items(), key=lambda item: item[1]))
         self._averages = averages
         known = ((tenant, average) for tenant, average in averages.items() if tenant != OTHER_TENANTS)
-        return dict(heapq.nlargest(MOST_TOLD, known, key=lambda one: one[1]))
+        return dict(heapq.nlargest(MOST_TOLD, known, key=lambda item: item[1]))
 
 
 class ArrivalRates(msgspec.Struct, frozen=True, gc=False):
-    """Arrivals per second at one gateway: of the lowest tier, and of all others.
+    """Arrivals per second at one gateway.
 
     Attributes:
-        higher: of the tiers above the lowest.
+        higher: of all tiers above the lowest.
         lowest: of the lowest tier.
         tenants: of the tenants of the lowest tier that send most, by name. Empty: one tenant sends all of it.
     """
@@ -109,42 +108,42 @@ def room(capacity: Capacity, reserved_share: float, gateways: Sequence[ArrivalRa
     if capacity.scarce:
         return 0.0
     if capacity.usable_per_second <= 0.0:
-        # Either no batch was measured yet, or there are no workers; or there are some and none counts.
+        # If no worker counts although there are some, nothing is let in. Otherwise no batch was measured yet, or there are no workers.
         return 0.0 if capacity.healthy == 0 and capacity.degraded > 0 else math.inf
-    left = capacity.usable_per_second - math.fsum(one.higher for one in gateways)
+    left = capacity.usable_per_second - math.fsum(gateway.higher for gateway in gateways)
     return max(left, capacity.usable_per_second * reserved_share)
 
 
 def share(room: float, own: ArrivalRates, others: Sequence[ArrivalRates]) -> float:
-    """Return the entries per second of the room that one gateway lets in; the shares of all gateways are the room.
+    """Return the part of the room, in entries per second, that one gateway lets in. The parts of all gateways make up the room.
 
     Arguments:
-        room: entries per second that all gateways may let in.
+        room: entries per second that all gateways together may let in.
         own: arrivals at this gateway.
-        others: arrivals at each other one.
+        others: arrivals at each other gateway.
     """
     if room == math.inf:
         return room
     gateways = 1 + len(others)
     even, rest = DEALT * room / gateways, (1.0 - DEALT) * room
-    total = own.lowest + math.fsum(one.lowest for one in others)
+    total = own.lowest + math.fsum(other.lowest for other in others)
     if total <= 0.0:
         return room / gateways
     if total <= rest:
         return even + rest * own.lowest / total
     whole = _together([own, *others])
-    unknown = [group for one in (own, *others) for group in _unknown(one)]
+    unknown = [group for gateway in (own, *others) for group in _unknown(gateway)]
     level = _fair(rest, [*((rate, 1.0) for rate in whole.values()), *unknown])
     known = math.fsum(rate * min(1.0, level / whole[tenant]) for tenant, rate in own.tenants.items() if rate > 0.0)
     return even + known + math.fsum(count * min(rate, level) for rate, count in _unknown(own))
 
 
 def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the share of tenants' arrivals that comes to one gateway, from LEAST_WEIGHT to 1; all others send only to it.
+    """Return the shares of tenants' arrivals that come to one gateway, from LEAST_WEIGHT to 1. Tenants left out send only to it.
 
     Arguments:
         own: arrivals at this gateway.
-        others: arrivals at each other one.
+        others: arrivals at each other gateway.
     """
     elsewhere = _together(others)
     return {
@@ -155,20 +154,19 @@ def weights(own: ArrivalRates, others: Sequence[ArrivalRates]) -> dict[str, floa
 
 
 def _together(gateways: Sequence[ArrivalRates]) -> dict[str, float]:
-    """Return the arrivals per second of known tenants at all gateways."""
+    """Return the arrivals per second of known tenants at all gateways together."""
     whole: dict[str, float] = {}
-    for one in gateways:
-        for tenant, rate in one.tenants.items():
+    for gateway in gateways:
+        for tenant, rate in gateway.tenants.items():
             if rate > 0.0:
                 whole[tenant] = whole.get(tenant, 0.0) + rate
     return whole
 
 
 def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
-    """Yield the rates of the tenants of a gateway's lowest tier that are not known one by one, and how many have each.
+    """Yield rates of a gateway's unknown tenants in the lowest tier, with the number of tenants at each.
 
-    They send no more than the one that sends least of those that are known. One tenant sends all where none is known.
-    """
+    An unknown tenant is assumed to send as much as the known one that sends least. If none is known, one tenant sends all."""
     rest = rates.lowest - math.fsum(rates.tenants.values())
     least = min(rates.tenants.values(), default=rates.lowest)
     if rest > 0.0 and least > 0.0:
@@ -176,7 +174,7 @@ def _unknown(rates: ArrivalRates) -> Iterator[tuple[float, float]]:
 
 
 def _fair(rest: float, groups: list[tuple[float, float]]) -> float:
-    """Return the rate of each tenant that asks for more, if those that ask for less get what they ask for."""
+    """Return the rate for each tenant that asks for more, if all that ask for less get what they ask for."""
     left = math.fsum(count for _, count in groups)
     for rate, count in sorted(groups):
         if rate * left >= rest:
@@ -190,8 +188,8 @@ class Throttle:
     """One gateway's throttle of the lowest tier; open until a rate is set.
 
     Attributes:
-        higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to
-            `higher`, and takes away what needed no run.
+        higher, lowest: arrivals since the last `count`, of the other tiers and of the lowest. The gateway adds to `higher`, and
+            subtracts what needed no run.
         rates: averages of recent arrivals.
         least_seconds: see Capacity. An entry that can't wait that long isn't demand, as no number of workers could answer it.
     """
@@ -209,43 +207,40 @@ class Throttle:
 
     @property
     def rate(self) -> float:
-        """Entries per second of the lowest tier that it lets in; infinite for all."""
+        """Entries per second of the lowest tier to let in; infinite for all."""
         return self._bucket.rate
 
     @property
     def burst(self) -> float:
-        """Limit on the lowest tier's entries that it lets in at once for one tenant."""
+        """Limit on entries of the lowest tier that one tenant may send at once."""
         return self._bucket.burst
 
     def admit(self, tenant: str, now: float, count: int = 1, demand: int | None = None) -> float:
-        """Let in `count` entries of a tenant and return 0, or refuse all and return the seconds until they would be let in.
+        """Let in `count` entries of a tenant and return 0; or refuse all, and return the seconds until they would be let in.
 
-        More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all.
-        """
+        More than `burst` are never let in. `demand`: how many of them count as arrivals; None: all."""
         counted = count if demand is None else demand
         self.lowest += counted
         self._tenants.add(tenant, counted)
         return self._bucket.take(tenant, count, now)
 
     def give_back(self, tenant: str, demand: int = 1) -> None:
-        """Take back an entry that was let in and needed no run. `demand`: how much it was counted as."""
+        """Take back an entry that was let in but needed no run. `demand`: how many arrivals it was counted as."""
         self.lowest -= demand
         self._tenants.add(tenant, -demand)
         self.refund(tenant)
 
     def refund(self, tenant: str, count: int = 1) -> None:
-        """Return the places of a tenant's entries that were let in here but refused by the broker, or not offered.
+        """Return the tokens of entries that were let in here, but refused by the broker or not offered.
 
-        Only some moments have room in time for another entry. If each refusal cost a place, too few entries would come
-        at those moments, and GPUs would run batches that are not full.
-        """
+        Only at some moments is there time for another entry. If each refusal cost a token, too few entries would arrive at those
+        moments, and batches would not be full."""
         self._bucket.give_back(tenant, count)
 
     def set_rate(self, rate: float, now: float, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Set the entries per second to let in from now on; infinite for all. Saved tokens stay, as a part of a burst.
+        """Set the entries per second to let in; infinite for all. Saved tokens stay the same part of a burst.
 
-        `weights`: see the function of that name.
-        """
+        `weights`: see the function of that name."""
         self._bucket.set_rate(rate, max(rate * BURST_SECONDS, LEAST_BURST) if rate > 0.0 else 0.0, now, weights)
 
     def count(self, now: float) -> ArrivalRates:

@@ -1,12 +1,12 @@
-"""Traces: the W3C header fields `traceparent` and `tracestate`, what an entry carries of them, and which requests are sampled.
+"""Traces: the W3C header fields `traceparent` and `tracestate`, what entries carry of them, and which requests are sampled.
 
-A malformed `traceparent` is ignored, as the recommendation says, and its request begins a trace of its own; it never makes a request
-fail. A `tracestate` counts only beside a good `traceparent`.
+A malformed `traceparent` is ignored, as the recommendation says: its request begins a new trace, and never fails for it. A `tracestate`
+counts only beside a valid `traceparent`.
 
-Sampling by a ratio goes by the last 8 bytes of the trace id, as in OpenTelemetry's samplers, so that systems with the same ratio decide
-alike about a trace. For requests that begin a trace the sampler draws how many to leave out before the next (a geometric distribution:
-all requests have the same chance). Requests are numbered, so leaving one out costs a comparison. A sampled request gets an id that ends
-below the bound.
+Sampling by a ratio uses the last 8 bytes of the trace id, as OpenTelemetry's samplers do, so that systems with the same ratio agree
+about a trace. For requests that begin a trace, the sampler draws how many to skip before the next sample (a geometric distribution, so
+that all have the same chance). Requests are numbered, so skipping one costs a comparison. A sampled request gets an id that ends below
+the bound.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headway.model import CarriedTrace, TraceContext
 from headway.model.request import RANDOM, SAMPLED
 
 MOST_MEMBERS = 32
-"""Most members of a `tracestate`; one with more is dropped."""
+"""Limit on the members of a `tracestate`; one with more is dropped."""
 MOST_STATE = 512
-"""Characters of a `tracestate` that are passed on at least. Of a longer one whole members are left out."""
+"""Limit on the characters of a `tracestate` that are passed on. Members beyond it are left out whole."""
 LONG_MEMBER = 128
-"""Characters beyond which a member is among the first to be left out."""
+"""Length in characters from which members are left out first."""
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[ -~]*)?")
 _MEMBER = re.compile(rb"[a-z0-9][a-z0-9_*/@-]{0,255}=(?:[ -+\--<>-~]{0,255}[!-+\--<>-~])")
@@ -32,11 +32,11 @@ _HEAD = 16 + 8 + 1 + 8
 
 
 def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None:
-    """Read the place in a trace that a request names; None when it names none that counts.
+    """Return the place in a trace that a request names; None if it names none, or a malformed one.
 
     Arguments:
         parent: value of `traceparent`.
-        state: values of all `tracestate` fields, joined by commas; empty when there is none.
+        state: values of all `tracestate` fields, joined by commas; empty if there are none.
     """
     found = _PARENT.fullmatch(parent)
     if found is None:
@@ -51,8 +51,8 @@ def read_trace_context(parent: bytes, state: bytes = b"") -> TraceContext | None
 
 
 def read_trace_state(value: bytes) -> str:
-    """Read a `tracestate`. Returns it as it is passed on; empty when it is malformed or has too many members."""
-    members = [part for part in (one.strip(b" \t") for one in value.split(b",")) if part]
+    """Return a `tracestate` as it is passed on; empty if it is malformed or has too many members."""
+    members = [part for part in (part.strip(b" \t") for part in value.split(b",")) if part]
     if len(members) > MOST_MEMBERS or not all(map(_MEMBER.fullmatch, members)):
         return ""
     keys = {member.partition(b"=")[0] for member in members}
@@ -62,7 +62,7 @@ def read_trace_state(value: bytes) -> str:
 
 
 def _within(members: list[bytes], most: int) -> list[bytes]:
-    """Return the members that fit into `most` characters. Long ones are left out first, and then the last, which are the oldest."""
+    """Return the members that fit into `most` characters. Long ones are left out first, then the last, which are the oldest."""
     for least in (LONG_MEMBER, 0):
         for at in range(len(members) - 1, -1, -1):
             if sum(map(len, members)) + len(members) - 1 <= most:
@@ -73,12 +73,12 @@ def _within(members: list[bytes], most: int) -> list[bytes]:
 
 
 def traceparent(context: TraceContext) -> str:
-    """Return the value of the header field `traceparent` by which a context is passed on."""
+    """Return the value of the header field `traceparent` for a context."""
     return f"00-{context.trace_id.hex()}-{context.span_id.hex()}-{context.flags:02x}"
 
 
 def trace_fields(context: TraceContext | None) -> dict[str, str]:
-    """Return the header fields by which a context is passed on; none where there is none."""
+    """Return the header fields that pass a context on; none for None."""
     if context is None:
         return {}
     state = {"tracestate": context.state} if context.state else {}
@@ -86,14 +86,14 @@ def trace_fields(context: TraceContext | None) -> dict[str, str]:
 
 
 def pack_carried(carried: CarriedTrace) -> bytes:
-    """Pack what an entry carries. Whoever stores the entry need not look into it."""
+    """Pack what an entry carries, so that its store need not look into it."""
     context = carried.context
     sent_at = carried.sent_at.to_bytes(8, "big")
     return b"".join((context.trace_id, context.span_id, bytes((context.flags,)), sent_at, context.state.encode()))
 
 
 def read_carried(packed: bytes) -> CarriedTrace | None:
-    """Read what an entry carries; None where that is nothing, or nothing that this release can read."""
+    """Unpack what an entry carries; None if it carries nothing that this release can read."""
     if len(packed) < _HEAD:
         return None
     context = TraceContext(packed[:16], packed[16:24], packed[24], packed[_HEAD:].decode("ascii", "replace"))
@@ -101,30 +101,30 @@ def read_carried(packed: bytes) -> CarriedTrace | None:
 
 
 def trace_field(packed: bytes) -> dict[str, str]:
-    """Return the field of a log line that names the trace which an entry carries; none where it carries none."""
+    """Return the log field that names the trace of an entry; none if it carries none."""
     return {"trace_id": trace_id_of(packed)} if packed else {}
 
 
 def trace_id_of(packed: bytes) -> str:
-    """Return the trace id in what an entry carries, in hexadecimal, as the log and metrics show it."""
+    """Return the trace id of a carried trace in hexadecimal, as the log and metrics show it."""
     return packed[:16].hex()
 
 
 _ALL = 1 << 64
 _MOST_LEFT_OUT = 1 << 62
-"""Most requests that are left out before the sampler draws anew."""
+"""Limit on the requests that are skipped in one draw."""
 
 
 class Sampler:
     """Sampler of traces.
 
     Arguments:
-        ratio: share of the traces that are sampled, 0 to 1, where that is decided here.
-        follows: whether the decision is taken over from the span that a request names as its parent.
+        ratio: share of the traces to sample, 0 to 1, where the decision is made here.
+        follows: True to adopt the decision of the parent span that a request names.
         bits: returns so many random bits.
 
     Attributes:
-        due: number of the next request that is sampled if it names no parent. `draws` need not be asked about earlier ones.
+        due: number of the next sampled request, if it names no parent. `draws` need not be called for earlier ones.
     """
 
     __slots__ = ("_bits", "_bound", "_follows", "_left_out", "_ratio", "due")
@@ -135,10 +135,9 @@ class Sampler:
         self._left_out, self.due = self._draw(), 1 + self._draw()
 
     def draws(self, number: int) -> bool:
-        """Return True if the request with this number, which no earlier one had, is sampled if it names no parent.
+        """Return True if the request with this new number is sampled, if it names no parent.
 
-        Numbers grow from 1. Those that were passed over count as requests, so that the chance of each stays the same.
-        """
+        Numbers grow from 1. Skipped numbers count as requests, so that the chance of each stays the same."""
         while self.due < number:
             self.due += 1 + self._draw()
         if self.due > number:
@@ -147,10 +146,10 @@ class Sampler:
         return True
 
     def begin(self, parent: TraceContext | None) -> TraceContext | None:
-        """Return the context of the first span of a request that has no number; None when it is not sampled.
+        """Return the context of the first span of a request without a number; None if it isn't sampled.
 
         Arguments:
-            parent: span of the client's, if the request names one.
+            parent: the client's span, if the request names one.
         """
         if parent is None:
             if self._left_out:
@@ -163,7 +162,7 @@ class Sampler:
         return TraceContext(parent.trace_id, self.span_id(), parent.flags | SAMPLED, parent.state)
 
     def _draw(self) -> int:
-        """Return the number of requests that are left out before the next one that is sampled."""
+        """Return the number of requests to skip before the next sample."""
         if not self._bound:
             return _MOST_LEFT_OUT
         if self._ratio >= 1:
@@ -172,17 +171,17 @@ class Sampler:
         return min(int(math.log(share) / math.log1p(-self._ratio)), _MOST_LEFT_OUT)
 
     def first(self) -> TraceContext:
-        """Return the context of the first span of a trace whose id ends below the bound."""
+        """Return the context of the first span of a new trace whose id ends below the bound."""
         low = self._bits(64) * self._bound >> 64
         return TraceContext((self._bits(64) << 64 | low or 1).to_bytes(16, "big"), self.span_id(), SAMPLED | RANDOM)
 
     def apart(self) -> TraceContext:
-        """Return the context of the first span of a trace that is sampled in any case."""
+        """Return the context of the first span of a new trace that is always sampled."""
         trace_id = (self._bits(128) or 1).to_bytes(16, "big")
         return TraceContext(trace_id, self.span_id(), SAMPLED | RANDOM)
 
     def below(self, context: TraceContext) -> TraceContext:
-        """Return the context of a further span in the same trace."""
+        """Return the context of another span in the same trace."""
         span_id = (self._bits(64) or 1).to_bytes(8, "big")
         return TraceContext(context.trace_id, span_id, context.flags, context.state)
 

@@ -21,8 +21,7 @@ from msgspec.structs import replace
 
 from headway.core.capacity import pace
 from headway.core.departure import Load
-from headway.core.locality.demand import Asked
-from headway.core.locality.placement import Move, Placement
+from headway.core.locality.placement import Asked, Move, Placement
 from headway.errors import BrokerUnavailable
 from headway.model import ModelReport, QueueName, Signature, TierDepth, WorkerInfo, WorkerStatus
 from headway.ports import Broker, WorkSource

@@ -15,9 +15,7 @@ from headway.core.batch import Departure
 from headway.core.departure import Dispatch, Hold, Load, QueueSnapshot, Rule, decide
 from headway.core.past import Past
 from headway.core.policies.paced import LONGER, SMALLER, Paced, headway
-from headway.core.policies.pid import KD, KI, KP, Pid
-from headway.core.policies.table import Table
-from headway.core.policies.window import Window
+from headway.core.policies.windows import KD, KI, KP, Pid, Table, Window
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits
 from headway.model import Entry

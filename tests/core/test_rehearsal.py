@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from headway.core.departure import Load, Policy
 from headway.core.policies.paced import Paced
-from headway.core.policies.window import Window
+from headway.core.policies.windows import Window
 from headway.core.rehearsal import RETURN_GAP, STEP_EVENTS, Rehearsal
 from headway.simulator.engine import simulate
 from headway.simulator.report import percentile

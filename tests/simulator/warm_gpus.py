@@ -23,8 +23,7 @@ from headway.core import policies
 from headway.core.admission import Refused
 from headway.core.batch import Departure
 from headway.core.departure import Hold
-from headway.core.locality.demand import Asked
-from headway.core.locality.placement import Move, Placement
+from headway.core.locality.placement import Asked, Move, Placement
 from headway.core.locality.turns import FairOrder, contender
 from headway.core.queue import ModelQueue
 from headway.core.queue_limits import QueueLimits

@@ -1,8 +1,7 @@
-"""Rules for GPUs that hold several models but not all: what runs next, what is loaded where, what makes room.
+"""Rules for GPUs that hold some, but not all, of several models.
 
     turns       which model's batch a free GPU runs next
-    demand      what is asked of each model, and what loading it costs
-    placement   which models are loaded on which GPU, and which make room
+    placement   how much each model is asked, which GPU loads it, and which model makes room
 
-The parts of a process that serves, and the simulator, drive the same objects.
+The serving processes and the simulator share these rules.
 """

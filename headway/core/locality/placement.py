@@ -1,21 +1,24 @@
-"""Placement: which models are loaded on which GPU, and which make room.
+"""Placement: which GPU loads which model, and which model makes room. It follows demand, and what a load costs.
 
     cold ──load──▶ loading ──loaded──▶ warm ──evicted for another──▶ cold
       ▲               │
-      └────failed─────┘ (a pause, which doubles), or given up for another once it is overdue
+      └────failed─────┘ (after a pause, which doubles), or given up for another once it is overdue
 
-A request goes where its model is warm, since only there is it claimed. A load happens
+Requests are claimed only where their model is warm. A model is loaded for one of these reasons:
 
-    min_warm   where a model has fewer copies than it is to keep
-    cold       where a model is asked for and has none
-    busy       where waiting for its copies has cost more than a load has been seen to take (ski rental: so the
-               loads are at most about twice those that hindsight would make)
+    min_warm   it has fewer copies than it should keep
+    cold       it is asked for and has no copy
+    busy       waiting for its copies has cost more than a load takes (ski rental: at most about twice as many loads
+               as hindsight would make)
 
-and for one model one at a time, for one GPU one at a time. A load that takes far longer than expected is overdue: it goes on, but
-keeps its GPU's other loads waiting no longer, and makes room for a model that is cold and asked for. The coldest copy makes room, once it has been there for its least
-residence: copies that the rest of their model could do without, then models by their heat. A cold model that is less asked
-for than all that could go waits for its patience, and then takes the coldest all the same: nobody waits for ever.
-A client that is refused, pauses and asks again is one that waits: pauses of up to LEAST_MEMORY count.
+One model loads in one place at a time, and one GPU loads one model at a time. A load that takes far longer than expected is overdue: it
+goes on, but no longer delays its GPU's other loads, and makes room for a cold model that is asked for. The coldest copy makes room once
+its residence is over: first copies that their model's other copies can replace, then models by their heat. A cold model that is asked
+for less than every candidate waits for its patience to run out, and then replaces the coldest anyway: nobody waits for ever. A client
+that is refused, pauses and asks again counts as waiting, for pauses of up to LEAST_MEMORY.
+
+All demand is in GPU seconds per second, as an input takes in a full batch, so that models of different cost can be compared. Refused
+requests count: a model that refuses requests for lack of GPUs needs them most.
 """
 
 from __future__ import annotations
@@ -27,26 +30,116 @@ from types import MappingProxyType
 
 import msgspec
 
-from headway.core.locality.demand import FIRST_LOAD, UNKNOWN_SECONDS, Asked, Demand
-
 RESIDENCE_LOADS = 2.0
-"""A model stays for the time of so many loads at least, so that GPUs spend most of their time on other things than loading."""
+"""Shortest stay of a model, in loads, so that GPUs spend most of their time on other things than loading."""
 LEAST_RESIDENCE = 5.0
 """Shortest stay of a model in seconds."""
 COLDER = 4.0
-"""Times by which a model's need of one more copy must exceed the heat of a model that would be cold then."""
+"""A model evicts another only if its need of one more copy exceeds the other's heat so many times."""
 SPARE = 0.7
-"""Share of what the other copies can do up to which a model can do without one."""
+"""Share of the capacity of a model's other copies up to which it can do without one."""
 PAUSE = 1.0
 """Seconds until a model that failed to load is tried again; doubles."""
 LONGEST_PAUSE = 300.0
 OVERDUE_LOADS = 3.0
-"""Times the expected seconds of a load after which one that still goes on is overdue; twice as many after each given up."""
+"""Multiple of a load's expected seconds after which it is overdue; doubles after each load given up."""
 LEAST_OVERDUE = 30.0
-"""Least seconds after which a load is overdue."""
+"""Shortest time in seconds after which a load is overdue."""
 MIN_WARM, COLD, BUSY = "min_warm", "cold", "busy"
 REASONS = (MIN_WARM, COLD, BUSY)
 """Reasons of loads, and so of the evictions that make room for them."""
+FIRST_LOAD = 10.0
+"""Assumed seconds of a load until one has been seen."""
+LOAD_WEIGHT = 0.3
+"""Weight of the newest load in a model's mean."""
+HEAT_LOADS = 8.0
+"""Time constant of the heat, in loads."""
+LEAST_HEAT_TIME = 30.0
+"""Least time constant of the heat, in seconds."""
+LEAST_MEMORY = 10.0
+"""Seconds for which a request for a cold model is remembered at least, as refused clients pause before they ask again."""
+UNKNOWN_SECONDS = 0.01
+"""Assumed GPU seconds of an input until a batch of any model was measured."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Requests for one model at an instant, from its queue.
+
+    Attributes:
+        rate: arriving entries per second, including refused ones.
+        waiting: waiting entries.
+        batch: entries of a full batch. As many may wait without a shortage.
+        entry_seconds: GPU seconds of an entry in a full batch; 0 if unknown.
+        capacity: GPU seconds per second available in other processes.
+        loads: True while another process is loading it.
+    """
+
+    rate: float = 0.0
+    waiting: int = 0
+    batch: int = 0
+    entry_seconds: float = 0.0
+    capacity: float = 0.0
+    loads: bool = False
+
+
+class Demand:
+    """Demand for one model.
+
+    Attributes:
+        work: GPU seconds per second that are asked at present.
+        heat: mean of `work` over the time of a few loads; the coldest model makes room.
+        owed: GPU seconds by which demand exceeded capacity, but at least those of entries waiting beyond a batch.
+        paid: cost of not loading: seconds waited since something was owed, as if one request came each second.
+        asked_since: instant since which it has been asked for, with pauses, while loaded nowhere; otherwise infinite.
+        awaited: True if somebody waits for it while it is loaded nowhere, or did within the time of a load.
+    """
+
+    __slots__ = ("_asked_at", "_load", "asked_since", "awaited", "heat", "owed", "paid", "work")
+
+    def __init__(self) -> None:
+        self.work = self.heat = self.owed = self.paid = 0.0
+        self.asked_since = math.inf
+        self.awaited = False
+        self._asked_at = -math.inf
+        self._load: float | None = None
+
+    @property
+    def load_seconds(self) -> float | None:
+        """Seconds that a load has taken; None before the first."""
+        return self._load
+
+    def loaded(self, seconds: float) -> None:
+        """Learn from a load."""
+        self._load = seconds if self._load is None else self._load + (seconds - self._load) * LOAD_WEIGHT
+        self.owed = self.paid = 0.0
+
+    def note(self, asked: Asked, entry_seconds: float, capacity: float, load: float, span: float, now: float) -> None:
+        """Note the present demand.
+
+        Arguments:
+            asked: requests at instant `now`.
+            entry_seconds: GPU seconds of an entry.
+            capacity: GPU seconds per second that the model can have; 0 if it is loaded nowhere.
+            load: expected seconds of a load.
+            span: seconds since the last call.
+            now: the instant.
+        """
+        self.work = asked.rate * entry_seconds
+        weight = 1.0 - math.exp(-span / max(HEAT_LOADS * load, LEAST_HEAT_TIME))
+        self.heat += (self.work - self.heat) * weight
+        if capacity > 0.0:
+            backlog = max(asked.waiting - asked.batch, 0) * entry_seconds
+            self.owed = max(backlog, self.owed + (self.work - capacity) * span)
+            self.paid = self.paid + self.owed / capacity * span if self.owed else 0.0
+            self.asked_since, self._asked_at, self.awaited = math.inf, -math.inf, False
+            return
+        self.owed = self.paid = 0.0
+        if asked.waiting:
+            self._asked_at = now
+            self.asked_since = min(self.asked_since, now)
+        elif now - self._asked_at > max(load, LEAST_MEMORY):
+            self.asked_since = math.inf
+        self.awaited = now - self._asked_at <= load
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -55,9 +148,9 @@ class Move(msgspec.Struct, frozen=True):
     Attributes:
         gpu: name of the GPU.
         model: model to load.
-        evicts: model that makes room; empty where there is room.
+        evicts: model that makes room; empty if there is room.
         reason: one of REASONS.
-        gives_up: whether that model isn't warm, but its load is overdue.
+        gives_up: True if the evicted model isn't warm, but its load is overdue.
     """
 
     gpu: str
@@ -71,7 +164,7 @@ _NOTHING = Asked()
 
 
 class _Gpu(msgspec.Struct):
-    """Models on one GPU: since when each is warm, and since when each loads. A lost GPU gets no further ones."""
+    """Models on one GPU, with the instants since which each is warm or loads. A lost GPU gets no more models."""
 
     warm: dict[str, float] = msgspec.field(default_factory=dict)
     loading: dict[str, float] = msgspec.field(default_factory=dict)
@@ -84,7 +177,7 @@ class Placement:
     Arguments:
         gpus: names of the GPUs.
         room: limit on the models of one GPU.
-        min_warm: copies that each model keeps at least, by name.
+        min_warm: number of copies that each model keeps, by name.
     """
 
     def __init__(self, gpus: Sequence[str], room: int, min_warm: Mapping[str, int]) -> None:
@@ -95,9 +188,9 @@ class Placement:
         self._pauses: dict[str, tuple[float, float]] = {}
         """Instant until which a model that failed to load rests, and the length of that pause."""
         self._failed_on: dict[str, str] = {}
-        """GPU on which each of them last failed to load; others are tried first, if there is room."""
+        """GPU on which each of them last failed to load. Other GPUs with room are tried first."""
         self._time_to_load: dict[str, float] = {}
-        """Least seconds after which a load is overdue, of models of which one has been given up."""
+        """Time in seconds after which the next load of a model is overdue, once a load of it was given up."""
         self._looked_at: float | None = None
         self._asked: Mapping[str, Asked] = {}
         self._used: Mapping[tuple[str, str], float] = {}
@@ -108,19 +201,19 @@ class Placement:
         return self._gpus[gpu].warm.keys()
 
     def copies(self, model: str) -> int:
-        """Return the GPUs on which a model is loaded, or being loaded."""
+        """Return the number of GPUs on which a model is loaded or loading."""
         return sum(model in gpu.warm or model in gpu.loading for gpu in self._gpus.values())
 
     def load_seconds(self, model: str) -> float:
-        """Return the expected seconds of a load of a model: as seen before or, failing that, as of others."""
+        """Return the expected seconds of a model's load: as measured, or else the mean of other models."""
         own = self._demand[model].load_seconds
         if own is not None:
             return own
-        seen = [one.load_seconds for one in self._demand.values() if one.load_seconds is not None]
+        seen = [demand.load_seconds for demand in self._demand.values() if demand.load_seconds is not None]
         return math.fsum(seen) / len(seen) if seen else FIRST_LOAD
 
     def overdue_after(self, model: str) -> float:
-        """Return the seconds after which a load of a model is overdue."""
+        """Return the seconds after which a model's load is overdue."""
         return max(OVERDUE_LOADS * self.load_seconds(model), LEAST_OVERDUE, self._time_to_load.get(model, 0.0))
 
     def rest(self, model: str, now: float) -> float:
@@ -128,7 +221,7 @@ class Placement:
         return max(self._pauses.get(model, (now, 0.0))[0] - now, 0.0)
 
     def first(self, elsewhere: Mapping[str, int] = MappingProxyType({})) -> list[Move]:
-        """Return the loads with which a process starts: copies to keep, then each model in turn while there is room.
+        """Return the loads of a starting process: first the copies to keep, then each model in turn while there is room.
 
         Models with the fewest copies elsewhere go first. A second call before anything is loaded starts over.
 
@@ -138,17 +231,17 @@ class Placement:
         moves = []
         for gpu in self._gpus.values():
             gpu.loading.clear()
-        order = sorted(self._min_warm.items(), key=lambda one: elsewhere.get(one[0], 0))
+        order = sorted(self._min_warm.items(), key=lambda kept: elsewhere.get(kept[0], 0))
         for round_ in range(-1, len(self._gpus)):
             for model, least in order:
                 for _ in range(least - self.copies(model) if round_ < 0 else int(self.copies(model) <= round_)):
                     if name := self._emptiest(model):
-                        self._gpus[name].loading[model] = math.inf  # Without it there is no process.
+                        self._gpus[name].loading[model] = math.inf  # Never overdue: the process needs it.
                         moves.append(Move(name, model, "", MIN_WARM if round_ < 0 else COLD))
         return moves
 
     def _emptiest(self, model: str) -> str:
-        """Return the GPU with the most room that does not have a model; empty if there is none."""
+        """Return the GPU with the most room among those without a model; empty if there is none."""
         free = [name for name, gpu in self._gpus.items() if self._has_room(gpu) and not self._is_on(model, gpu)]
         return min(free, key=lambda name: len(self._gpus[name].loading), default="")
 
@@ -156,13 +249,13 @@ class Placement:
         """Note that a model has been loaded, in `seconds`."""
         place = self._gpus[gpu]
         place.loading.pop(model, None)
-        place.warm.setdefault(model, now)  # Stays where a reload or a death has started it anew.
+        place.warm.setdefault(model, now)  # A reload or restart doesn't begin a new stay.
         self._demand[model].loaded(seconds)
         for known in (self._pauses, self._failed_on, self._time_to_load):
             known.pop(model, None)
 
     def failed(self, gpu: str, model: str, now: float) -> None:
-        """Note that a model failed to load, or was given up; it rests before it is tried again."""
+        """Note that a model failed to load, or was given up. It pauses before it is tried again."""
         self.left(gpu, model)
         _, pause = self._pauses.get(model, (0.0, PAUSE / 2))
         pause = min(pause * 2, LONGEST_PAUSE)
@@ -170,7 +263,7 @@ class Placement:
         self._failed_on[model] = gpu
 
     def given_up(self, gpu: str, model: str, now: float) -> None:
-        """Note that an overdue load was given up. The next one is overdue only after twice the time."""
+        """Note that an overdue load was given up. The next one gets twice the time."""
         self._time_to_load[model] = 2 * self.overdue_after(model)
         self.failed(gpu, model, now)
 
@@ -181,24 +274,24 @@ class Placement:
         place.warm.pop(model, None)
 
     def lose(self, gpu: str) -> None:
-        """Note that a GPU is lost, with everything loaded there."""
+        """Note that a GPU is lost, with all its models."""
         self._gpus[gpu] = _Gpu(lost=True)
 
     def undo(self, move: Move) -> None:
-        """Undo a move that hasn't begun, as another process was faster."""
+        """Undo a move that hasn't begun, because another process was faster."""
         place = self._gpus[move.gpu]
         place.loading.pop(move.model, None)
         if move.gives_up:
             place.loading[move.evicts] = -math.inf  # It is overdue.
         elif move.evicts:
-            place.warm[move.evicts] = -math.inf  # It has stayed for its residence.
+            place.warm[move.evicts] = -math.inf  # Its residence was over.
 
     def look(self, asked: Mapping[str, Asked], used: Mapping[tuple[str, str], float], now: float) -> list[Move]:
-        """Decide what to load now. The result counts as loading until `loaded` or `failed` is called.
+        """Return what to load now. Each load counts as loading until `loaded` or `failed` is called.
 
         Arguments:
-            asked: requests for each model, and its copies in other processes.
-            used: share of recent time that a GPU ran batches of a model, by GPU and model.
+            asked: requests for each model, and its capacity in other processes.
+            used: share of recent time in which a GPU ran batches of a model, by GPU and model.
             now: the instant.
         """
         self._used = used
@@ -215,13 +308,13 @@ class Placement:
     def _note(self, asked: Mapping[str, Asked], now: float) -> None:
         span = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at, self._asked = now, asked
-        known = [one.entry_seconds for one in asked.values() if one.entry_seconds > 0.0]
+        known = [figures.entry_seconds for figures in asked.values() if figures.entry_seconds > 0.0]
         usual = math.fsum(known) / len(known) if known else UNKNOWN_SECONDS
         self._capacities = {model: self.capacity(model) for model in self._demand}
         for model, demand in self._demand.items():
-            one = asked.get(model, _NOTHING)
+            figures = asked.get(model, _NOTHING)
             load = self.load_seconds(model)
-            demand.note(one, one.entry_seconds or usual, self._capacities[model], load, span, now)
+            demand.note(figures, figures.entry_seconds or usual, self._capacities[model], load, span, now)
 
     def capacity(self, model: str) -> float:
         """Return the GPU seconds per second available to a model on the GPUs where it is loaded."""
@@ -229,7 +322,7 @@ class Placement:
         return math.fsum(self.share(gpu, model) for gpu in homes) + self._elsewhere(model).capacity
 
     def share(self, gpu: str, model: str) -> float:
-        """Return the share of a GPU available to a model: what others leave, at least its even part; 0 if it isn't loaded there."""
+        """Return the share of a GPU available to a model: what others leave, but at least an even part; 0 if it isn't loaded there."""
         warm = self._gpus[gpu].warm
         if model not in warm:
             return 0.0
@@ -240,7 +333,7 @@ class Placement:
         return self._asked.get(model, _NOTHING)
 
     def _wanted(self, now: float) -> Iterator[tuple[str, str]]:
-        """Yield models to load, with reasons, the most urgent first; none that is loading, or rests after a failure."""
+        """Yield the models to load, with reasons, the most urgent first. Models that are loading or pausing are left out."""
         kept, cold, busy = [], [], []
         for model, demand in self._demand.items():
             loads = self._elsewhere(model).loads or any(model in gpu.loading for gpu in self._gpus.values())
@@ -259,7 +352,7 @@ class Placement:
         yield from ((model, BUSY) for _, model in sorted(busy))
 
     def _place(self, model: str, reason: str, now: float) -> Move | None:
-        """Find a place for a model: with room, or where the coldest makes room; None if there is none yet."""
+        """Return a load with room for a model, or where the coldest model makes room; None if there is none yet."""
         places = self._gpus.items()
         fit = [
             (name, gpu)
@@ -287,7 +380,7 @@ class Placement:
         return Move(name, model, victim, reason, gives_up=victim in self._gpus[name].loading)
 
     def _yields(self, worth: float, model: str, reason: str, now: float) -> bool:
-        """Return True if a copy is worth so little that it makes room for a model."""
+        """Return True if a copy is worth so little that it should make room for a model."""
         demand = self._demand[model]
         if worth == 0.0 or reason == MIN_WARM:
             return True
@@ -297,26 +390,26 @@ class Placement:
         return worth < demand.heat or now >= demand.asked_since + longest
 
     def _worth(self, model: str, copies: int) -> float:
-        """Return the heat that would lack a GPU if a model had one copy less; 0 if its others could carry it."""
+        """Return the heat left without a GPU if a model lost one copy; 0 if its other copies could carry it."""
         heat, others = self._demand[model].heat, copies - 1 + self._elsewhere(model).capacity
         if others <= 0.0:
             return heat
         return 0.0 if heat <= SPARE * self._capacities[model] * others / (others + 1) else heat / (others + 1)
 
     def residence(self, model: str) -> float:
-        """Return the shortest stay in seconds of a model's copy."""
+        """Return the shortest stay of a model's copy in seconds."""
         return max(RESIDENCE_LOADS * self.load_seconds(model), LEAST_RESIDENCE)
 
     def _copies(self) -> Counter[str]:
-        """Return the copies of each model that are warm."""
+        """Return the number of warm copies of each model."""
         return Counter(model for gpu in self._gpus.values() for model in gpu.warm)
 
     def _busy(self, name: str) -> float:
-        """Return the share of recent time that a GPU ran batches."""
+        """Return the share of recent time in which a GPU ran batches."""
         return math.fsum(self._used.get((name, model), 0.0) for model in self._gpus[name].warm)
 
     def _loads_in_time(self, gpu: _Gpu, now: float) -> bool:
-        """Return True if a load on a GPU isn't overdue."""
+        """Return True if a GPU is loading a model and isn't overdue."""
         return any(now < since + self.overdue_after(model) for model, since in gpu.loading.items())
 
     def _has_room(self, gpu: _Gpu) -> bool:

@@ -1,9 +1,9 @@
 """Turns of the models on one GPU: whose batch runs next.
 
-Each model has a virtual time: the GPU seconds that it has had, counted from when it last came to wait (start-time fair
-queueing; Goyal, Vin and Cheng, SIGCOMM 1996). Whoever has had less goes first, so a flood of one model costs another at most
-the batch that is running. Where two have had about the same, the more urgent goes first: the one whose oldest member has the
-least slack, in run times of its batch. Urgency alone would not do: what is flooded is always late.
+Each model has a virtual time: its GPU seconds since it last began to wait (start-time fair queueing; Goyal, Vin and Cheng, SIGCOMM
+1996). The model with least goes first, so a flood of one model costs another at most the running batch. If two had about the same, the
+more urgent one goes first: that whose most urgent entry has the least slack, in run times of its batch. Urgency alone isn't enough, as
+a flooded model is always late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from headway.core.queue import ModelQueue
 
 LEAD = 0.5
-"""Run times of the shorter batch by which two models may differ in what they have had and still count as even."""
+"""Run times of the shorter batch up to which two models' virtual times count as equal."""
 
 
 class Contender(msgspec.Struct, frozen=True):
@@ -24,9 +24,9 @@ class Contender(msgspec.Struct, frozen=True):
 
     Attributes:
         model: name of the model.
-        slack: seconds until the most urgent of its entries would be too late; infinite where nothing says so.
-        seconds: expected run time in seconds of its next batch; 0 as long as it is not known.
-        waits: whether anything waits for it, as far as is known.
+        slack: seconds until its most urgent entry would be too late; infinite if unknown.
+        seconds: expected run time of its next batch; 0 while unknown.
+        waits: True if entries wait for it, as far as is known.
     """
 
     model: str
@@ -36,12 +36,12 @@ class Contender(msgspec.Struct, frozen=True):
 
     @property
     def urgency(self) -> float:
-        """Slack in run times: the less, the more urgent."""
+        """Slack in run times; less is more urgent."""
         return self.slack / self.seconds if self.seconds > 0.0 else self.slack
 
 
 def contender(model: str, queue: ModelQueue, now: float) -> Contender:
-    """Return the model that waits for a GPU, with what its queue says of the next batch at instant `now`."""
+    """Return a model that waits for a GPU, with the figures of its next batch at instant `now`."""
     size = min(queue.depth, queue.limits.max_batch)
     return Contender(model, queue.next_due() - now, queue.service.seconds(size), queue.depth > 0)
 
@@ -53,31 +53,30 @@ class FairOrder:
         self._had: dict[str, float] = {}
         """Virtual instant at which the last batch of each model ended."""
         self._now = 0.0
-        """Virtual time: that of the last batch at its start."""
+        """Virtual time at which the last batch started."""
 
     def order(self, contenders: Collection[Contender]) -> list[str]:
-        """Return the order in which these models are asked for a batch; the first that has one due runs it.
+        """Return the order in which to ask these models for a batch; the first that has one due runs it.
 
-        Those for which nothing waits come last.
-        """
+        Models without waiting entries come last."""
         if not contenders:
             return []
-        starts = {one.model: self._start(one.model) for one in contenders}
-        waiting = [one for one in contenders if one.waits] or contenders
-        even = min(starts[one.model] for one in waiting) + LEAD * min(one.seconds for one in waiting)
+        starts = {rival.model: self._start(rival.model) for rival in contenders}
+        waiting = [rival for rival in contenders if rival.waits] or contenders
+        even = min(starts[rival.model] for rival in waiting) + LEAD * min(rival.seconds for rival in waiting)
 
-        def rank(one: Contender) -> tuple[bool, float, float, str]:
-            start = starts[one.model]
-            return not one.waits, -math.inf if start <= even else start, one.urgency, one.model
+        def rank(rival: Contender) -> tuple[bool, float, float, str]:
+            start = starts[rival.model]
+            return not rival.waits, -math.inf if start <= even else start, rival.urgency, rival.model
 
-        return [one.model for one in sorted(contenders, key=rank)]
+        return [rival.model for rival in sorted(contenders, key=rank)]
 
     def began(self, model: str) -> None:
-        """Note that a batch of a model begins."""
+        """Note that a batch of a model starts."""
         self._now = self._had[model] = self._start(model)
 
     def ended(self, model: str, seconds: float) -> None:
-        """Note that the batch of a model has ended, after `seconds`."""
+        """Note that a model's batch has ended after `seconds`."""
         self._had[model] = self._had.get(model, self._now) + seconds
 
     def forget(self, model: str) -> None:
@@ -85,5 +84,5 @@ class FairOrder:
         self._had.pop(model, None)
 
     def _start(self, model: str) -> float:
-        """Return the virtual instant at which the next batch of a model would begin. What nobody asked for is not saved up."""
+        """Return the virtual instant at which a model's next batch would start. A model that was not asked for saves nothing up."""
         return max(self._had.get(model, 0.0), self._now)

@@ -1,4 +1,4 @@
-"""The departure policies, one file each, and the table of their names. A new policy is one file and one line here."""
+"""Departure policies and their names. To add a policy, write a file and add a line here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import msgspec
 
 from headway.core.departure import Policy
 from headway.core.policies.paced import Paced
-from headway.core.policies.pid import Pid
-from headway.core.policies.table import Table
-from headway.core.policies.window import DEFAULT_WINDOW, Window
+from headway.core.policies.windows import DEFAULT_WINDOW, Pid, Table, Window
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A policy as settings, banner and documents need to know it.
+    """Facts about a policy for settings, banner and documentation.
 
     Attributes:
         make: builds it for a wait in seconds.
-        wait: seconds of that wait when none is configured; infinite: as long as the policy likes.
-        aims: whether it aims at that wait, which is no bound then.
-        own_waits: whether it has waits of its own, so that none can be configured.
+        wait: default for that wait in seconds; infinite: as long as the policy likes.
+        aims: True if the wait is a target rather than a limit.
+        own_waits: True if the policy has waits of its own, so that none can be configured.
     """
 
     make: Callable[[float], Policy]
@@ -36,7 +34,7 @@ POLICIES: dict[str, Kind] = {
     "table": Kind(lambda wait: Table(), own_waits=True),
     "pid": Kind(Pid, wait=DEFAULT_WINDOW, aims=True),
 }
-"""Policies by the names that users write."""
+"""Policies by their names for users."""
 
 NAMES = tuple(POLICIES)
 
@@ -46,7 +44,7 @@ def build(name: str, max_wait: float | None) -> Policy:
 
     Arguments:
         name: one of NAMES.
-        max_wait: longest wait for batch-mates in seconds; None for the policy's own.
+        max_wait: longest wait for others in seconds; None for the policy's default.
     """
     kind = POLICIES[name]
     return kind.make(kind.wait if max_wait is None else max_wait)

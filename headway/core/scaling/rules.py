@@ -1,9 +1,9 @@
-"""Rules of the autoscaler, as an operator writes them: a list of conditions, each held for its time.
+"""Rules of the autoscaler, as an operator writes them: a list of conditions, each of which must hold for a time.
 
     [{queue_above = 500, for_s = 30, add = 3}, {utilisation_below = 0.4, for_s = 900, remove = 1}]
 
-Utilisation is the offered load over the measured capacity, not a busy share: under `paced` a GPU leaves half full and
-is busy nearly all the time at half its capacity, so that a rule on that would add GPUs for ever.
+Utilisation is the offered load over the measured capacity, not the busy share. Under `paced`, batches leave half full, and at half its
+capacity a GPU is busy nearly all the time. A rule on the busy share would add GPUs for ever.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class NoRules(ValueError):
 
 
 class ScaleRule(msgspec.Struct, frozen=True):
-    """A rule changes the number of workers once its condition has held for its time.
+    """Changes the number of workers once its condition has held for its time.
 
     Attributes:
         condition: QUEUE_ABOVE, UTILISATION_ABOVE or UTILISATION_BELOW.
-        threshold: waiting entries, or the load relative to the capacity.
+        threshold: waiting entries, or load relative to capacity.
         for_s: seconds for which the condition must hold.
         change: workers to add; negative: to remove.
     """
@@ -46,7 +46,7 @@ class ScaleRule(msgspec.Struct, frozen=True):
     change: int
 
     def holds(self, queue: float, utilisation: float | None) -> bool:
-        """Return True if the condition holds now. `utilisation` is None if unknown, and then no condition on it holds."""
+        """Return True if the condition holds now. An unknown utilisation (None) meets no condition."""
         if self.condition == QUEUE_ABOVE:
             return queue > self.threshold
         if utilisation is None:
@@ -69,37 +69,37 @@ USUAL = (
 
 
 def read(text: str) -> tuple[ScaleRule, ...]:
-    """Read the JSON text of a list of rules; an empty text means the usual ones.
+    """Read the JSON text of a list of rules. An empty text means the default rules.
 
     Raises:
-        NoRules: it is none.
+        NoRules: the text isn't such a list.
     """
     if not text:
         return USUAL
     try:
-        found: object = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
+        rules: object = msgspec.json.decode(text.encode("utf-8", "surrogatepass"))
     except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
         raise NoRules(f"it is no JSON: {exc}") from None
-    return read_all(found)
+    return read_all(rules)
 
 
-def read_all(found: object) -> tuple[ScaleRule, ...]:
-    """Read a list of rules as JSON or TOML has it.
+def read_all(rules: object) -> tuple[ScaleRule, ...]:
+    """Read a list of rules from decoded JSON or TOML.
 
     Raises:
-        NoRules: it is none.
+        NoRules: it isn't such a list.
     """
-    if not isinstance(found, list):
+    if not isinstance(rules, list):
         raise NoRules("it is no list")
-    if not 1 <= len(found) <= MOST_RULES:
-        raise NoRules(f"it has {len(found)} rules; 1 to {MOST_RULES} will do")
-    rules = tuple(_rule(number, one) for number, one in enumerate(found, 1))
-    _check_band(rules)
-    return rules
+    if not 1 <= len(rules) <= MOST_RULES:
+        raise NoRules(f"it has {len(rules)} rules; 1 to {MOST_RULES} will do")
+    checked = tuple(_rule(number, rule) for number, rule in enumerate(rules, 1))
+    _check_band(checked)
+    return checked
 
 
 def write(rules: Sequence[ScaleRule]) -> str:
-    """Write rules as JSON text that `read` reads."""
+    """Return rules as JSON text for `read`."""
     return msgspec.json.encode([_table(rule) for rule in rules]).decode()
 
 
@@ -156,7 +156,7 @@ def _number(where: str, table: Mapping[Any, object], name: str, most: float) -> 
 
 
 def _check_band(rules: Sequence[ScaleRule]) -> None:
-    """Check that no load both adds and removes workers, as the fleet would flap."""
+    """Check that no load both adds and removes workers, or the fleet would flap."""
     above = [rule.threshold for rule in rules if rule.condition == UTILISATION_ABOVE]
     below = [rule.threshold for rule in rules if rule.condition == UTILISATION_BELOW]
     if above and below and max(below) >= min(above):

@@ -1,17 +1,16 @@
-"""Scaler of one model: from what is measured to the number of workers that there should be.
+"""Scaler of one model: computes the number of workers from measurements.
 
     policy `rules`   each rule whose condition has held for its time changes the number
-    policy `plan`    the fewest workers that keep the promise at the load to come (`sizing`), with room
+    policy `plan`    the fewest workers that keep the promise under the expected load (`sizing`), with room
 
-Both keep the same bounds. Workers that were asked for count as coming until they are late, so that one shortage is answered
-once; what is late no longer counts, and is asked for again. Drained workers are among the number, and neither ready nor
-coming: others are asked for in their place, as far as the bounds allow. A removal comes when nothing has changed and none was wanted for
-the time of its rule, or for that of `plan`. It takes a fifth of the workers at most (but one at least), and never more than the load
-would want back.
+Both respect the same bounds. Requested workers count as coming until they are late, so that one shortage is answered only once; late
+ones no longer count, and are requested again. Drained workers are part of the number, but neither ready nor coming: replacements are
+requested as far as the bounds allow. Workers are removed only if nothing changed, and none was wanted, during the time of the rule, or
+that of `plan`. At most a fifth of them goes at once, but at least one, and never so many that the load would bring some back.
 
-Where `idle_after` is set, a model that nobody asks for all that time has no worker at all, until somebody does. The time of a
-start does not count, so that who was told to come back then finds a worker, unless a worker failed to load in it. Lines of bulk jobs keep its workers, and bring one back,
-but no sooner after the last change than a start takes.
+With `idle_after`, a model that nobody asked for during that time has no worker until somebody asks. Time while a worker starts doesn't
+count, unless one failed to load, so that a client that was told to come back finds a worker. Waiting lines of bulk jobs keep the
+workers, and bring one back, but no sooner after the last change than a start takes.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ RULES, PLAN = "rules", "plan"
 """Policies."""
 UP, DOWN, AGAIN = "up", "down", "again"
 DIRECTIONS = (UP, DOWN, AGAIN)
-"""Directions of a decision: more workers, fewer, or as many as were asked for before and did not come."""
+"""Directions of a decision: more workers, fewer, or the same number again, because requested ones did not come."""
 AS_FOUND = "as it was found"
-"""Reason of a number that nobody has decided yet."""
+"""Reason while nothing has been decided yet."""
 MOST_REMOVED = 0.2
 """Share of the workers that may be removed at once."""
 ROOM = 0.8
-"""Share of the capacity that `plan` means to use, so that a climb meets room while workers start."""
+"""Share of the capacity that `plan` aims to use. The rest absorbs growth while workers start."""
 SPARE = 0.05
-"""Share by which the load must be lower than a smaller fleet could carry before `plan` removes workers."""
+"""Share by which the load must be below the capacity of a smaller fleet before `plan` removes workers."""
 PLAN_HOLDS = 5.0
 """Seconds for which `plan` must want more workers before it asks for them."""
 PLAN_KEEPS = 300.0
-"""Seconds for which `plan` must not have wanted workers before it removes them, or those of a start if that takes longer."""
+"""Seconds for which `plan` must not have wanted a worker before it removes it; the time of a start, if longer."""
 FIRST_START = 60.0
-"""Seconds that a worker is taken to need for its start until one was seen; that one takes the place of the guess."""
+"""Assumed seconds of a worker's start until one was seen."""
 ASKED = 0.05
-"""Entries per second, averaged over about one, below which none has come for some seconds."""
+"""Entries per second, averaged over about a second, below which none has come for some seconds."""
 FADING = 0.8
-"""Part of a longer start that was seen which is still expected after a shorter one."""
+"""Weight of an earlier, longer start in the expected time after a shorter one."""
 
 
 class ScaleLimits(msgspec.Struct, frozen=True):
@@ -55,11 +54,11 @@ class ScaleLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: RULES or PLAN.
-        least, most: fewest and most workers; the fewest, from 1 on, of a model that has any.
+        least, most: fewest and most workers. The fewest is at least 1; `idle_after` may still remove all.
         rules: rules of the policy RULES.
-        start_within: seconds for which a worker that was asked for counts as coming.
+        start_within: seconds for which a requested worker counts as coming.
         promise: promised 95th percentile of latency in seconds, for PLAN.
-        idle_after: seconds after which a model that nobody asks for has no worker; 0: it always has one.
+        idle_after: seconds without a request after which a model has no worker; 0: it always has one.
     """
 
     policy: str = RULES
@@ -80,15 +79,15 @@ class ModelState(msgspec.Struct, frozen=True):
 
     Attributes:
         ready: healthy workers.
-        queue: entries that wait.
-        rate: offered entries per second, those included that were refused.
-        capacity: entries per second of the ready workers together in full batches; 0 while that is not known.
-        cost: cost of its batches in entries; None while it is not known.
-        running: batches that run.
-        load: seconds that its workers took to load; 0 while that is not known.
-        bulk: lines of bulk jobs that wait for it; 0 where another model is to have its GPUs.
-        trouble: why a worker did not load, in words; empty while none has failed to.
-        retry_in: seconds until one of those that start is tried again, where all of them failed.
+        queue: waiting entries.
+        rate: offered entries per second, including refused ones.
+        capacity: entries per second of all ready workers in full batches; 0 while unknown.
+        cost: cost of its batches in entries; None while unknown.
+        running: running batches.
+        load: seconds that its workers took to load; 0 while unknown.
+        bulk: waiting lines of bulk jobs; 0 if another model should get its GPUs.
+        trouble: why a worker failed to load, in words; empty if none has.
+        retry_in: seconds until the next try, if all starting workers failed.
         drained: workers that claim nothing by an operator's order.
     """
 
@@ -111,12 +110,12 @@ class ModelState(msgspec.Struct, frozen=True):
 
 
 class ScaleDecision(msgspec.Struct, frozen=True):
-    """Decision to have another number of workers, or to ask for the same again.
+    """Decision to change the number of workers, or to request the same number again.
 
     Attributes:
-        before, desired: workers until now and from now on.
+        before, desired: workers until now, and from now on.
         direction: UP, DOWN or AGAIN.
-        reason: what decided it, in words.
+        reason: why, in words.
     """
 
     before: int
@@ -130,21 +129,21 @@ class Scaler:
 
     Arguments:
         limits: bounds and times.
-        desired: workers that were asked for last.
-        now: present instant; no worker is removed until the time of a rule, or of `plan`, has passed from it.
-        reason: reason of the number.
-        start: seconds that a worker was seen to need for its start; 0: none was seen yet.
+        desired: workers requested last.
+        now: the present instant. No worker is removed until the time of a rule, or of `plan`, has passed since.
+        reason: reason of that number.
+        start: seconds that a worker's start was seen to take; 0: none was seen.
 
     Attributes:
         limits: may be replaced.
         desired: workers that there should be.
         reason: reason of the last decision.
-        late: workers that were asked for and did not come in time.
-        drained: workers that claim nothing by an operator's order, as last heard.
-        trouble: why a worker did not load, as last heard; empty while none has failed to.
-        short: whether more workers were wanted last than `limits.most`.
-        utilisation: offered load over the capacity of the workers that are ready; None while none is, or nothing is known.
-        foreseen: the same once those that come are ready, too: what the rules go by, so that one shortage is answered once.
+        late: requested workers that did not come in time.
+        drained: workers that claim nothing by an operator's order, as last reported.
+        trouble: why a worker failed to load, as last reported; empty if none has.
+        short: True if more workers than `limits.most` were wanted last.
+        utilisation: offered load over the capacity of the ready workers; None if there are none, or their pace is unknown.
+        foreseen: the same once coming workers are ready. The rules use it, so that one shortage is answered only once.
     """
 
     def __init__(
@@ -159,10 +158,9 @@ class Scaler:
         self._changed_at = self._asked_at = now
         self._held: dict[ScaleRule, float] = {}
         self._awaited: list[tuple[float, bool]] = []
-        """Instants since which workers are awaited, oldest first, and whether their start tells how long one takes.
+        """Instants since which workers are awaited, oldest first, and True if their start tells how long starts take.
 
-        It does not of one that was there and has died, nor where a worker failed to load meanwhile.
-        """
+        It doesn't if the worker had been there and died, or if a worker failed to load in that time."""
         self.late = self.drained = 0
         self.short = False
         self.trouble = ""
@@ -171,37 +169,36 @@ class Scaler:
         self._start, self._seen_start = start or FIRST_START, start > 0.0
         self._load = 0.0
         self._wanted: deque[tuple[float, int]] = deque()
-        """Instants and numbers that `plan` wanted, each larger than all after it: the maxima of the last while."""
+        """Numbers that `plan` wanted, with their instants, each larger than all later ones: the recent maxima."""
         self._planned_since: float | None = None
         self._short_since: float | None = None
 
     @property
     def coming(self) -> int:
-        """Workers that were asked for, are not there, and are not late."""
+        """Requested workers that are neither there nor late."""
         return len(self._awaited) - self.late
 
     @property
     def start_seconds(self) -> float:
-        """Seconds that a worker is expected to need from being asked for until it serves."""
+        """Expected seconds from requesting a worker until it serves."""
         return self._start
 
     @property
     def seen_start(self) -> float:
-        """Seconds that a worker was seen to need for its start; 0: none was seen yet."""
+        """Seconds that a worker's start was seen to take; 0: none was seen."""
         return self._start if self._seen_start else 0.0
 
     @property
     def _usual_start(self) -> float:
-        """Seconds of the next start: of the last one that was seen; else those that the workers took to load, or a guess."""
+        """Expected seconds of the next start: as last seen, else the time that workers took to load, else a guess."""
         return self._start if self._seen_start else self._load or FIRST_START
 
     def starts_in(self, now: float) -> float | None:
-        """Return the seconds until a worker serves where none is ready; None of a model that always has one, or may have no more than are drained.
+        """Return the seconds until a worker serves, if none is ready. None if the model always has one, or may have no more than are
+        drained.
 
-        They are what is left of the start that is under way, or all of one that would begin now. After one that failed
-        they begin with the next try. An overdue start is presumed to take as long again as it is overdue, up to a usual
-        start or a minute.
-        """
+        This is the rest of the start under way, or a whole start that would begin now. After a failed start it begins with the next
+        try. An overdue start is assumed to take as long again as it is overdue, up to a usual start or a minute."""
         if not self.limits.idle_after or 0 < self.desired <= self.drained:
             return None
         start = self._usual_start
@@ -213,15 +210,15 @@ class Scaler:
         return rest if rest >= 0.0 else min(-rest, max(start, FIRST_START))
 
     def awaited(self, now: float) -> float:
-        """Return the seconds for which the worker that is awaited longest has been on its way; 0 while none is."""
+        """Return the seconds since the worker awaited longest was requested; 0 if none is."""
         return now - self._awaited[0][0] if self._awaited else 0.0
 
     def overdue(self, now: float) -> int:
-        """Return the workers that take longer to start than is usual; those that are late among them."""
+        """Return the number of workers whose start takes longer than usual, including late ones."""
         return sum(now - at > self._usual_start for at, _ in self._awaited)
 
     def decide(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Decide at an instant; None to leave the number as it is."""
+        """Decide at instant `now`. None: leave the number as it is."""
         self.forecast.observe(state.rate, now, self._start)
         late_before, self.short = self.late, False
         self._count(state, now)
@@ -244,7 +241,7 @@ class Scaler:
         return decision
 
     def _woken(self, state: ModelState, now: float) -> ScaleDecision | None:
-        """Return the first workers of a model at zero."""
+        """Return the decision for a model without workers."""
         if state.asked:
             return self._change(self.limits.clamp(1), now, "somebody asks for it")
         if state.bulk and now - self._changed_at >= self._usual_start:
@@ -252,13 +249,13 @@ class Scaler:
         return None
 
     def _count(self, state: ModelState, now: float) -> None:
-        """Keep account of who is awaited, and of what a worker does."""
+        """Update who is awaited, and how much a worker does."""
         self._load = state.load or self._load
         self.trouble, self._retry_at, self.drained = state.trouble, now + state.retry_in, state.drained
         if state.ready > 0 and state.capacity > 0.0:
             self._pace = state.capacity / state.ready
         missing = max(self.desired - state.ready - self.drained, 0)
-        while len(self._awaited) > missing:  # Those that were awaited longest are taken to be the ones that came.
+        while len(self._awaited) > missing:  # Assume that those awaited longest have come.
             at, telling = self._awaited.pop(0)
             if telling:
                 took = min(now - at, self.limits.start_within)
@@ -272,7 +269,7 @@ class Scaler:
         self.utilisation, self.foreseen = self._use_of(state.ready), self._use_of(counted)
 
     def _use_of(self, workers: int) -> float | None:
-        """Return the offered load over the capacity of so many workers; None while that is not known."""
+        """Return the offered load over the capacity of so many workers; None while unknown."""
         return self.forecast.rate / (self._pace * workers) if self._pace > 0.0 and workers > 0 else None
 
     def _by_rules(self, state: ModelState, now: float) -> ScaleDecision | None:
@@ -291,8 +288,7 @@ class Scaler:
     def _due(self, rule: ScaleRule, state: ModelState, now: float) -> bool:
         """Return True if a rule's condition has held for its time.
 
-        A queue while workers are coming is answered already, unless the load is more than all of them can do.
-        """
+        A queue is already answered while workers are coming, unless the load exceeds the capacity of all of them."""
         answered = rule.condition == QUEUE_ABOVE and self.coming > 0 and (self.foreseen or 0.0) <= 1.0
         if answered or not rule.holds(state.queue, self.foreseen):
             self._held.pop(rule, None)
@@ -300,7 +296,7 @@ class Scaler:
         return now - self._held.setdefault(rule, now) >= rule.for_s
 
     def _least_by_band(self) -> int:
-        """Return the fewest workers with which no rule on utilisation would add one again."""
+        """Return the fewest workers for which no rule on utilisation would add one again."""
         top = min((rule.threshold for rule in self.limits.rules if rule.condition == UTILISATION_ABOVE), default=1.0)
         if self.foreseen is None or top <= 0.0:
             return self.desired
@@ -316,7 +312,7 @@ class Scaler:
         if cost is None or self._pace <= 0.0:
             return self._by_rules(state, now)
         ahead = forecast.ahead(self._start)
-        if (self.utilisation or 0.0) > 1.0:  # What all workers together cannot carry is not waited out.
+        if (self.utilisation or 0.0) > 1.0:  # An overload of all workers doesn't pass by waiting.
             ahead = max(ahead, forecast.rate)
         needed, why = self._needed(cost, ahead)
         self._remember(self._needed(cost, ahead * (1.0 + SPARE))[0], now)
@@ -342,11 +338,11 @@ class Scaler:
 
     @property
     def _window(self) -> float:
-        """Seconds for which `plan` must not have wanted workers that it removes: it could not have them back sooner."""
+        """Seconds for which `plan` must not have wanted a worker before it removes it, as it couldn't have it back sooner."""
         return max(PLAN_KEEPS, self._start)
 
     def _shrunk(self, now: float) -> ScaleDecision | None:
-        """Remove what the plan has not wanted for a while."""
+        """Remove workers that the plan has not wanted for a while."""
         if self.coming or now - self._changed_at < PLAN_KEEPS:
             return None
         if self._planned_since is None or now - self._planned_since < self._window:
@@ -358,7 +354,7 @@ class Scaler:
         return self._change(lowest, now, f"no more than {most} were needed for {self._window:.0f} s")
 
     def _needed(self, cost: BatchCost, rate: float) -> tuple[int, str]:
-        """Return the fewest workers for a rate, and what asks for them."""
+        """Return the fewest workers for a rate, and the reason in words."""
         promise = self.limits.promise
         roomy = max(1, math.ceil(rate / (self._pace * ROOM) - 1e-9))
         kept = fewest_slots(cost, rate, promise, self.forecast.dispersion, self.limits.most)
@@ -377,7 +373,7 @@ class Scaler:
         self._short_since = None
         if desired > before:
             self._awaited.extend([(now, True)] * (desired - before))
-        else:  # A platform gives up first what is not there.
+        else:  # A platform first gives up workers that aren't there yet.
             del self._awaited[: before - desired]
             self.late = max(self.late - (before - desired), 0)
         return ScaleDecision(before, desired, UP if desired > before else DOWN, reason)

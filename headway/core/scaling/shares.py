@@ -1,12 +1,10 @@
-"""Shares in numbers of workers: of processes in those of a model, and of models in the places of a process.
+"""Shares in workers: each process's of a model's workers, and each model's of a process's places.
 
-Each process computes its own share of a model's workers from the same figures, and nobody deals them out. No worker moves from one
-process to another, as that would cost a start: what is missing is added where there is most room, and what is too much is removed
-where most are.
+Each process computes its own share of a model's workers from the same figures, without a coordinator. No worker moves between
+processes, as that would cost a start: missing workers are added where there is most room, and surplus ones are removed where most are.
 
-Of several models that have the places of one process by turns, what is free is room for each. Where a model waits for a place, the
-one with the most gives one up. Where each has only one, the first that nobody asks for gives its last: their rooms are smaller than
-what they have.
+If models take turns in one process's places, free places are room for each of them. If a model waits for a place, the model with most
+workers gives one up. If each has only one, those that nobody asks for give up their last.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ import msgspec
 
 
 def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Return the number of workers of each process; each keeps one at least, unless there should be none at all.
+    """Return the number of workers of each process: at least one each, unless `desired` is 0.
 
     Arguments:
-        desired: workers that there should be together.
-        processes: workers that each has and most that it can have, by its id.
+        desired: workers of all processes together.
+        processes: by id, the workers that a process has, and its limit.
     """
     if desired <= 0:
         return dict.fromkeys(processes, 0)
@@ -42,7 +40,7 @@ def shares(desired: int, processes: Mapping[str, tuple[int, int]]) -> dict[str, 
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """Places of one model: how many it has, how many it wants, and most that it may have."""
+    """Places of one model in a process: how many it has and wants, and its limit."""
 
     has: int
     wants: int
@@ -50,18 +48,20 @@ class Holding(msgspec.Struct, frozen=True):
 
 
 def rooms(holdings: Mapping[str, Holding], free: int, coming: int) -> dict[str, int]:
-    """Return the most workers that each model may want.
+    """Return the largest number of workers that each model may want.
 
     Arguments:
         holdings: places of each model.
-        free: places that are free.
-        coming: places that are being given up, and are not free yet.
+        free: free places.
+        coming: places being given up that aren't free yet.
     """
-    found = {model: min(max(one.has + free, one.wants), one.most) for model, one in holdings.items()}
-    waited_for = sum(max(one.wants - one.has, 0) for one in holdings.values()) - coming - free
-    givers = {model: one.has for model, one in holdings.items() if one.has and one.wants <= one.has}
+    largest_wanted = {
+        model: min(max(holding.has + free, holding.wants), holding.most) for model, holding in holdings.items()
+    }
+    waited_for = sum(max(holding.wants - holding.has, 0) for holding in holdings.values()) - coming - free
+    givers = {model: holding.has for model, holding in holdings.items() if 0 < holding.has >= holding.wants}
     if waited_for <= 0 or not givers:
-        return found
+        return largest_wanted
     largest = max(givers, key=lambda model: givers[model])
     giving = [largest] if givers[largest] > 1 else givers
-    return found | {model: givers[model] - 1 for model in giving}
+    return largest_wanted | {model: givers[model] - 1 for model in giving}

@@ -1,12 +1,12 @@
 """Size of a fleet: the fewest slots that keep a latency promise, by a formula.
 
-`headway plan` begins its search there and confirms it by simulation; the autoscaler's policy `plan` goes by it alone.
+`headway plan` starts its search here and confirms the result by simulation; the autoscaler's policy `plan` uses the formula alone.
 
-With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` has batches of n = λs leave every s = α/(k − βλ)
-(`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. What chance leaves behind comes
-on top: the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1
-for Poisson) is about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ
-add ρBδ²/ℓ² to c. Where arrivals are too few to be spaced, a request only waits if all slots are busy.
+With batch time ℓ(n) = α + βn, k slots and arrivals at rate λ, `paced` lets batches of n = λs leave every s = α/(k − βλ)
+(`core/policies/paced.py`). A request waits up to s for its batch, then ℓ(n) for its answer. Backlogs that arise by chance are added:
+the slots do at most μ = kB/ℓ(B), and the backlog of arrivals with dispersion c (variance over mean of their counts; 1 for Poisson) is
+about exponential with mean cλ/(2(μ − λ)) entries (heavy traffic; Kingman, 1962). Run times that vary by δ add ρBδ²/ℓ² to c. If arrivals
+are too few to be spaced, a request waits only if all slots are busy.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class BatchCost(msgspec.Struct, frozen=True):
     """Cost of a model's batches.
 
     Attributes:
-        alpha: fixed part of a batch's time in seconds, with the time between two batches.
+        alpha: fixed part of a batch's time in seconds, including the pause between two batches.
         beta: seconds for each unit of size.
         max_batch: size of a full batch.
         deviation: standard deviation in seconds of a batch's time.
-        most_wait: most seconds that the departure policy has a request wait for batch-mates.
+        most_wait: limit in seconds on a request's wait for others, by the departure policy.
     """
 
     alpha: float
@@ -52,7 +52,7 @@ class BatchCost(msgspec.Struct, frozen=True):
 
 
 def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.0) -> float:
-    """Return the 95th percentile of latency in seconds; infinite where the slots cannot carry the load.
+    """Return the 95th percentile of latency in seconds; infinite if the slots can't carry the load.
 
     Arguments:
         cost: cost of the batches.
@@ -71,13 +71,13 @@ def latency_p95(cost: BatchCost, rate: float, slots: int, dispersion: float = 1.
     run = cost.alpha + cost.beta * min(size, cost.max_batch)
     varied = dispersion + (rate / capacity) * cost.max_batch * (cost.deviation / run) ** 2
     backlog = EXPONENTIAL_95 * varied * rate / (2.0 * (capacity - rate)) / capacity
-    # Two chances seldom come together, but all have some of the wait for the gap; and slow batches meet full queues.
+    # Both rarely come together, but everybody waits for part of the gap; and slow batches meet full queues.
     waits = math.hypot(wait, backlog) if backlog < wait else wait + backlog
     return run + waits + NORMAL_95 * cost.deviation
 
 
 def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
-    """Return the 95th percentile of the wait for a slot where arrivals are too few to be spaced."""
+    """Return the 95th percentile of the wait for a slot if arrivals are too few to be spaced."""
     run = cost.alpha + cost.beta
     busy = min(rate * run / slots, 1.0) ** slots
     return max(0.0, 1.0 - (1.0 - P95) / busy) * run / slots if busy > 0.0 else 0.0
@@ -86,14 +86,14 @@ def _busy_wait(cost: BatchCost, rate: float, slots: int) -> float:
 def fewest_slots(
     cost: BatchCost, rate: float, promise: float, dispersion: float = 1.0, most: int = MOST_SLOTS
 ) -> int | None:
-    """Return the fewest slots whose 95th percentile of latency is at most `promise` seconds; None if no number up to `most` does.
+    """Return the fewest slots that keep the promise; None if no number up to `most` does.
 
     Arguments:
         cost: cost of the batches.
         rate: arrivals in size per second.
-        promise: promised 95th percentile in seconds.
+        promise: promised 95th percentile of latency in seconds.
         dispersion: see `latency_p95`.
-        most: most slots to consider.
+        most: limit on the slots.
     """
     low = math.floor(rate / cost.pace) + 1
     if low > most or latency_p95(cost, rate, most, dispersion) > promise:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.locality.demand import FIRST_LOAD, Asked
 from headway.core.locality.placement import (
     BUSY,
     COLD,
+    FIRST_LOAD,
     LEAST_RESIDENCE,
     MIN_WARM,
     PAUSE,
     RESIDENCE_LOADS,
+    Asked,
     Move,
     Placement,
 )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.locality.demand import Asked
-from headway.core.locality.placement import Placement
+from headway.core.locality.placement import Asked, Placement
 
 ENTRY = 0.05
 

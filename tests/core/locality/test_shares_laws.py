@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headway.core.locality.demand import Asked
-from headway.core.locality.placement import LONGEST_PAUSE, Move, Placement
+from headway.core.locality.placement import LONGEST_PAUSE, Asked, Move, Placement
 from headway.core.locality.turns import Contender, FairOrder
 
 LOAD = 4.0
